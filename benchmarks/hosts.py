@@ -8,6 +8,7 @@ many bits per second (``tc tbf``). Root alone may make them.
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import shutil
 import subprocess
@@ -27,7 +28,7 @@ from hvd_cluster.launch.outcome import collect
 from hvd_cluster.launch.placement import Slot, place
 from hvd_cluster.launch.ports import ReservedPort
 from hvd_cluster.launch.process import WorkerProcess
-from hvd_cluster.launch.worker_group import WorkerGroup
+from hvd_cluster.launch.worker_group import Callbacks, WorkerGroup
 from hvd_cluster.rendezvous.secret import new_secret
 from hvd_cluster.rendezvous.server import KeyValueServer
 from hvd_cluster.topology import join_address
@@ -181,17 +182,11 @@ class Hosts:
             ]
             on_line = printer(None, None, with_timestamp=False, verbose=verbose)
             try:
-                group.start(
-                    lambda on_change, topology=topology, home=home: WorkerProcess(  # type: ignore[misc]
-                        topology,
-                        call,
-                        env=variables,
-                        executable=self._scripts[home],
-                        on_line=on_line,
-                        on_change=on_change,
-                    )
+                starters = [
+                    functools.partial(WorkerProcess, topology, call, env=variables, executable=self._scripts[home])
                     for topology, home in zip(topologies, homes, strict=True)
-                )
+                ]
+                group.start(starters, Callbacks(on_line=on_line))
                 group.wait_ready(_START_TIMEOUT_S)
                 outcomes = group.ends()
             finally:

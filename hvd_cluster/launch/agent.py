@@ -41,7 +41,7 @@ from hvd_cluster.launch.wire.agent_messages import (
 )
 from hvd_cluster.launch.wire.flow_control import SendWindow
 from hvd_cluster.launch.wire.messages import OutputLine, ProgressEvent
-from hvd_cluster.launch.worker_group import STOP_GRACE_S, Worker
+from hvd_cluster.launch.worker_group import STOP_GRACE_S, Callbacks, Worker
 from hvd_cluster.rendezvous.addresses import host_key
 from hvd_cluster.rendezvous.channel import Channel, HungUpError
 from hvd_cluster.rendezvous.listening import ANY
@@ -136,8 +136,9 @@ class Agent:
 
         task = replace(request.task, env={**self._env, **request.task.env})
         topology = replace(request.topology, secret=self._secret)
+        callbacks = Callbacks(on_line=on_line, on_event=on_event, on_change=on_change)
         try:
-            worker = start_worker(task, topology, request.env, on_change, on_line=on_line, on_event=on_event)
+            worker = start_worker(task, topology, request.env, callbacks)
         except (OSError, TypeError, ValueError) as error:
             self._send(StartFailed(request.key, f"{type(error).__name__}: {error}"))
             return

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import functools
 import inspect
-import logging
 import warnings
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
-
-logger = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -28,12 +25,6 @@ def none_is_default(fn: Callable[P, R]) -> Callable[P, R]:
         return fn(*named, *args[len(names) :], **kwargs)  # type: ignore[arg-type]
 
     return wrapper
-
-
-def warn_of_mpi(use_mpi: bool | None) -> None:
-    """Log that ``use_mpi=True`` has no effect."""
-    if use_mpi:
-        logger.warning("use_mpi=True has no effect: hvd_cluster does not use MPI")
 
 
 def renamed(old: str, given: Any, new: str, value: Any) -> Any:

@@ -4,37 +4,31 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any
 
+#: Limits of the cooldown, in seconds.
+_COOLDOWN_BOUNDS_S = (1.0, 3600.0)
 
-def num_proc_problems(num_proc: object) -> list[str]:
+
+def num_proc_problems(num_proc: object, name: str = "num_proc") -> list[str]:
     """Problems of a number of workers; None means as many as fit."""
     if num_proc is None or (isinstance(num_proc, Integral) and int(num_proc) >= 1):
         return []
-    return [f"num_proc={num_proc!r} must be a whole number of at least 1: a job needs a worker"]
+    return [f"{name}={num_proc!r} must be a whole number of at least 1: a job needs a worker"]
 
 
-def num_proc_range_problems(
-    num_proc: int | None,
-    min_num_proc: int | None,
-    max_num_proc: int | None,
-    reset_limit: int | None,
-    names: tuple[str, str, str, str] = ("num_proc", "min_num_proc", "max_num_proc", "reset_limit"),
-) -> list[str]:
+def num_proc_range_problems(given: Mapping[str, int | None]) -> list[str]:
     """Problems of the numbers of workers of an elastic job.
 
     Args:
-        num_proc: workers at the start.
-        min_num_proc: the minimum; ``num_proc`` if None.
-        max_num_proc: the maximum; None for no limit.
-        reset_limit: how often the workers may change; None for no limit.
-        names: what the user calls these arguments.
+        given: workers at the start, their minimum, their maximum, and how often they may change, in this order by the
+            names of the arguments; None for no limit.
     """
-    name, min_name, max_name, reset_name = names
-    given = ((name, num_proc), (min_name, min_num_proc), (max_name, max_num_proc))
-    problems = [f"{each}={value!r} must be at least 1" for each, value in given if value is not None and value < 1]
+    (name, num_proc), (min_name, min_num_proc), (max_name, max_num_proc), (reset_name, reset_limit) = given.items()
+    counts = ((name, num_proc), (min_name, min_num_proc), (max_name, max_num_proc))
+    problems = [f"{each}={value!r} must be at least 1" for each, value in counts if value is not None and value < 1]
     if num_proc is not None and min_num_proc is not None and min_num_proc > num_proc:
         problems.append(f"{min_name}={min_num_proc} is more than {name}={num_proc}")
     if num_proc is not None and max_num_proc is not None and max_num_proc < num_proc:
@@ -62,13 +56,30 @@ def amount_problems(name: str, value: Any, unit: str = "") -> list[str]:
     return [] if float(value) >= 0 else [f"{name}={value} must be >= 0"]
 
 
-def seconds_problems(**given: float | None) -> list[str]:
+def cooldown_problems(name: str, pair: Any) -> list[str]:
+    """Problems of the shortest and the longest time for which a failed host is not used; None is not checked."""
+    if pair is None:
+        return []
+    if not isinstance(pair, Sequence) or len(pair) != 2 or any(amount_problems("", seconds) for seconds in pair):
+        return [f"{name}={pair!r} must be two numbers of seconds: the shortest, the longest"]
+    (low, high), (shortest, longest) = _COOLDOWN_BOUNDS_S, pair
+    if low <= shortest <= longest <= high:
+        return []
+    return [f"{name} {shortest:g} {longest:g} must be two increasing numbers of seconds from {low:g} to {high:g}"]
+
+
+def seconds_problems(given: Mapping[str, float | None]) -> list[str]:
     """Problems of numbers of seconds, by the names of their arguments; None is not checked."""
     return [
-        f"{name}={value!r} must be more than 0 seconds"
-        for name, value in given.items()
-        if value is not None and not value > 0
+        f"{name}={value:g} must be > 0 seconds" for name, value in given.items() if value is not None and not value > 0
     ]
+
+
+def interface_problems(nics: Any) -> list[str]:
+    """Problems of the names of network interfaces."""
+    if nics is None or isinstance(nics, Iterable):
+        return []
+    return [f"nics={nics!r} must be the name of a network interface, or several"]
 
 
 def flag_problems(name: str, value: Any) -> list[str]:

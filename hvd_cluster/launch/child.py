@@ -28,7 +28,6 @@ class ChildProcess:
         rank: passed to ``on_line``.
         argv: the program and its arguments.
         environment: its whole environment.
-        cwd: its working directory.
         pass_fds: descriptors that it inherits.
         stdin: a descriptor for its standard input; by default it is empty.
         on_line: called with every line of its output.
@@ -41,7 +40,6 @@ class ChildProcess:
         argv: Sequence[str],
         environment: Mapping[str, str],
         *,
-        cwd: str | None = None,
         pass_fds: Sequence[int] = (),
         stdin: int = subprocess.DEVNULL,
         on_line: OnLine,
@@ -54,7 +52,6 @@ class ChildProcess:
         self.tail = Tail()
         self._argv = list(argv)
         self._environment = dict(environment)
-        self._cwd = cwd
         self._pass_fds = tuple(pass_fds)
         self._stdin = stdin
         self._on_line = on_line
@@ -101,7 +98,6 @@ class ChildProcess:
             process = subprocess.Popen(
                 self._argv,
                 env=self._environment,
-                cwd=self._cwd,
                 pass_fds=self._pass_fds,
                 stdin=self._stdin,
                 stdout=subprocess.PIPE,

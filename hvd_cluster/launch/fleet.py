@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from hvd_cluster.launch.hosts import Host
-from hvd_cluster.launch.logs import OnLine
 from hvd_cluster.launch.placement import Placement
-from hvd_cluster.launch.process import OnEvent, ignore_event
 from hvd_cluster.launch.task import Task
-from hvd_cluster.launch.worker_group import Worker
+from hvd_cluster.launch.worker_group import Callbacks, Worker
 from hvd_cluster.rendezvous.listening import LOOPBACK
 from hvd_cluster.rendezvous.server import KeyValueServer
 from hvd_cluster.topology import Topology
@@ -98,15 +96,7 @@ class Fleet(ABC):
 
     @abstractmethod
     def start(
-        self,
-        name: str,
-        task: Task,
-        topology: Topology,
-        env: Mapping[str, str | None],
-        on_change: Callable[[], None],
-        *,
-        on_line: OnLine,
-        on_event: OnEvent = ignore_event,
+        self, name: str, task: Task, topology: Topology, env: Mapping[str, str | None], callbacks: Callbacks
     ) -> Worker:
         """Start a worker on the host ``name``; the arguments are those of :func:`hvd_cluster.launch.task.start_worker`.
 

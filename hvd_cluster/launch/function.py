@@ -5,20 +5,16 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from hvd_cluster.launch.arguments import none_is_default, renamed, warn_of_mpi
+from hvd_cluster.launch.arguments import none_is_default, renamed
 from hvd_cluster.launch.call import pack
-from hvd_cluster.launch.checks import checked_variables, controller_problems, interface_names, num_proc_problems
-from hvd_cluster.launch.hosts import Host, parse_hosts, read_hostfile
+from hvd_cluster.launch.checks import checked_variables
 from hvd_cluster.launch.job import JobSpec, run_job
-from hvd_cluster.launch.logs import OnLine, RankFiles, printer
+from hvd_cluster.launch.logs import OnLine, RankFiles
 from hvd_cluster.launch.outcome import collect
-from hvd_cluster.launch.run_options import RunOptions
-from hvd_cluster.launch.ssh.options import SshOptions
-from hvd_cluster.launch.task import Task
-from hvd_cluster.oldpaths.shim import serves_horovod
-from hvd_cluster.settings import Settings
+from hvd_cluster.launch.run_options import HostOptions
 
 logger = logging.getLogger(__name__)
 
@@ -104,55 +100,25 @@ def run(
     num_proc = renamed("np", np, "num_proc", num_proc)
     min_num_proc = renamed("min_np", min_np, "min_num_proc", min_num_proc)
     max_num_proc = renamed("max_np", max_np, "max_num_proc", max_num_proc)
-    interfaces = interface_names(
-        renamed("network_interface", network_interface, "network_interfaces", network_interfaces)
-    )
-    wrong = num_proc_problems(num_proc) + controller_problems(use_gloo, use_mpi)
-    if sum(source is not None for source in (hosts, hostfile, host_discovery_script)) > 1:
-        wrong.append("hosts, hostfile and host_discovery_script exclude each other: pass only one of them")
-    if wrong:
-        raise ValueError("; ".join(wrong))
-    warn_of_mpi(use_mpi)
+    nics = renamed("network_interface", network_interface, "network_interfaces", network_interfaces)
+    options = HostOptions.of(locals())
     if mpi_args:
         logger.warning("mpi_args has no effect: hvd_cluster does not use MPI")
-    settings = Settings.from_env(start_timeout_s=start_timeout, elastic_timeout_s=elastic_timeout)
-    interfaces = interfaces or interface_names(settings.gloo_interface)
-    if hosts is not None:
-        named: Sequence[Host] | None = parse_hosts(hosts)
-    else:
-        named = read_hostfile(hostfile, slots) if hostfile is not None else None
-    options = RunOptions(
-        num_proc=num_proc,
-        min_num_proc=min_num_proc,
-        max_num_proc=max_num_proc,
-        slots=slots,
-        reset_limit=reset_limit,
-        cooldown_range=cooldown_range,
-        hosts=None if named is None else tuple(named),
-        hostfile=hostfile,
-        host_discovery_script=host_discovery_script,
-        elastic_timeout=elastic_timeout,
-        ssh=SshOptions(port=ssh_port, identity_file=ssh_identity_file, connect_timeout_s=settings.start_timeout_s),
-        interfaces=interfaces,
-    )
     for name in options.unused():
         without = "hostfile" if name == "slots" else "min_num_proc"
         logger.warning("%s has no effect without %s or host_discovery_script", name, without)
-    # as_horovod must be explicit: on another host the agent starts the worker, and does not answer for horovod itself.
-    task = Task(
-        call=pack(func, args, kwargs), env=checked_variables(env), executable=executable, as_horovod=serves_horovod()
-    )
-    spec = options.spec(task, settings.elastic_timeout_s, settings.start_timeout_s)
+    task = options.task(pack(func, args, kwargs), checked_variables(env))  # the launcher itself sets the interface
+    spec = options.spec(task, options.named_hosts(), options.settings())
+    callbacks = options.callbacks()
     with contextlib.ExitStack() as stack:
-        show = printer(
-            None, None, with_timestamp=prefix_output_with_timestamp, verbose=1 if verbose is None else verbose
-        )
-        on_line = show if output_filename is None else _shown_and_written(stack, show, output_filename, spec.num_proc)
+        if output_filename is not None:
+            on_line = _shown_and_written(stack, callbacks.on_line, output_filename, spec.num_proc)
+            callbacks = replace(callbacks, on_line=on_line)
         if isinstance(spec, JobSpec):
-            return collect(run_job(spec, on_line=on_line))
+            return collect(run_job(spec, callbacks))
         from hvd_cluster.launch.elastic.job import run_elastic
 
-        return collect(run_elastic(spec, on_line=on_line))
+        return collect(run_elastic(spec, callbacks))
 
 
 def _shown_and_written(stack: contextlib.ExitStack, show: OnLine, folder: str, size: int) -> OnLine:

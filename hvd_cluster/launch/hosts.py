@@ -75,19 +75,17 @@ def parse_hostfile(text: str, name: str = "the hostfile", slots: int = 1) -> lis
     return merged(hosts)
 
 
-def read_hostfile(path: str, slots: int | None = None) -> list[Host]:
-    """The hosts of a hostfile.
+def read_hostfile(path: str, slots: int = 1) -> list[Host]:
+    """The hosts of a hostfile; see :func:`parse_hostfile`.
 
     Raises:
-        ValueError: the file cannot be read, or ``slots`` is less than 1.
+        ValueError: the file cannot be read, or lines have another form.
     """
-    if slots is not None and slots < 1:
-        raise ValueError(f"--slots={slots} must be at least 1")
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"the hostfile {path} cannot be read: {error}") from error
-    return parse_hostfile(text, f"the hostfile {path}", 1 if slots is None else slots)
+    return parse_hostfile(text, f"the hostfile {path}", slots)
 
 
 def merged(hosts: Sequence[Host]) -> list[Host]:

@@ -9,14 +9,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from hvd_cluster.launch.hosts import Host, fill
-from hvd_cluster.launch.logs import OnLine
 from hvd_cluster.launch.outcome import Outcome
 from hvd_cluster.launch.placement import place
-from hvd_cluster.launch.process import OnEvent, ignore_event
 from hvd_cluster.launch.ssh.fleet import SshFleet
 from hvd_cluster.launch.ssh.options import SshOptions
 from hvd_cluster.launch.task import Task
-from hvd_cluster.launch.worker_group import FAILURE_GRACE_S, Worker, WorkerGroup
+from hvd_cluster.launch.worker_group import FAILURE_GRACE_S, Callbacks, Worker, WorkerGroup
 from hvd_cluster.rendezvous.secret import new_secret
 
 logger = logging.getLogger(__name__)
@@ -40,13 +38,7 @@ class JobSpec:
     start_timeout_s: float = 30.0
 
 
-def run_job(
-    spec: JobSpec,
-    *,
-    on_line: OnLine,
-    on_event: OnEvent = ignore_event,
-    on_failure: Callable[[Outcome], None] | None = None,
-) -> list[Outcome]:
+def run_job(spec: JobSpec, callbacks: Callbacks, on_failure: Callable[[Outcome], None] | None = None) -> list[Outcome]:
     """Run the task once on each of the first ``num_proc`` slots.
 
     No process of the job remains on any host when this returns or raises, also after an interrupt.
@@ -70,19 +62,14 @@ def run_job(
         first = names[placements[0].slot.index]
         logger.info("job %s: starting %d workers on %s", job_id, spec.num_proc, ", ".join(host.name for host in hosts))
         try:
-            group.start(
+            starters = [
                 functools.partial(
-                    fleet.start,
-                    name,
-                    spec.task,
-                    fleet.topology(placement, name, first, job_id),
-                    placement.device_env(),
-                    on_line=on_line,
-                    on_event=on_event,
+                    fleet.start, name, spec.task, fleet.topology(placement, name, first, job_id), placement.device_env()
                 )
                 for placement in placements
                 for name in (names[placement.slot.index],)
-            )
+            ]
+            group.start(starters, callbacks)
             if spec.task.call is not None:
                 group.wait_ready(spec.start_timeout_s)
             return group.ends()

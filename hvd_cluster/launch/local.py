@@ -7,22 +7,21 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any, TextIO
 
 from hvd_cluster.launch.arguments import none_is_default
 from hvd_cluster.launch.call import pack
-from hvd_cluster.launch.checks import checked_variables, num_proc_problems
-from hvd_cluster.launch.logs import printer
 from hvd_cluster.launch.outcome import collect
 from hvd_cluster.launch.placement import Slot, place
 from hvd_cluster.launch.ports import ReservedPort
-from hvd_cluster.launch.process import OnEvent, WorkerProcess, ignore_event
-from hvd_cluster.launch.worker_group import WorkerGroup
+from hvd_cluster.launch.process import WorkerProcess
+from hvd_cluster.launch.run_options import RunOptions
+from hvd_cluster.launch.worker_group import OnEvent, WorkerGroup
 from hvd_cluster.rendezvous.listening import LOOPBACK
 from hvd_cluster.rendezvous.secret import new_secret
 from hvd_cluster.rendezvous.server import KeyValueServer
-from hvd_cluster.settings import Settings
-from hvd_cluster.topology import Topology, join_address
+from hvd_cluster.topology import join_address
 
 logger = logging.getLogger(__name__)
 
@@ -72,19 +71,8 @@ def run(
         WorkerFailedError: a worker raised an exception, exited or was killed; the message starts with the user's
             traceback.
     """
-    executor = Executor(
-        num_proc,
-        env=env,
-        executable=executable,
-        start_timeout=start_timeout,
-        stdout=stdout,
-        stderr=stderr,
-        prefix_output_with_timestamp=prefix_output_with_timestamp,
-        on_event=on_event,
-        verbose=verbose,
-    )
-    call = pack(fn, args, kwargs)
-    with executor.workers(call) as group:
+    options = RunOptions.of(locals())
+    with _workers(options, pack(fn, args, kwargs)) as group:
         outcomes = group.ends()
     return collect(outcomes)
 
@@ -111,14 +99,7 @@ class Executor:
         on_event: OnEvent | None = None,
         verbose: int = 1,
     ) -> None:
-        if wrong := num_proc_problems(num_proc):
-            raise ValueError("; ".join(wrong))
-        self._num_proc = num_proc
-        self._env = checked_variables(env)
-        self._executable = executable
-        self._start_timeout_s = Settings.from_env(start_timeout_s=start_timeout).start_timeout_s
-        self._on_line = printer(stdout, stderr, with_timestamp=prefix_output_with_timestamp, verbose=verbose)
-        self._on_event = on_event or ignore_event
+        self._options = RunOptions.of(locals())
         self._lock = threading.RLock()
         self._running: ExitStack | None = None
         self._group: WorkerGroup[WorkerProcess] | None = None
@@ -134,7 +115,7 @@ class Executor:
                 return
             self.close()
             with ExitStack() as stack:
-                self._group = stack.enter_context(self.workers(None))
+                self._group = stack.enter_context(_workers(self._options, None))
                 self._running = stack.pop_all()
 
     def run(
@@ -180,43 +161,39 @@ class Executor:
     def __exit__(self, *exc_info: object) -> None:
         self.close()
 
-    @contextmanager
-    def workers(self, call: bytes | None) -> Iterator[WorkerGroup[WorkerProcess]]:
-        """A group of workers that have reported, with their own secret, key-value store and job id.
 
-        When the context ends, the workers have ended too.
+@contextmanager
+def _workers(options: RunOptions, call: bytes | None) -> Iterator[WorkerGroup[WorkerProcess]]:
+    """A group of workers that have reported, with their own secret, key-value store and job id.
 
-        Args:
-            call: the one call that each of them runs; None to submit calls later.
-        """
-        secret, job_id = new_secret(), uuid.uuid4().hex[:12]
-        placements = place([Slot(index, LOOPBACK, LOOPBACK) for index in range(self._num_proc)])
-        with KeyValueServer(secret, LOOPBACK) as server, ReservedPort(LOOPBACK) as master:
-            topologies = [
-                placement.topology(
-                    rendezvous=join_address(LOOPBACK, server.port),
-                    secret=secret,
-                    master=join_address(LOOPBACK, master.port),
-                    job_id=job_id,
-                )
-                for placement in placements
+    When the context ends, the workers have ended too.
+
+    Args:
+        call: the one call that each of them runs; None to submit calls later.
+    """
+    num_proc, _ = options.counts
+    env, start_timeout_s = options.variables, options.settings().start_timeout_s
+    secret, job_id = new_secret(), uuid.uuid4().hex[:12]
+    placements = place([Slot(index, LOOPBACK, LOOPBACK) for index in range(num_proc)])
+    with KeyValueServer(secret, LOOPBACK) as server, ReservedPort(LOOPBACK) as master:
+        topologies = [
+            placement.topology(
+                rendezvous=join_address(LOOPBACK, server.port),
+                secret=secret,
+                master=join_address(LOOPBACK, master.port),
+                job_id=job_id,
+            )
+            for placement in placements
+        ]
+        logger.info("job %s: starting %d workers on this host", job_id, num_proc)
+        group = WorkerGroup[WorkerProcess]()
+        try:
+            starters = [
+                partial(WorkerProcess, topology, call, env=env, executable=options.executable)
+                for topology in topologies
             ]
-            logger.info("job %s: starting %d workers on this host", job_id, self._num_proc)
-            group = WorkerGroup[WorkerProcess]()
-            try:
-                group.start(self._starter(topology, call) for topology in topologies)
-                group.wait_ready(self._start_timeout_s)
-                yield group
-            finally:
-                group.stop()
-
-    def _starter(self, topology: Topology, call: bytes | None) -> Callable[[Callable[[], None]], WorkerProcess]:
-        return lambda on_change: WorkerProcess(
-            topology,
-            call,
-            env=self._env,
-            executable=self._executable,
-            on_line=self._on_line,
-            on_event=self._on_event,
-            on_change=on_change,
-        )
+            group.start(starters, options.callbacks())
+            group.wait_ready(start_timeout_s)
+            yield group
+        finally:
+            group.stop()

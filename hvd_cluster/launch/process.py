@@ -11,30 +11,21 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from hvd_cluster.errors import AuthenticationError
 from hvd_cluster.launch.child import ChildProcess
 from hvd_cluster.launch.environment import worker_environment
-from hvd_cluster.launch.logs import OnLine
 from hvd_cluster.launch.outcome import Outcome
 from hvd_cluster.launch.wire.messages import END, ProgressEvent, Ready, RunRequest
-from hvd_cluster.launch.worker_group import Worker
+from hvd_cluster.launch.worker_group import Callbacks, Worker
 from hvd_cluster.rendezvous.channel import Channel
 from hvd_cluster.topology import Topology
 
 logger = logging.getLogger(__name__)
 
-#: Called with a rank and the fields of one of its progress reports.
-OnEvent = Callable[[int, dict[str, Any]], None]
-
 _HANDSHAKE_TIMEOUT_S = 3600.0  # the worker group has its own time limit for the start
-
-
-def ignore_event(rank: int, event: dict[str, Any]) -> None:
-    """An ``on_event`` that drops everything."""
 
 
 class ChildWorker(Worker):
@@ -42,8 +33,8 @@ class ChildWorker(Worker):
 
     _child: ChildProcess
 
-    def __init__(self, topology: Topology) -> None:
-        super().__init__(topology.rank)
+    def __init__(self, topology: Topology, callbacks: Callbacks) -> None:
+        super().__init__(topology.rank, callbacks)
         self.topology = topology
         self._stopping = False
 
@@ -66,14 +57,11 @@ class WorkerProcess(ChildWorker):
         topology: its topology, including the secret.
         call: what :func:`hvd_cluster.launch.call.pack` returned: the process runs it and exits. If None, it waits for
             :meth:`submit`, any number of times, until :meth:`finish`.
+        callbacks: receive what it sends.
         env: variables on top of this process's environment and the topology; None removes one.
         executable: the worker's Python; by default this process's.
         as_horovod: make ``import horovod`` work in the worker; None means as in this process. Launchers that start
             processes on other machines pass on the driver's value.
-        cwd: its working directory; by default this process's.
-        on_line: called, from another thread, with every line of its output.
-        on_event: called, from another thread, with its progress reports.
-        on_change: called, from another thread, whenever ``ready``, ``reported`` or ``outcome`` has changed.
 
     Raises:
         OSError: the executable cannot be started.
@@ -82,19 +70,14 @@ class WorkerProcess(ChildWorker):
     def __init__(
         self,
         topology: Topology,
-        call: bytes | None = None,
+        call: bytes | None,
+        callbacks: Callbacks,
         *,
         env: Mapping[str, str | None] | None = None,
         executable: str | None = None,
-        cwd: str | None = None,
         as_horovod: bool | None = None,
-        on_line: OnLine,
-        on_event: OnEvent = ignore_event,
-        on_change: Callable[[], None] = lambda: None,
     ) -> None:
-        super().__init__(topology)
-        self._on_event = on_event
-        self._on_change = on_change
+        super().__init__(topology, callbacks)
         self._changed = threading.Condition()
         self._requests: list[bytes] = []
         self._channel: Channel | None = None
@@ -107,9 +90,8 @@ class WorkerProcess(ChildWorker):
             self.rank,
             [*command, str(far_end.fileno()), str(os.getpid())],
             worker_environment(topology, env or {}, as_horovod=as_horovod),
-            cwd=cwd,
             pass_fds=[far_end.fileno()],
-            on_line=on_line,
+            on_line=callbacks.on_line,
             on_exit=self._exited,
         )
         self._tail = self._child.tail
@@ -190,8 +172,8 @@ class WorkerProcess(ChildWorker):
 
     def _handle(self, message: Ready | ProgressEvent | Outcome) -> None:
         if isinstance(message, ProgressEvent):
-            with self._passing_on(self._notify):
-                self._on_event(self.rank, message.fields)
+            with self._passing_on():
+                self._callbacks.on_event(self.rank, message.fields)
             return
         if isinstance(message, Ready):
             self.ready = True
@@ -229,4 +211,4 @@ class WorkerProcess(ChildWorker):
     def _notify(self) -> None:
         with self._changed:
             self._changed.notify_all()
-        self._on_change()
+        self._callbacks.on_change()

@@ -7,15 +7,15 @@ import pickle
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hvd_cluster.launch import die_with_parent
 from hvd_cluster.launch.child import ChildProcess
 from hvd_cluster.launch.environment import worker_environment
-from hvd_cluster.launch.logs import OnLine
 from hvd_cluster.launch.outcome import Outcome
 from hvd_cluster.launch.process import ChildWorker
+from hvd_cluster.launch.worker_group import Callbacks
 from hvd_cluster.topology import Topology
 
 _NONE = pickle.dumps(None)  # the value of a command that succeeded
@@ -32,20 +32,18 @@ class ProgramProcess(ChildWorker):
         self,
         topology: Topology,
         command: Sequence[str],
+        callbacks: Callbacks,
         env: Mapping[str, str | None],
         as_horovod: bool | None,
-        on_line: OnLine,
-        on_change: Callable[[], None],
     ) -> None:
-        super().__init__(topology)
+        super().__init__(topology, callbacks)
         self.ready = True
-        self._on_change = on_change
         self._ended = threading.Event()
         self._child = ChildProcess(
             self.rank,
             [sys.executable, "-I", "-S", str(Path(die_with_parent.__file__)), str(os.getpid()), *command],
             worker_environment(topology, env, as_horovod=as_horovod),
-            on_line=on_line,
+            on_line=callbacks.on_line,
             on_exit=self._exited,
         )
         self._tail = self._child.tail
@@ -67,4 +65,4 @@ class ProgramProcess(ChildWorker):
             stopped=self._stopping and exit_code != 0,
         )
         self._ended.set()
-        self._on_change()
+        self._callbacks.on_change()

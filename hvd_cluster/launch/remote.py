@@ -13,9 +13,7 @@ from dataclasses import replace
 
 from hvd_cluster.errors import AuthenticationError
 from hvd_cluster.launch.hosts import Host
-from hvd_cluster.launch.logs import OnLine
 from hvd_cluster.launch.outcome import ErrorReport, Outcome
-from hvd_cluster.launch.process import OnEvent
 from hvd_cluster.launch.reachability import HostAddresses
 from hvd_cluster.launch.task import Task
 from hvd_cluster.launch.wire.agent_messages import (
@@ -31,7 +29,7 @@ from hvd_cluster.launch.wire.agent_messages import (
 )
 from hvd_cluster.launch.wire.flow_control import RECEIVE_BUFFER_BYTES, ReceiveWindow
 from hvd_cluster.launch.wire.messages import OutputLine, ProgressEvent
-from hvd_cluster.launch.worker_group import Worker
+from hvd_cluster.launch.worker_group import Callbacks, Worker
 from hvd_cluster.rendezvous.channel import Channel
 from hvd_cluster.topology import Topology
 
@@ -41,22 +39,11 @@ logger = logging.getLogger(__name__)
 class RemoteWorker(Worker):
     """A worker on another host."""
 
-    def __init__(
-        self,
-        host: RemoteHost,
-        key: int,
-        topology: Topology,
-        on_line: OnLine,
-        on_event: OnEvent,
-        on_change: Callable[[], None],
-    ) -> None:
-        super().__init__(topology.rank)
+    def __init__(self, host: RemoteHost, key: int, topology: Topology, callbacks: Callbacks) -> None:
+        super().__init__(topology.rank, callbacks)
         self._host = host
         self._key = key
         self._host_name = topology.host
-        self._on_line = on_line
-        self._on_event = on_event
-        self._on_change = on_change
         self._lock = threading.Lock()
         self._ended = threading.Event()
 
@@ -74,12 +61,12 @@ class RemoteWorker(Worker):
         """Handle a message of the agent about this worker."""
         if isinstance(message, OutputLine):
             self._tail.add(message.text)
-            with self._passing_on(self._on_change):
-                self._on_line(self.rank, message.stream, message.text)
+            with self._passing_on():
+                self._callbacks.on_line(self.rank, message.stream, message.text)
             return
         if isinstance(message, ProgressEvent):
-            with self._passing_on(self._on_change):
-                self._on_event(self.rank, message.fields)
+            with self._passing_on():
+                self._callbacks.on_event(self.rank, message.fields)
             return
         if isinstance(message, StartFailed):
             self.lose(f"could not be started on {self._host_name}: {message.why}")
@@ -88,7 +75,7 @@ class RemoteWorker(Worker):
         self.reported = message.reported and replace(message.reported, output_tail=self.output_tail)
         if message.outcome is not None:
             self._set_outcome(replace(message.outcome, output_tail=self.output_tail))
-        self._on_change()
+        self._callbacks.on_change()
 
     def lose(self, why: str) -> None:
         """Nothing more will be received from it."""
@@ -102,7 +89,7 @@ class RemoteWorker(Worker):
             ending_text=why,
         )
         if self._set_outcome(outcome):
-            self._on_change()
+            self._callbacks.on_change()
 
     def _set_outcome(self, outcome: Outcome) -> bool:
         """Set its outcome; returns False if it already has one, because the first one counts."""
@@ -162,18 +149,10 @@ class RemoteHost:
             return self._reached.pop(number) or {}
 
     def start(
-        self,
-        key: int,
-        task: Task,
-        topology: Topology,
-        env: Mapping[str, str | None],
-        on_change: Callable[[], None],
-        *,
-        on_line: OnLine,
-        on_event: OnEvent,
+        self, key: int, task: Task, topology: Topology, env: Mapping[str, str | None], callbacks: Callbacks
     ) -> RemoteWorker:
         """Start a worker there; its outcome is a failure if the host is gone."""
-        worker = RemoteWorker(self, key, topology, on_line, on_event, on_change)
+        worker = RemoteWorker(self, key, topology, callbacks)
         with self._lock:
             gone = self.gone
             if not gone:
@@ -239,12 +218,12 @@ class RemoteHost:
             self._notify()
             return
         with self._lock:
-            worker = self._workers.get(_key_of(message))
+            worker = self._workers.get(message.key)
         if worker is not None:
             worker.handle(message)
             if worker.outcome is not None:  # nothing follows, and an elastic job has any number of workers
                 with self._lock:
-                    self._workers.pop(_key_of(message), None)
+                    self._workers.pop(message.key, None)
 
     def _lose(self, why: str) -> None:
         with self._lock:
@@ -260,7 +239,3 @@ class RemoteHost:
         with self._changed:
             self._changed.notify_all()
         self._on_change()
-
-
-def _key_of(message: OutputLine | ProgressEvent | WorkerStatus | StartFailed) -> int:
-    return message.worker if isinstance(message, (OutputLine, ProgressEvent)) else message.key

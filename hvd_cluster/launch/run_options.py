@@ -1,35 +1,186 @@
-"""Where a job runs and with how many workers, as the arguments of ``hvd_cluster.run`` and the flags of hvdrun say."""
+"""The arguments that the launchers' ``run`` functions share: checked here, with what follows from them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, TextIO, TypeVar
 
+from hvd_cluster.launch import checks
 from hvd_cluster.launch.elastic.spec import ElasticSpec
-from hvd_cluster.launch.hosts import Host, fill
+from hvd_cluster.launch.environment import interface_variables
+from hvd_cluster.launch.hosts import Host, fill, parse_hosts, read_hostfile
 from hvd_cluster.launch.job import JobSpec, on_this_host
+from hvd_cluster.launch.logs import printer
 from hvd_cluster.launch.ssh.options import SshOptions
 from hvd_cluster.launch.task import Task
+from hvd_cluster.launch.worker_group import Callbacks, OnEvent, ignore_event
+from hvd_cluster.oldpaths.shim import serves_horovod
+from hvd_cluster.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T", bound="RunOptions")
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """The arguments under their names in :func:`hvd_cluster.run`, where each is described; None means not given."""
+    """The arguments under their names in the ``run`` functions, which describe them; None means not given.
 
-    num_proc: int | None
-    min_num_proc: int | None
-    max_num_proc: int | None
-    slots: int | None
-    reset_limit: int | None
-    cooldown_range: Sequence[float] | None
-    #: The hosts that ``hosts``, ``hostfile`` or a batch system name.
-    hosts: tuple[Host, ...] | None
-    hostfile: str | None
-    host_discovery_script: str | None
-    elastic_timeout: float | None
-    ssh: SshOptions
-    #: The network interfaces to use; if empty, a probe decides.
-    interfaces: tuple[str, ...]
+    A new argument of all launchers is a field here, a check in :meth:`problems`, and a parameter of each function.
+
+    Raises:
+        ValueError: arguments are wrong; the message lists all of them.
+    """
+
+    num_proc: int | None = None
+    min_num_proc: int | None = None
+    max_num_proc: int | None = None
+    reset_limit: int | None = None
+    cooldown_range: Sequence[float] | None = None
+    start_timeout: float | None = None
+    elastic_timeout: float | None = None
+    env: Mapping[str, Any] | None = None
+    executable: str | None = None
+    nics: str | Iterable[str] | None = None
+    stdout: TextIO | None = None
+    stderr: TextIO | None = None
+    verbose: int = 1
+    prefix_output_with_timestamp: bool = False
+    on_event: OnEvent | None = None
+    use_gloo: bool | None = None
+    use_mpi: bool | None = None
+    #: What the user calls an argument, where that is not its name here: the flags of hvdrun.
+    names: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls: type[T], arguments: Mapping[str, Any], problems: Iterable[str] = ()) -> T:
+        """The options among the arguments of a function, as ``locals()`` returns them; it ignores all others.
+
+        Args:
+            arguments: by name; None means not given.
+            problems: those of the function's other arguments, for the same message.
+        """
+        known = {each.name for each in fields(cls)}
+        given = {name: value for name, value in arguments.items() if name in known and value is not None}
+        others = list(problems)
+        try:
+            options = cls(**given)
+        except ValueError as error:
+            raise ValueError("; ".join([str(error), *others])) from None
+        if others:
+            raise ValueError("; ".join(others))
+        if options.use_mpi:
+            logger.warning("use_mpi=True has no effect: hvd_cluster does not use MPI")
+        return options
+
+    def __post_init__(self) -> None:
+        if wrong := self.problems():
+            raise ValueError("; ".join(wrong))
+
+    def problems(self) -> list[str]:
+        """What is wrong with the arguments, a sentence each."""
+        name = self.name_of
+        count = checks.num_proc_problems(self.num_proc, name("num_proc"))
+        timeouts = {name(each): getattr(self, each) for each in ("start_timeout", "elastic_timeout")}
+        return [
+            *count,
+            *checks.seconds_problems(timeouts),
+            *checks.controller_problems(self.use_gloo, self.use_mpi),
+            *checks.interface_problems(self.nics),
+            *checks.variable_problems(self.env),
+            *([] if count else self.elastic_problems()),
+        ]
+
+    def elastic_problems(self) -> list[str]:
+        """What is wrong with the arguments of elastic jobs; ``num_proc`` is a number or None."""
+        names = ("num_proc", "min_num_proc", "max_num_proc", "reset_limit")
+        return [
+            *checks.num_proc_range_problems({self.name_of(name): getattr(self, name) for name in names}),
+            *checks.cooldown_problems(self.name_of("cooldown_range"), self.cooldown_range),
+        ]
+
+    def name_of(self, argument: str) -> str:
+        """What the user calls an argument."""
+        return self.names.get(argument, argument)
+
+    def settings(self, environ: Mapping[str, str] | None = None) -> Settings:
+        """The settings from the environment, with the timeouts of these options on top."""
+        return Settings.from_env(
+            environ,
+            start_timeout_s=self.start_timeout,
+            spark_start_timeout_s=self.start_timeout,
+            elastic_timeout_s=self.elastic_timeout,
+        )
+
+    @property
+    def interfaces(self) -> tuple[str, ...]:
+        """The names of the network interfaces to use; empty if none was given."""
+        return checks.interface_names(self.nics)
+
+    @property
+    def variables(self) -> dict[str, str | None]:
+        """The variables for the workers; None removes one."""
+        return {**interface_variables(self.nics), **checks.checked_variables(self.env)}
+
+    def callbacks(self) -> Callbacks:
+        """What to do with the workers' output and progress reports."""
+        with_timestamp = self.prefix_output_with_timestamp
+        on_line = printer(self.stdout, self.stderr, with_timestamp=with_timestamp, verbose=self.verbose)
+        return Callbacks(on_line=on_line, on_event=self.on_event or ignore_event)
+
+    def task(self, call: bytes, env: Mapping[str, str | None] | None = None) -> Task:
+        """The task that runs ``call``, with ``env`` (by default :attr:`variables`) for the workers."""
+        # as_horovod must be explicit: on another host the agent starts the worker, and does not answer for horovod.
+        variables = self.variables if env is None else env
+        return Task(call=call, env=variables, executable=self.executable, as_horovod=serves_horovod())
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """Workers at the start, and the minimum number of workers."""
+        minimum = next((count for count in (self.min_num_proc, self.num_proc) if count is not None), 1)
+        return minimum if self.num_proc is None else self.num_proc, minimum
+
+    def elastic_spec(self, task: Task, settings: Settings, **hosts: Any) -> ElasticSpec:
+        """The elastic job that runs ``task``; ``hosts`` are the fields of the spec that say where."""
+        count, minimum = self.counts
+        pair = self.cooldown_range
+        return ElasticSpec(
+            task=task,
+            num_proc=count,
+            min_num_proc=minimum,
+            max_num_proc=self.max_num_proc,
+            reset_limit=self.reset_limit,
+            cooldown_range_s=None if pair is None else (pair[0], pair[1]),
+            elastic_timeout_s=settings.elastic_timeout_s,
+            **{"interfaces": self.interfaces, **hosts},
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostOptions(RunOptions):
+    """The arguments of :func:`hvd_cluster.run` and the flags of hvdrun, which also say which hosts to use."""
+
+    slots: int | None = None
+    hosts: str | None = None
+    hostfile: str | None = None
+    host_discovery_script: str | None = None
+    ssh_port: int | None = None
+    ssh_identity_file: str | None = None
+
+    def problems(self) -> list[str]:
+        """What is wrong with the arguments, a sentence each."""
+        wrong = super().problems()
+        if self.slots is not None and self.slots < 1:
+            wrong.append(f"{self.name_of('slots')}={self.slots} must be at least 1")
+        if sum(source is not None for source in (self.hosts, self.hostfile, self.host_discovery_script)) > 1:
+            wrong.append("hosts, hostfile and host_discovery_script exclude each other: pass only one of them")
+        return wrong
+
+    def elastic_problems(self) -> list[str]:
+        """As for all launchers; but other jobs only ignore these arguments, see :meth:`unused`."""
+        return super().elastic_problems() if self.is_elastic else []
 
     @property
     def is_elastic(self) -> bool:
@@ -44,34 +195,42 @@ class RunOptions:
         slots = ["slots"] if self.slots is not None and self.hostfile is None else []
         return [name for name in names if getattr(self, name) is not None] + slots
 
-    def spec(self, task: Task, elastic_timeout_s: float, start_timeout_s: float) -> JobSpec | ElasticSpec:
-        """The job that runs ``task``; the timeouts hold the defaults for arguments that were not given.
+    def named_hosts(self) -> tuple[Host, ...]:
+        """The hosts in ``hosts`` or the hostfile; empty if there is neither.
+
+        Raises:
+            ValueError: they cannot be read.
+        """
+        if self.hosts is not None:
+            return tuple(parse_hosts(self.hosts))
+        return () if self.hostfile is None else tuple(read_hostfile(self.hostfile, self.slots or 1))
+
+    def spec(self, task: Task, hosts: tuple[Host, ...], settings: Settings) -> JobSpec | ElasticSpec:
+        """The job that runs ``task`` on ``hosts``; without hosts, on this one.
 
         Raises:
             ValueError: the numbers of workers and the hosts do not fit together.
         """
-        minimum = next((count for count in (self.min_num_proc, self.num_proc) if count is not None), 1)
-        count = minimum if self.num_proc is None else self.num_proc
-        if not self.is_elastic:
-            return JobSpec(
-                task=task,
-                hosts=tuple(fill(self.hosts or on_this_host(count), count)),
-                num_proc=count,
-                ssh=self.ssh,
-                interfaces=self.interfaces,
-                start_timeout_s=start_timeout_s,
+        ssh = SshOptions(
+            port=self.ssh_port, identity_file=self.ssh_identity_file, connect_timeout_s=settings.start_timeout_s
+        )
+        interfaces = self.interfaces or checks.interface_names(settings.gloo_interface)
+        if self.is_elastic:
+            return self.elastic_spec(
+                task,
+                settings,
+                hosts=hosts,
+                discovery_script=self.host_discovery_script or "",
+                slots=self.slots or 1,
+                ssh=ssh,
+                interfaces=interfaces,
             )
-        return ElasticSpec(
+        count, _ = self.counts
+        return JobSpec(
             task=task,
+            hosts=tuple(fill(hosts or on_this_host(count), count)),
             num_proc=count,
-            min_num_proc=minimum,
-            max_num_proc=self.max_num_proc,
-            hosts=self.hosts or (),
-            discovery_script=self.host_discovery_script or "",
-            slots=1 if self.slots is None else self.slots,
-            reset_limit=self.reset_limit,
-            cooldown_range_s=None if self.cooldown_range is None else (self.cooldown_range[0], self.cooldown_range[1]),
-            elastic_timeout_s=elastic_timeout_s,
-            ssh=self.ssh,
-            interfaces=self.interfaces,
+            ssh=ssh,
+            interfaces=interfaces,
+            start_timeout_s=settings.start_timeout_s,
         )

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from hvd_cluster.launch.logs import OnLine
-from hvd_cluster.launch.process import OnEvent, WorkerProcess, ignore_event
+from hvd_cluster.launch.process import WorkerProcess
 from hvd_cluster.launch.program import ProgramProcess
-from hvd_cluster.launch.worker_group import Worker
+from hvd_cluster.launch.worker_group import Callbacks, Worker
 from hvd_cluster.topology import Topology
 
 
@@ -32,38 +31,21 @@ class Task:
             raise ValueError("a task is either a command or a call")
 
 
-def start_worker(
-    task: Task,
-    topology: Topology,
-    env: Mapping[str, str | None],
-    on_change: Callable[[], None],
-    *,
-    on_line: OnLine,
-    on_event: OnEvent = ignore_event,
-) -> Worker:
+def start_worker(task: Task, topology: Topology, env: Mapping[str, str | None], callbacks: Callbacks) -> Worker:
     """Start one worker of ``task`` on this host.
 
     Args:
         task: what it runs.
         topology: its topology.
         env: variables of this worker, on top of the task's.
-        on_change: called, from another thread, whenever its ``ready``, ``reported`` or ``outcome`` has changed.
-        on_line: called with the lines of its output.
-        on_event: called with its progress reports; a command makes none.
+        callbacks: receive what it sends.
 
     Raises:
         OSError: the program cannot be started.
     """
     variables = {**task.env, **env}
     if task.command is not None:
-        return ProgramProcess(topology, task.command, variables, task.as_horovod, on_line, on_change)
+        return ProgramProcess(topology, task.command, callbacks, variables, task.as_horovod)
     return WorkerProcess(
-        topology,
-        task.call,
-        env=variables,
-        executable=task.executable,
-        as_horovod=task.as_horovod,
-        on_line=on_line,
-        on_event=on_event,
-        on_change=on_change,
+        topology, task.call, callbacks, env=variables, executable=task.executable, as_horovod=task.as_horovod
     )

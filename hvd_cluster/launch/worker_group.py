@@ -9,13 +9,17 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Generic, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, Generic, TypeVar
 
 from hvd_cluster.errors import LaunchError, StartTimeoutError
-from hvd_cluster.launch.logs import Tail
+from hvd_cluster.launch.logs import OnLine, Tail, drop_line
 from hvd_cluster.launch.outcome import Outcome, first_failure
 
 logger = logging.getLogger(__name__)
+
+#: Called with a rank and the fields of one of its progress reports.
+OnEvent = Callable[[int, dict[str, Any]], None]
 
 #: Seconds that the other workers get after a failure to notice and report it themselves.
 FAILURE_GRACE_S = 3.0
@@ -31,10 +35,26 @@ class StopCall(BaseException):
     """Raised by an ``on_event`` to stop all workers; the call then raises it in its caller's thread."""
 
 
+def ignore_event(rank: int, event: dict[str, Any]) -> None:
+    """An ``on_event`` that drops everything."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Callbacks:
+    """What a launcher calls, from other threads, when it hears from a worker."""
+
+    #: Called with every line of its output.
+    on_line: OnLine = drop_line
+    #: Called with its progress reports; a command makes none.
+    on_event: OnEvent = ignore_event
+    #: Called whenever its ``ready``, ``reported``, ``outcome`` or ``stop_call`` has changed.
+    on_change: Callable[[], None] = lambda: None
+
+
 class Worker(ABC):
     """A worker as its launcher sees it."""
 
-    def __init__(self, rank: int) -> None:
+    def __init__(self, rank: int, callbacks: Callbacks) -> None:
         self.rank = rank
         #: It runs and waits for requests.
         self.ready = False
@@ -44,6 +64,7 @@ class Worker(ABC):
         self.outcome: Outcome | None = None
         #: What its ``on_event`` raised to stop the call.
         self.stop_call: StopCall | None = None
+        self._callbacks = callbacks
         self._tail = Tail()
 
     @property
@@ -52,17 +73,13 @@ class Worker(ABC):
         return self._tail.text()
 
     @contextlib.contextmanager
-    def _passing_on(self, on_change: Callable[[], None]) -> Iterator[None]:
-        """Call the launcher's callbacks inside; their errors neither end the receiving thread nor fail the job.
-
-        Args:
-            on_change: called after a :class:`StopCall`.
-        """
+    def _passing_on(self) -> Iterator[None]:
+        """Call the launcher's callbacks inside; their errors neither end the receiving thread nor fail the job."""
         try:
             yield
         except StopCall as stop:
             self.stop_call = stop
-            on_change()
+            self._callbacks.on_change()
         except Exception:  # a broken callback must not fail the job
             logger.exception("a message of rank %d could not be passed on", self.rank)
 
@@ -98,15 +115,17 @@ class WorkerGroup(Generic[W]):
         self._on_failure = on_failure
         self._changed = threading.Condition()
 
-    def start(self, starters: Iterable[Callable[[Callable[[], None]], W]]) -> None:
-        """Start the workers; each starter is called with a function that must be called when its worker has changed.
+    def start(self, starters: Iterable[Callable[[Callbacks], W]], callbacks: Callbacks) -> None:
+        """Start the workers; each starter is called with the callbacks of its worker.
 
         Raises:
             LaunchError: a program cannot be started; workers that were already started are stopped.
         """
 
-        def start(starter: Callable[[Callable[[], None]], W]) -> None:
-            self.workers.append(starter(self._notify))
+        callbacks = replace(callbacks, on_change=self._notify)
+
+        def start(starter: Callable[[Callbacks], W]) -> None:
+            self.workers.append(starter(callbacks))
 
         try:
             # In threads, because only the main thread is interrupted: every running worker must be in the list.

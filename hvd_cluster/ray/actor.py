@@ -14,12 +14,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hvd_cluster.errors import AuthenticationError, LaunchError
-from hvd_cluster.launch.logs import OnLine
 from hvd_cluster.launch.outcome import ErrorReport, Outcome
 from hvd_cluster.launch.pickling import loads
-from hvd_cluster.launch.process import OnEvent, ignore_event
 from hvd_cluster.launch.wire.messages import ProgressEvent
-from hvd_cluster.launch.worker_group import Worker
+from hvd_cluster.launch.worker_group import Callbacks, Worker
 from hvd_cluster.ray.connection import ENDING_TEXT, Connection
 from hvd_cluster.ray.messages import ActorHandshake, CallFinished, LogRecord, Message, OutputLines
 from hvd_cluster.ray.pickling import dumps, outliving
@@ -58,18 +56,6 @@ class ActorCall:
         return getattr(handle, self.method).remote(*self.arguments)
 
 
-@dataclass(frozen=True)
-class OutputSinks:
-    """The functions that receive what the workers send."""
-
-    #: Called with every line of their output.
-    on_line: OnLine
-    #: Called with their progress reports.
-    on_event: OnEvent = ignore_event
-    #: Called with what they pass to ``ray_logger.log``.
-    on_log: OnLog = ignore_log
-
-
 class ActorWorker(Worker):
     """A worker. Its own thread follows its life.
 
@@ -79,8 +65,8 @@ class ActorWorker(Worker):
         handshake: the ``ObjectRef`` of its handshake.
         rank: its rank until it is assigned.
         assign: returns its assignment, given its handshake.
-        sinks: receive what it sends.
-        on_change: called, from another thread, whenever ``ready``, ``reported`` or ``outcome`` has changed.
+        callbacks: receive what it sends.
+        on_log: called, from another thread, with what it passes to ``ray_logger.log``.
         only_call: what it runs as soon as it is ready; the actor ends afterwards. None: it waits for :meth:`submit`.
     """
 
@@ -91,20 +77,19 @@ class ActorWorker(Worker):
         handshake: Any,
         rank: int,
         assign: Callable[[ActorHandshake], WorkerAssignment],
-        sinks: OutputSinks,
-        on_change: Callable[[], None],
+        callbacks: Callbacks,
+        on_log: OnLog = ignore_log,
         only_call: ActorCall | None = None,
     ) -> None:
-        super().__init__(rank)
+        super().__init__(rank, callbacks)
         #: Where it runs; None before its handshake.
         self.handshake: ActorHandshake | None = None
-        #: Receive what it sends now; a call may have its own.
-        self.sinks = sinks
+        #: A call may have its own.
+        self.on_log = on_log
         self._connection = connection
         self._handle = handle
         self._handshake_ref = handshake
         self._assign = assign
-        self._on_change = on_change
         self._only_call = only_call
         self._lock = threading.Lock()
         self._secret = b""
@@ -161,7 +146,7 @@ class ActorWorker(Worker):
         with self._lock:
             if self.outcome is None:
                 self.outcome = self.reported or ending  # a report counts, whatever ended the worker afterwards
-        self._on_change()
+        self._callbacks.on_change()
 
     def _until_lost(self) -> Outcome:
         try:
@@ -208,7 +193,7 @@ class ActorWorker(Worker):
         self.ready = True
         if self._only_call is not None:
             self.submit(self._only_call)
-        self._on_change()
+        self._callbacks.on_change()
         return channel
 
     def _dial(self, handshake: ActorHandshake, timeout_s: float) -> Channel:
@@ -233,15 +218,15 @@ class ActorWorker(Worker):
         if isinstance(message, CallFinished):
             self._take_report()
             return
-        with self._passing_on(self._on_change):
+        with self._passing_on():
             if isinstance(message, OutputLines):
                 for text in message.texts:
                     self._tail.add(text)
-                    self.sinks.on_line(self.rank, message.stream, text)
+                    self._callbacks.on_line(self.rank, message.stream, text)
             elif isinstance(message, ProgressEvent):
-                self.sinks.on_event(self.rank, message.fields)
+                self._callbacks.on_event(self.rank, message.fields)
             elif isinstance(message, LogRecord):
-                self.sinks.on_log(loads(message.info))
+                self.on_log(loads(message.info))
 
     def _take_report(self) -> None:
         """The call has ended: fetch its result from Ray. If the worker has died, the connection ends next."""
@@ -260,7 +245,7 @@ class ActorWorker(Worker):
         if self._only_call is not None:
             self.kill()  # its only call is done
             self.outcome = self.reported
-        self._on_change()
+        self._callbacks.on_change()
 
     def _result(self, pending: Any, timeout_s: float | None = None) -> Outcome:
         """The result from Ray.

@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import hvd_cluster
@@ -14,10 +15,10 @@ from hvd_cluster.errors import LaunchError, StartTimeoutError
 from hvd_cluster.launch.call import PackedCall
 from hvd_cluster.launch.outcome import Outcome, collect
 from hvd_cluster.launch.placement import Placement, Slot, place
-from hvd_cluster.launch.worker_group import WorkerGroup
+from hvd_cluster.launch.worker_group import Callbacks, WorkerGroup
 from hvd_cluster.oldpaths.shim import serves_horovod
 from hvd_cluster.ray import nodes
-from hvd_cluster.ray.actor import ActorCall, ActorWorker, OutputSinks
+from hvd_cluster.ray.actor import ActorCall, ActorWorker, ignore_log
 from hvd_cluster.ray.callbacks import CallbackLoop
 from hvd_cluster.ray.connection import ENDED, Connection
 from hvd_cluster.ray.messages import ActorHandshake
@@ -43,14 +44,14 @@ class ActorGroup:
     def __init__(
         self,
         strategy: Strategy,
-        sinks: OutputSinks,
+        callbacks: Callbacks,
         env: Mapping[str, str | None],
         *,
         placement_timeout_s: float,
         start_timeout_s: float,
     ) -> None:
         self._strategy = strategy
-        self._sinks = sinks
+        self._callbacks = callbacks
         self._env = dict(env)
         self._placement_timeout_s = placement_timeout_s
         self._start_timeout_s = start_timeout_s
@@ -94,7 +95,7 @@ class ActorGroup:
         workers = self._workers()
         call = shared(call)
         for worker in workers:
-            worker.sinks = self._sinks if callbacks is None else replace(self._sinks, on_log=callbacks.put)
+            worker.on_log = ignore_log if callbacks is None else callbacks.put
 
         def work() -> list[Outcome]:
             for worker in workers:
@@ -117,7 +118,7 @@ class ActorGroup:
     def call_one(self, call: ActorCall) -> Any:
         """Run ``call`` on rank 0 only. Returns its result; raises as :meth:`call`."""
         worker = self._workers()[0]
-        worker.sinks = self._sinks
+        worker.on_log = ignore_log
         try:
             worker.submit(shared(call))
             outcome = self._group.report_of(worker)
@@ -133,7 +134,7 @@ class ActorGroup:
         """Start ``call`` on every worker. Returns the ``ObjectRef`` of each result, by rank."""
         workers, call = self._workers(), shared(call)
         for worker in workers:
-            worker.sinks = self._sinks  # without the callbacks of an earlier call
+            worker.on_log = ignore_log  # without the callbacks of an earlier call
         return [worker.submit_remote(call) for worker in workers]
 
     def close(self, why: str = "shutdown() has been called") -> None:
@@ -178,7 +179,7 @@ class ActorGroup:
         stack.callback(self._group.stop, 0.0)
         logger.info("job %s: %d workers on %d nodes", job_id, size, len({g.node_id for g in handshakes}))
 
-        def starter(placement: Placement) -> Callable[[Callable[[], None]], ActorWorker]:
+        def starter(placement: Placement) -> Callable[[Callbacks], ActorWorker]:
             topology = placement.topology(
                 rendezvous=join_address(address, server.port),
                 master=join_address(first.address, handshakes[first.index].master_port),
@@ -189,17 +190,11 @@ class ActorGroup:
                 topology, {**device_env(placement.visible_devices), **self._env}, serves_horovod()
             )
             index = placement.slot.index
-            return lambda on_change: ActorWorker(
-                self._connection,
-                handles[index],
-                refs[index],
-                placement.rank,
-                lambda _: assignment,
-                self._sinks,
-                on_change,
+            return partial(
+                ActorWorker, self._connection, handles[index], refs[index], placement.rank, lambda _: assignment
             )
 
-        self._group.start(starter(placement) for placement in placements)
+        self._group.start(map(starter, placements), self._callbacks)
         self._group.wait_ready(self._start_timeout_s)
         if ended := [worker.outcome for worker in self._group.workers if worker.outcome is not None]:
             collect(ended)

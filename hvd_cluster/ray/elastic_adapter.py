@@ -11,13 +11,8 @@ from hvd_cluster.errors import HorovodInternalError, LaunchError, StartTimeoutEr
 from hvd_cluster.launch.call import PackedCall
 from hvd_cluster.launch.elastic.controller import ElasticController
 from hvd_cluster.launch.elastic.discovery import HostDiscovery
-from hvd_cluster.launch.elastic.host_manager import HostManager
 from hvd_cluster.launch.elastic.spec import ElasticSpec
-from hvd_cluster.launch.logs import printer
 from hvd_cluster.launch.outcome import Outcome, collect
-from hvd_cluster.launch.process import ignore_event
-from hvd_cluster.launch.task import Task
-from hvd_cluster.oldpaths.shim import serves_horovod
 from hvd_cluster.ray.actor import ActorCall
 from hvd_cluster.ray.adapter import Adapter, Callback
 from hvd_cluster.ray.bundles import bundles_of
@@ -75,30 +70,29 @@ class ElasticAdapter(Adapter):
             raise LaunchError(f"the executor has no workers: {ENDED}. Call start() first.")
         group = self._group
         settings = self._settings
-        spec = self._spec({**settings.environment, **self._env})
+        spec = self._spec(self._env)
         loop = CallbackLoop(callbacks)
-        on_line = printer(None, None, with_timestamp=False, verbose=int(settings.verbose))
         with contextlib.ExitStack() as stack:
             actor_call = ActorCall("perform", (call, with_executable, self._executable))
             fleet = NodeFleet(new_secret(), self._resources, actor_call, loop.put, group)
             stack.callback(fleet.close)
             fleet.open(others=True)
             discovery = self._discovery(group, fleet)
-            controller = ElasticController(
-                spec, fleet, on_line, ignore_event, lambda ended: fatal_reason(ended, fleet.has_world)
+            controller = stack.enter_context(
+                ElasticController(
+                    spec,
+                    fleet,
+                    discovery,
+                    settings.options({}).callbacks(),
+                    lambda ended: fatal_reason(ended, fleet.has_world),
+                )
             )
-            manager = HostManager(
-                discovery, fleet, spec.cooldown_range_s, spec.discovery_interval_s, controller.wakeup.set
-            )
-            stack.callback(manager.close)
-            stack.callback(controller.close)  # first, so that workers end even while a discovery blocks
-            manager.start()
             watch = StartWatch(
-                fleet.num_reported, manager.usable, settings.min_num_proc, settings.timeout_s, controller.stop
+                fleet.num_reported, controller.hosts.usable, settings.min_num_proc, settings.timeout_s, controller.stop
             )
             stack.callback(watch.close)
             try:
-                outcomes = loop.until(lambda: controller.run(manager), controller.stop)
+                outcomes = loop.until(controller.run, controller.stop)
             except LaunchError as error:
                 raise watch.error or error from None
         return collect(outcomes)
@@ -138,18 +132,9 @@ class ElasticAdapter(Adapter):
             time.sleep(_POLL_S)
 
     def _spec(self, env: Mapping[str, str | None]) -> ElasticSpec:
-        settings = self._settings
-        return ElasticSpec(
-            # The fleet has the call that every worker runs.
-            task=Task(call=b"", env=env, as_horovod=serves_horovod()),
-            num_proc=settings.min_num_proc,
-            min_num_proc=settings.min_num_proc,
-            max_num_proc=settings.max_num_proc,
-            is_discovered=True,
-            reset_limit=settings.reset_limit,
-            cooldown_range_s=settings.cooldown_range,
-            elastic_timeout_s=settings.elastic_timeout,
-        )
+        options = self._settings.options(env)
+        task = options.task(b"")  # the fleet has the call that every worker runs
+        return options.elastic_spec(task, options.settings(), is_discovered=True)
 
 
 def fatal_reason(outcome: Outcome, has_world: bool) -> str:

@@ -6,14 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TextIO
 
 from hvd_cluster.launch.arguments import none_is_default
-from hvd_cluster.launch.checks import checked_variables, count_problems
-from hvd_cluster.launch.logs import printer
-from hvd_cluster.launch.process import OnEvent, ignore_event
-from hvd_cluster.ray.actor import ActorCall, OutputSinks
+from hvd_cluster.launch.run_options import RunOptions
+from hvd_cluster.launch.worker_group import OnEvent
+from hvd_cluster.ray.actor import ActorCall
 from hvd_cluster.ray.actor_group import ActorGroup
 from hvd_cluster.ray.adapter import packed
 from hvd_cluster.ray.session import connect, refuse_client
-from hvd_cluster.ray.settings import MiniSettings
 from hvd_cluster.ray.spec import packed_strategy, resource_problems, worker_resources
 
 
@@ -66,19 +64,15 @@ def run(
         StartTimeoutError, NotEnoughSlotsError, WorkerFailedError, LaunchError: as
             :class:`~hvd_cluster.ray.executor.RayExecutor` raises them.
     """
-    if wrong := [*count_problems("num_proc", num_proc), *resource_problems(cpus_per_worker, use_gpu, gpus_per_worker)]:
-        raise ValueError("; ".join(wrong))
+    options = RunOptions.of(locals(), resource_problems(cpus_per_worker, use_gpu, gpus_per_worker))
     connect()
     refuse_client("hvd_cluster.ray.run")
     call = packed(fn, args, kwargs)
     resources = worker_resources(cpus_per_worker, use_gpu, gpus_per_worker)
     actors = ActorGroup(
         packed_strategy(num_proc, resources, use_current_placement_group),
-        OutputSinks(
-            printer(stdout, stderr, with_timestamp=prefix_output_with_timestamp, verbose=verbose),
-            on_event or ignore_event,
-        ),
-        {**MiniSettings(nics=nics).environment, **checked_variables(env)},
+        options.callbacks(),
+        options.variables,
         placement_timeout_s=placement_group_timeout,
         start_timeout_s=start_timeout,
     )

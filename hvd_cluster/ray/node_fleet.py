@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from hvd_cluster.launch.fleet import Fleet
 from hvd_cluster.launch.hosts import Host
-from hvd_cluster.launch.logs import OnLine
 from hvd_cluster.launch.placement import Placement
-from hvd_cluster.launch.process import OnEvent, ignore_event
 from hvd_cluster.launch.task import Task
-from hvd_cluster.launch.worker_group import Worker
+from hvd_cluster.launch.worker_group import Callbacks, Worker
 from hvd_cluster.ray import nodes
-from hvd_cluster.ray.actor import ActorCall, ActorWorker, OnLog, OutputSinks
+from hvd_cluster.ray.actor import ActorCall, ActorWorker, OnLog
 from hvd_cluster.ray.actor_group import shared
 from hvd_cluster.ray.bundles import bundles_of, in_bundle
 from hvd_cluster.ray.connection import Connection
@@ -134,15 +132,7 @@ class NodeFleet(Fleet):
         return next((bundle.index for bundle in [*free, *large_enough, *(bundle for bundle, _ in here)]), None)
 
     def start(
-        self,
-        name: str,
-        task: Task,
-        topology: Topology,
-        env: Mapping[str, str | None],
-        on_change: Callable[[], None],
-        *,
-        on_line: OnLine,
-        on_event: OnEvent = ignore_event,
+        self, name: str, task: Task, topology: Topology, env: Mapping[str, str | None], callbacks: Callbacks
     ) -> Worker:
         """Have Ray start an actor on the host ``name``; it becomes a worker after its handshake."""
         entry = self._nodes[name]
@@ -158,16 +148,9 @@ class NodeFleet(Fleet):
         bundle = self._bundle(entry.node.node_id)
         options = entry.options if bundle is None else in_bundle(self._group, bundle)
         handle = actor_class.options(**wants, **options).remote(topology.rank, topology.size)
-        sinks = OutputSinks(on_line, on_event, self._on_log)
+        handshake = handle.handshake.remote(self.secret)
         worker = ActorWorker(
-            self._connection,
-            handle,
-            handle.handshake.remote(self.secret),
-            topology.rank,
-            assign,
-            sinks,
-            on_change,
-            self._call,
+            self._connection, handle, handshake, topology.rank, assign, callbacks, self._on_log, self._call
         )
         self._started[topology.worker] = _StartedActor(name, worker, bundle)
         return worker

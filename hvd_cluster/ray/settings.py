@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from hvd_cluster.launch.checks import amount_problems, count_problems, num_proc_range_problems
+from hvd_cluster.launch.checks import amount_problems, count_problems, interface_problems, num_proc_range_problems
 from hvd_cluster.launch.elastic.discovery import HostDiscovery
 from hvd_cluster.launch.environment import interface_variables
+from hvd_cluster.launch.run_options import RunOptions
 
 
 @dataclass
@@ -42,20 +43,16 @@ class MiniSettings:
     def _value_problems(self) -> list[str]:
         wrong = amount_problems("timeout_s", self.timeout_s, " of seconds")
         wrong += amount_problems("placement_group_timeout_s", self.placement_group_timeout_s, " of seconds")
-        nics: Any = self.nics
-        if nics is not None and not isinstance(nics, Iterable):
-            wrong.append(f"nics={nics!r} must be the name of a network interface, or several")
-        return wrong
+        return wrong + interface_problems(self.nics)
 
     @property
     def start_timeout(self) -> float:
         """Horovod's name for :attr:`timeout_s`."""
         return self.timeout_s
 
-    @property
-    def environment(self) -> dict[str, str]:
-        """The variables that make workers use the interface that the user wants."""
-        return interface_variables(self.nics)
+    def options(self, env: Mapping[str, str | None]) -> RunOptions:
+        """These settings as the options of a job whose workers get the variables ``env``."""
+        return RunOptions(nics=self.nics, env=env, verbose=int(self.verbose))
 
 
 @dataclass
@@ -78,8 +75,20 @@ class ElasticSettings(MiniSettings):
 
     def _value_problems(self) -> list[str]:
         counts = count_problems("min_num_proc", self.min_num_proc) + count_problems("max_num_proc", self.max_num_proc)
-        counts = counts or num_proc_range_problems(None, self.min_num_proc, self.max_num_proc, None)
+        names = ("num_proc", "min_num_proc", "max_num_proc", "reset_limit")
+        counts = counts or num_proc_range_problems({name: getattr(self, name, None) for name in names})
         return super()._value_problems() + counts
+
+    def options(self, env: Mapping[str, str | None]) -> RunOptions:
+        return replace(
+            super().options(env),
+            num_proc=self.min_num_proc,
+            min_num_proc=self.min_num_proc,
+            max_num_proc=self.max_num_proc,
+            reset_limit=self.reset_limit,
+            cooldown_range=self.cooldown_range,
+            elastic_timeout=self.elastic_timeout,
+        )
 
 
 def nics_to_env_var(nics: str | Iterable[str] | None) -> dict[str, str]:

@@ -6,7 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hvd_cluster.launch.checks import amount_problems, count_problems, flag_problems
+from hvd_cluster.launch.checks import (
+    amount_problems,
+    cooldown_problems,
+    count_problems,
+    flag_problems,
+    num_proc_range_problems,
+)
 from hvd_cluster.ray.bundles import current_group
 from hvd_cluster.ray.resources import WorkerResources
 from hvd_cluster.ray.session import connect
@@ -87,12 +93,7 @@ class ExecutorSpec:
                 "override_discovery=False needs settings with a discovery: those of "
                 "ElasticRayExecutor.create_settings(), with settings.discovery set"
             )
-        pair: Any = self.cooldown_range
-        if pair is not None and (
-            not isinstance(pair, Sequence) or len(pair) != 2 or any(amount_problems("", seconds) for seconds in pair)
-        ):
-            wrong.append(f"cooldown_range={pair!r} must be two numbers of seconds: the shortest, the longest")
-        return wrong
+        return wrong + cooldown_problems("cooldown_range", self.cooldown_range)
 
     def _contradictions(self) -> list[str]:
         wrong = []
@@ -115,9 +116,9 @@ class ExecutorSpec:
                 for name, default in _OF_ELASTIC_JOBS.items()
                 if getattr(self, name) != default
             ]
-        if least is not None and most is not None and most < least:
-            wrong.append(f"max_workers={most} is less than min_workers={least}")
-        return wrong
+        return wrong + num_proc_range_problems(
+            {"num_workers": None, "min_workers": least, "max_workers": most, "reset_limit": self.reset_limit}
+        )
 
 
 def packed_strategy(num_workers: int | None, resources: WorkerResources, use_current: bool) -> PGStrategy:

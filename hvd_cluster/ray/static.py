@@ -7,8 +7,7 @@ from typing import Any
 
 from hvd_cluster.errors import LaunchError
 from hvd_cluster.launch.call import PackedCall
-from hvd_cluster.launch.logs import printer
-from hvd_cluster.ray.actor import ActorCall, OutputSinks
+from hvd_cluster.ray.actor import ActorCall
 from hvd_cluster.ray.actor_group import ActorGroup
 from hvd_cluster.ray.adapter import Adapter, Callback
 from hvd_cluster.ray.callbacks import CallbackLoop
@@ -32,11 +31,11 @@ class StaticAdapter(Adapter):
 
     def start_packed(self, executable: PackedCall | None, env: Mapping[str, str | None]) -> None:
         self.shutdown()
-        settings = self._settings
+        settings, options = self._settings, self._settings.options(env)
         self._actors = ActorGroup(
             self._strategy(),
-            OutputSinks(printer(None, None, with_timestamp=False, verbose=int(settings.verbose))),
-            {**settings.environment, **env},
+            options.callbacks(),
+            options.variables,
             placement_timeout_s=settings.placement_group_timeout_s,
             start_timeout_s=settings.timeout_s,
         )

@@ -54,7 +54,7 @@ class DriverConnection:
             except (OSError, AuthenticationError):
                 self._broken = True  # perhaps half a message was sent; a stalled driver can still send STOP
         if isinstance(message, OutputLine):
-            sys.stderr.write(prefixed(message.worker, message.stream, message.text) + "\n")
+            sys.stderr.write(prefixed(message.key, message.stream, message.text) + "\n")
             sys.stderr.flush()
 
     def close(self) -> None:

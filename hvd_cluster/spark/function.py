@@ -7,19 +7,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TextIO
 
-from hvd_cluster.launch.arguments import none_is_default, warn_of_mpi
+from hvd_cluster.launch.arguments import none_is_default
 from hvd_cluster.launch.call import pack
-from hvd_cluster.launch.checks import (
-    checked_variables,
-    controller_problems,
-    num_proc_problems,
-    seconds_problems,
-    variable_problems,
-)
-from hvd_cluster.launch.environment import interface_variables
-from hvd_cluster.launch.logs import printer
+from hvd_cluster.launch.checks import num_proc_problems
 from hvd_cluster.launch.outcome import collect
-from hvd_cluster.settings import Settings
+from hvd_cluster.launch.run_options import RunOptions
 from hvd_cluster.spark import preflight
 from hvd_cluster.spark.active_session import active
 from hvd_cluster.spark.job import Job
@@ -97,19 +89,10 @@ def run(
             traceback, and ``__cause__`` is the user's exception.
         LaunchError: there is no session, an argument cannot be pickled, or the executors lack this package.
     """
-    count = num_proc_problems(num_proc)
-    if wrong := [
-        *count,
-        *seconds_problems(start_timeout=start_timeout),
-        *controller_problems(use_gloo, use_mpi),
-        *variable_problems(env),
-        *([] if count else _workers_per_task_problems(num_proc, workers_per_task)),
-    ]:
-        raise ValueError("; ".join(wrong))
-    warn_of_mpi(use_mpi)
+    options = RunOptions.of(locals(), _workers_per_task_problems(num_proc, workers_per_task))
     if extra_mpi_args:
         logger.warning("extra_mpi_args=%r has no effect: hvd_cluster does not use MPI", extra_mpi_args)
-    start_timeout_s = Settings.from_env(spark_start_timeout_s=start_timeout).spark_start_timeout_s
+    start_timeout_s = options.settings().spark_start_timeout_s
     call = pack(fn, args, kwargs, remedy=MODULE_REMEDY)
     session = active(spark)
     check_profile(session, resource_profile)
@@ -120,21 +103,13 @@ def run(
     logger.info("the call is %.1f kB when pickled", len(call) / 1000)
     began_s = time.monotonic()
     preflight.wait_for_slots(session, num_tasks, start_timeout_s, resource_profile)
-    job = Job(
-        session,
-        num_tasks,
-        workers_per_task=workers_per_task,
-        profile=resource_profile,
-        env={**interface_variables(nics), **checked_variables(env)},
-        executable=executable,
-        print_line=printer(stdout, stderr, with_timestamp=prefix_output_with_timestamp, verbose=verbose),
-        on_event=on_event,
-        rows=rows,
-    )
+    job = Job(session, num_tasks, options, workers_per_task=workers_per_task, profile=resource_profile, rows=rows)
     return collect(job.run(call, max(1.0, start_timeout_s - (time.monotonic() - began_s))))
 
 
 def _workers_per_task_problems(num_proc: int | None, workers_per_task: int) -> list[str]:
+    if num_proc_problems(num_proc):
+        return []
     if workers_per_task < 1:
         return [f"workers_per_task={workers_per_task!r} must be a whole number of at least 1"]
     if num_proc is not None and num_proc % workers_per_task:

@@ -10,14 +10,13 @@ import queue
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
 from hvd_cluster.data import spark_jobs
 from hvd_cluster.errors import LaunchError, StartTimeoutError
-from hvd_cluster.launch.logs import OnLine
 from hvd_cluster.launch.outcome import Outcome
+from hvd_cluster.launch.run_options import RunOptions
 from hvd_cluster.launch.wire.messages import OutputLine, ProgressEvent
 from hvd_cluster.oldpaths.shim import serves_horovod
 from hvd_cluster.rendezvous.secret import new_secret
@@ -43,12 +42,9 @@ class Job:
     Args:
         session: where to run.
         num_tasks: number of Spark tasks.
+        options: the options of the run; their callbacks are called in the calling thread.
         workers_per_task: workers of each task.
         profile: the tasks' resource profile; None for the session's settings.
-        env: variables for the workers; None removes a variable.
-        executable: the Python that runs the workers; None for the executors' own.
-        print_line: called with (rank, stream, line) for every line of the workers, in the calling thread.
-        on_event: called with (rank, fields) for every progress report, in the calling thread.
         rows: what the tasks get before their workers start; None for nothing.
     """
 
@@ -56,13 +52,10 @@ class Job:
         self,
         session: Session,
         num_tasks: int,
+        options: RunOptions,
         *,
         workers_per_task: int = 1,
         profile: Any = None,
-        env: Mapping[str, str | None],
-        executable: str | None,
-        print_line: OnLine,
-        on_event: Callable[[int, dict[str, Any]], None] | None,
         rows: Rows | None = None,
     ) -> None:
         self._session = session
@@ -70,10 +63,8 @@ class Job:
         self._num_tasks = num_tasks
         self._workers_per_task = workers_per_task
         self._profile = profile
-        self._env = dict(env)
-        self._executable = executable
-        self._print_line = print_line
-        self._on_event = on_event
+        self._options = options
+        self._callbacks = options.callbacks()
         self._secret = new_secret(encrypted=encryption.is_wanted(session.conf))
         self._id = uuid.uuid4().hex[:12]
         self._tag = f"horovod.spark.run.{self._id}"
@@ -127,8 +118,8 @@ class Job:
             job_id=self._id,
             secret=self._secret,
             driver_addresses=addresses,
-            env=self._env,
-            executable=self._executable,
+            env=self._options.variables,
+            executable=self._options.executable,
             as_horovod=serves_horovod(),
             versions=versions,
         )
@@ -191,10 +182,9 @@ class Job:
         if message is _DONE:
             return
         if isinstance(message, OutputLine):
-            self._print_line(message.worker, message.stream, message.text)
+            self._callbacks.on_line(message.key, message.stream, message.text)
         elif isinstance(message, ProgressEvent):
-            if self._on_event is not None:
-                self._on_event(message.worker, message.fields)
+            self._callbacks.on_event(message.key, message.fields)
         elif isinstance(message, messages.TaskWarning):
             logger.warning("%s", message.text)
         else:

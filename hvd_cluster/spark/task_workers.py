@@ -11,6 +11,7 @@ from hvd_cluster.launch.outcome import ErrorReport, Outcome
 from hvd_cluster.launch.placement import Placement
 from hvd_cluster.launch.process import WorkerProcess
 from hvd_cluster.launch.wire.messages import OutputLine, ProgressEvent
+from hvd_cluster.launch.worker_group import Callbacks
 from hvd_cluster.spark import messages
 from hvd_cluster.spark.devices import task_environment
 from hvd_cluster.spark.driver_connection import DriverConnection
@@ -75,12 +76,14 @@ class TaskWorkers:
             worker = WorkerProcess(
                 topology,
                 self._call,
+                Callbacks(
+                    on_line=lambda rank, stream, text: send(OutputLine(rank, stream, text)),
+                    on_event=lambda rank, fields: send(ProgressEvent(rank, fields)),
+                    on_change=self._changed.set,
+                ),
                 env=env,
                 executable=resolve_executable(self._job.executable),
                 as_horovod=self._job.as_horovod,
-                on_line=lambda rank, stream, text: send(OutputLine(rank, stream, text)),
-                on_event=lambda rank, fields: send(ProgressEvent(rank, fields)),
-                on_change=self._changed.set,
             )
         except OSError as error:
             report = ErrorReport.of(error)

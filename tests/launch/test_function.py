@@ -10,7 +10,7 @@ import pytest
 import hvd_cluster
 from hvd_cluster.errors import LaunchError, WorkerFailedError
 from hvd_cluster.launch.job import JobSpec
-from hvd_cluster.launch.logs import OnLine
+from hvd_cluster.launch.worker_group import Callbacks
 
 
 def test_horovods_names_of_the_arguments_work() -> None:
@@ -37,7 +37,7 @@ def test_variables_are_the_workers_and_not_the_callers(capfd: pytest.CaptureFixt
 def test_the_interface_in_the_environment_counts_unless_one_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     jobs: list[JobSpec] = []
 
-    def no_job(spec: JobSpec, *, on_line: OnLine) -> NoReturn:
+    def no_job(spec: JobSpec, callbacks: Callbacks) -> NoReturn:
         jobs.append(spec)
         raise LaunchError("it ends here")
 

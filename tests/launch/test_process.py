@@ -13,13 +13,10 @@ import pytest
 
 from hvd_cluster.launch.call import pack
 from hvd_cluster.launch.process import WorkerProcess
+from hvd_cluster.launch.worker_group import Callbacks
 from hvd_cluster.topology import Topology
 
 TOPOLOGY = Topology(rank=1, size=2, local_rank=1, local_size=2, secret=b"s" * 32, host="here")
-
-
-def ignore(*_: object) -> None:
-    pass
 
 
 def test_a_worker_runs_its_call_reports_events_and_ends() -> None:
@@ -32,7 +29,9 @@ def test_a_worker_runs_its_call_reports_events_and_ends() -> None:
 
     lines: list[object] = []
     events: list[object] = []
-    worker = WorkerProcess(TOPOLOGY, pack(fn), on_line=lambda *a: lines.append(a), on_event=lambda *a: events.append(a))
+    worker = WorkerProcess(
+        TOPOLOGY, pack(fn), Callbacks(on_line=lambda *a: lines.append(a), on_event=lambda *a: events.append(a))
+    )
     outcome = worker.wait(60)
     assert outcome is not None
     assert outcome.ok
@@ -45,7 +44,7 @@ def test_a_worker_runs_its_call_reports_events_and_ends() -> None:
 
 def test_the_end_of_the_thread_that_started_a_worker_does_not_end_the_worker() -> None:
     workers: list[WorkerProcess] = []
-    starter = threading.Thread(target=lambda: workers.append(WorkerProcess(TOPOLOGY, on_line=ignore)))
+    starter = threading.Thread(target=lambda: workers.append(WorkerProcess(TOPOLOGY, None, Callbacks())))
     starter.start()
     starter.join()
     worker = workers[0]
@@ -64,7 +63,7 @@ def test_a_worker_that_ignores_sigterm_is_killed_after_the_grace() -> None:
         time.sleep(300)
 
     heard = threading.Event()
-    worker = WorkerProcess(TOPOLOGY, pack(deaf), on_line=lambda *_: heard.set())
+    worker = WorkerProcess(TOPOLOGY, pack(deaf), Callbacks(on_line=lambda *_: heard.set()))
     assert heard.wait(60)
     worker.stop(grace_s=0.2)
     assert worker.outcome is not None
@@ -78,14 +77,14 @@ def test_what_a_worker_forked_dies_with_it_and_does_not_hide_its_death() -> None
         print("forked", flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
 
-    worker = WorkerProcess(TOPOLOGY, pack(parent), on_line=ignore)
+    worker = WorkerProcess(TOPOLOGY, pack(parent), Callbacks())
     outcome = worker.wait(60)
     assert outcome is not None
     assert (outcome.exit_code, outcome.output_tail, outcome.stopped) == (-signal.SIGKILL, "forked", False)
 
 
 def test_a_worker_without_the_secret_gets_no_call() -> None:
-    worker = WorkerProcess(TOPOLOGY, pack(lambda: 1), env={"_HOROVOD_SECRET_KEY": (b"x" * 32).hex()}, on_line=ignore)
+    worker = WorkerProcess(TOPOLOGY, pack(lambda: 1), Callbacks(), env={"_HOROVOD_SECRET_KEY": (b"x" * 32).hex()})
     outcome = worker.wait(60)
     assert outcome is not None
     assert not worker.ready
@@ -94,7 +93,7 @@ def test_a_worker_without_the_secret_gets_no_call() -> None:
 
 
 def test_the_secret_is_not_on_the_command_line() -> None:
-    worker = WorkerProcess(TOPOLOGY, on_line=ignore)
+    worker = WorkerProcess(TOPOLOGY, None, Callbacks())
     command = psutil.Process(worker.pid).cmdline()
     worker.finish()
     assert worker.wait(60) is not None
@@ -102,7 +101,7 @@ def test_the_secret_is_not_on_the_command_line() -> None:
 
 
 def test_an_interpreter_that_cannot_run_the_worker_says_why_in_its_tail() -> None:
-    worker = WorkerProcess(TOPOLOGY, pack(lambda: 1), executable="/bin/ls", on_line=ignore)
+    worker = WorkerProcess(TOPOLOGY, pack(lambda: 1), Callbacks(), executable="/bin/ls")
     outcome = worker.wait(60)
     assert outcome is not None
     assert outcome.exit_code == 2
@@ -114,7 +113,7 @@ def test_a_worker_finds_the_modules_that_this_process_finds(tmp_path: Path, monk
     (tmp_path / "beside_the_script.py").write_text("def answer(): return 42")
     import beside_the_script  # type: ignore[import-not-found]
 
-    worker = WorkerProcess(TOPOLOGY, pack(beside_the_script.answer), on_line=ignore)
+    worker = WorkerProcess(TOPOLOGY, pack(beside_the_script.answer), Callbacks())
     outcome = worker.wait(60)
     del sys.modules["beside_the_script"]
     assert outcome is not None
@@ -125,7 +124,7 @@ def test_a_worker_imports_nothing_heavy_by_itself() -> None:
     def loaded() -> list[str]:
         return sorted({"torch", "numpy", "pyspark", "pyarrow", "pandas"} & set(sys.modules))
 
-    worker = WorkerProcess(TOPOLOGY, pack(loaded), on_line=ignore)
+    worker = WorkerProcess(TOPOLOGY, pack(loaded), Callbacks())
     outcome = worker.wait(60)
     assert outcome is not None
     assert pickle.loads(outcome.value or b"") == []
@@ -139,7 +138,7 @@ def test_a_function_that_replaced_the_output_has_finished_all_the_same(stream: s
         sys.stdout = {"None": None, "object()": object()}.get(stream, closed)  # type: ignore[assignment]
         return 7
 
-    worker = WorkerProcess(TOPOLOGY, pack(fn), on_line=ignore)
+    worker = WorkerProcess(TOPOLOGY, pack(fn), Callbacks())
     outcome = worker.wait(60)
     assert outcome is not None
     assert outcome.error is None
@@ -150,7 +149,7 @@ def test_an_executable_may_be_a_script_that_has_python_as_its_child(tmp_path: Pa
     wrapper = tmp_path / "python"
     wrapper.write_text(f'#!/bin/sh\n{sys.executable} "$@"\nexit $?\n')
     wrapper.chmod(0o755)
-    worker = WorkerProcess(TOPOLOGY, pack(lambda: 7), executable=str(wrapper), on_line=ignore)
+    worker = WorkerProcess(TOPOLOGY, pack(lambda: 7), Callbacks(), executable=str(wrapper))
     outcome = worker.wait(60)
     assert outcome is not None
     assert pickle.loads(outcome.value or b"") == 7

@@ -12,14 +12,12 @@ from typing import Any
 import pytest
 
 from hvd_cluster.launch.hosts import Host
-from hvd_cluster.launch.logs import drop_line
 from hvd_cluster.launch.outcome import Outcome
-from hvd_cluster.launch.process import ignore_event
 from hvd_cluster.launch.remote import RemoteHost, RemoteWorker
 from hvd_cluster.launch.task import Task
 from hvd_cluster.launch.wire.agent_messages import AgentHandshake, StartWorker, WorkerStatus
 from hvd_cluster.launch.wire.messages import ProgressEvent
-from hvd_cluster.launch.worker_group import StopCall
+from hvd_cluster.launch.worker_group import Callbacks, StopCall
 from hvd_cluster.rendezvous.channel import Channel
 from hvd_cluster.rendezvous.secret import new_secret
 from hvd_cluster.topology import Topology
@@ -44,9 +42,7 @@ def agent() -> Iterator[tuple[RemoteHost, Channel]]:
 
 def started(host: RemoteHost, channel: Channel, key: int) -> RemoteWorker:
     """A worker of which the agent has heard."""
-    worker = host.start(
-        key, Task(command=("true",)), Topology(), {}, lambda: None, on_line=drop_line, on_event=ignore_event
-    )
+    worker = host.start(key, Task(command=("true",)), Topology(), {}, Callbacks())
     assert isinstance(pickle.loads(channel.recv()), StartWorker)
     return worker
 
@@ -83,7 +79,8 @@ def test_a_callback_that_stops_the_call_or_fails_leaves_the_connection_to_its_wo
 
     host, channel = agent
     changed = threading.Event()
-    worker = host.start(0, Task(command=("true",)), Topology(), {}, changed.set, on_line=drop_line, on_event=on_event)
+    callbacks = Callbacks(on_event=on_event, on_change=changed.set)
+    worker = host.start(0, Task(command=("true",)), Topology(), {}, callbacks)
     channel.send(pickle.dumps(ProgressEvent(0, {"raises": ValueError("mine")})))
     channel.send(pickle.dumps(ProgressEvent(0, {"raises": StopCall("enough")})))
     assert changed.wait(30)

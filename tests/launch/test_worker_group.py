@@ -14,20 +14,17 @@ from hvd_cluster.launch.call import pack
 from hvd_cluster.launch.outcome import Outcome
 from hvd_cluster.launch.placement import Slot, place
 from hvd_cluster.launch.process import WorkerProcess
-from hvd_cluster.launch.worker_group import WorkerGroup
+from hvd_cluster.launch.worker_group import Callbacks, WorkerGroup
 
 
 def started(group: WorkerGroup[WorkerProcess], calls: Sequence[Callable[[], object]]) -> WorkerGroup[WorkerProcess]:
     topologies = [p.topology(secret=b"s" * 32) for p in place([Slot(i, "h", "h") for i in range(len(calls))])]
-    group.start(
-        functools.partial(start, topology, pack(call)) for topology, call in zip(topologies, calls, strict=True)
-    )
+    starters = [
+        functools.partial(WorkerProcess, topology, pack(call)) for topology, call in zip(topologies, calls, strict=True)
+    ]
+    group.start(starters, Callbacks())
     group.wait_ready(60)
     return group
-
-
-def start(topology: object, call: bytes, on_change: Callable[[], None]) -> WorkerProcess:
-    return WorkerProcess(topology, call, on_line=lambda *_: None, on_change=on_change)  # type: ignore[arg-type]
 
 
 def sleep_deaf() -> None:

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from hvd_cluster.ray.actor import ActorWorker, OutputSinks, _ending_text
+from hvd_cluster.launch.worker_group import Callbacks
+from hvd_cluster.ray.actor import ActorWorker, _ending_text
 from hvd_cluster.ray.connection import ENDING_TEXT
 
 DIED = "The actor died unexpectedly.\n\tpid: 5\nThe actor is dead because its worker process has died. "
@@ -48,8 +49,6 @@ class ShuttingDown:
 def test_an_actor_that_dies_of_rays_shutdown_has_ended_with_the_connection() -> None:
     ray = pytest.importorskip("ray", reason="Ray is not installed: pip install '.[ray]'")
     connection: Any = ShuttingDown(ray.exceptions.ActorDiedError())
-    outcome = ActorWorker(
-        connection, None, None, 0, lambda handshake: handshake, OutputSinks(print), lambda: None
-    ).wait()
+    outcome = ActorWorker(connection, None, None, 0, lambda handshake: handshake, Callbacks()).wait()
     assert outcome is not None
     assert outcome.ending_text == ENDING_TEXT

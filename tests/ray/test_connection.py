@@ -79,13 +79,13 @@ print("connected:", ray.is_initialized(), flush=True)
 
 
 WAITING = """\
-from hvd_cluster.ray.actor import ActorWorker, OutputSinks
+from hvd_cluster.launch.worker_group import Callbacks
+from hvd_cluster.ray.actor import ActorWorker
 from hvd_cluster.ray.connection import Connection
 from hvd_cluster.ray.worker import BaseHorovodWorker
 executor.shutdown()
 handle = ray.remote(BaseHorovodWorker).options(resources={"what no node has": 1}).remote()
-sinks = OutputSinks(print)
-worker = ActorWorker(Connection.current(), handle, handle.handshake.remote(b""), 0, None, sinks, lambda: None)
+worker = ActorWorker(Connection.current(), handle, handle.handshake.remote(b""), 0, None, Callbacks())
 ray.shutdown()
 print("ended:", worker.wait().ending())
 print("connected:", ray.is_initialized(), flush=True)

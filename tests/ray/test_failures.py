@@ -16,8 +16,9 @@ from ray_clusters import TestCluster, await_nothing_left, left_on_ray
 
 from hvd_cluster.errors import LaunchError, StartTimeoutError, WorkerFailedError
 from hvd_cluster.launch.outcome import collect
+from hvd_cluster.launch.worker_group import Callbacks
 from hvd_cluster.ray import RayExecutor, actor_group
-from hvd_cluster.ray.actor import ActorWorker, OutputSinks
+from hvd_cluster.ray.actor import ActorWorker
 from hvd_cluster.ray.adapter import packed
 from hvd_cluster.ray.connection import Connection
 from hvd_cluster.ray.worker import BaseHorovodWorker
@@ -147,8 +148,7 @@ def test_a_result_that_goes_with_its_node_before_it_is_fetched_is_a_loss_and_no_
         actor.handshake.remote(b""),
         0,
         lambda handshake: None,
-        OutputSinks(print),
-        lambda: None,
+        Callbacks(),
     )
     worker.wait()
     outcome = worker._result(ref)

@@ -58,7 +58,7 @@ def test_messages_of_many_tasks_arrive_whole_and_in_order(
     server.drain(10)
     heard = [messages.get(timeout=5) for _ in range(4 * 202)]
     for index in range(4):
-        lines = [one.text for one in heard if isinstance(one, OutputLine) and one.worker == index]
+        lines = [one.text for one in heard if isinstance(one, OutputLine) and one.key == index]
         assert lines == [f"{number} " + "x" * 5000 for number in range(200)]
     assert sorted(one.index for one in heard if isinstance(one, TaskLost)) == [0, 1, 2, 3]
     assert messages.empty()

@@ -22,6 +22,7 @@ from hvd_cluster.launch.job import run_job
 from hvd_cluster.launch.logs import LinePrinter, RankFiles
 from hvd_cluster.launch.outcome import Outcome, failure_text, first_failure, ranges
 from hvd_cluster.launch.tracebacks import Tracebacks
+from hvd_cluster.launch.worker_group import Callbacks
 from hvd_cluster.oldpaths.table import HOROVOD_VERSION
 from hvd_cluster.topology import inherited_env
 from hvd_cluster.version import __version__
@@ -103,9 +104,9 @@ def execute(plan: LaunchPlan, parsed: argparse.Namespace) -> int:
         if isinstance(spec, ElasticSpec):
             from hvd_cluster.launch.elastic.job import run_elastic
 
-            outcomes = run_elastic(spec, on_line=on_line)
+            outcomes = run_elastic(spec, Callbacks(on_line=on_line))
         else:
-            outcomes = run_job(spec, on_line=on_line, on_failure=_log_failure)
+            outcomes = run_job(spec, Callbacks(on_line=on_line), _log_failure)
         failed = first_failure(outcomes)
         if failed is None:
             return 0

@@ -10,31 +10,25 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hvd_cluster.launch.allocation import find_allocation
-from hvd_cluster.launch.checks import interface_names
 from hvd_cluster.launch.cli.knobs import knob_environment
 from hvd_cluster.launch.elastic.spec import ElasticSpec
-from hvd_cluster.launch.hosts import Host, is_local, parse_hosts, read_hostfile
+from hvd_cluster.launch.hosts import Host, is_local
 from hvd_cluster.launch.job import JobSpec
 from hvd_cluster.launch.placement import Slot, place
-from hvd_cluster.launch.run_options import RunOptions
-from hvd_cluster.launch.ssh.options import SshOptions
+from hvd_cluster.launch.run_options import HostOptions
 from hvd_cluster.launch.task import Task
 from hvd_cluster.oldpaths.shim import serves_horovod
-from hvd_cluster.settings import Settings
 
-#: Arguments of :class:`RunOptions` that the parser stores under the same names.
-_ARGUMENTS = (
-    *("num_proc", "min_num_proc", "max_num_proc", "slots", "reset_limit", "cooldown_range"),
-    *("hostfile", "host_discovery_script", "elastic_timeout"),
-)
-_ELASTIC = "--min-np or --host-discovery-script, which make a job elastic"
-#: Argument of :class:`RunOptions` -> its flag, and the flags without which it has no effect.
+#: Argument of :class:`HostOptions` -> its flag, where that is not ``--argument``.
 _FLAGS = {
-    "max_num_proc": ("--max-np", _ELASTIC),
-    "reset_limit": ("--reset-limit", _ELASTIC),
-    "elastic_timeout": ("--elastic-timeout", _ELASTIC),
-    "cooldown_range": ("--blacklist-cooldown-range", _ELASTIC),
-    "slots": ("--slots", "--hostfile or --host-discovery-script"),
+    "num_proc": "-np",
+    "min_num_proc": "--min-np",
+    "max_num_proc": "--max-np",
+    "reset_limit": "--reset-limit",
+    "start_timeout": "--start-timeout",
+    "elastic_timeout": "--elastic-timeout",
+    "cooldown_range": "--blacklist-cooldown-range",
+    "slots": "--slots",
 }
 
 
@@ -55,31 +49,24 @@ def make_plan(parsed: argparse.Namespace, environ: Mapping[str, str], *, as_horo
         ValueError: the job cannot run.
     """
     variables = knob_environment(parsed)
-    settings = Settings.from_env(environ)  # reports unreadable variables once, here, instead of in every worker
-    start_timeout_s = settings.start_timeout_s if parsed.start_timeout is None else parsed.start_timeout
-    if not start_timeout_s > 0:
-        raise ValueError(f"--start-timeout={start_timeout_s:g} must be > 0")
+    options = HostOptions.of({**vars(parsed), "names": _FLAGS})
+    settings = options.settings(environ)  # reports unreadable variables once, here, instead of in every worker
     task = Task(command=tuple(parsed.command), env=variables, as_horovod=as_horovod or serves_horovod())
     notes = list(parsed.notes or [])
-    hosts = _hosts(parsed, environ, notes)
-    num_proc = parsed.num_proc
-    options = RunOptions(
-        **{name: getattr(parsed, name) for name in _ARGUMENTS},
-        hosts=hosts,
-        ssh=SshOptions(port=parsed.ssh_port, identity_file=parsed.ssh_identity_file, connect_timeout_s=start_timeout_s),
-        interfaces=interface_names(parsed.nics or settings.gloo_interface),
-    )
-    notes += [f"{flag} has no effect without {others}" for flag, others in map(_FLAGS.__getitem__, options.unused())]
-    if num_proc is None and parsed.min_num_proc is None:
+    hosts = options.named_hosts() or _allocated_hosts(options, environ, notes)
+    for argument in options.unused():
+        elastic = "--min-np or --host-discovery-script, which make a job elastic"
+        others = "--hostfile or --host-discovery-script" if argument == "slots" else elastic
+        notes.append(f"{options.name_of(argument)} has no effect without {others}")
+    if options.num_proc is None and options.min_num_proc is None:
         if options.is_elastic:
             raise ValueError("the number of workers is missing: -np N, or --min-np N")
-        if hosts is None:
+        if not hosts:
             raise ValueError("the number of workers is missing: -np N")
         num_proc = sum(host.slots for host in hosts)
         options = replace(options, num_proc=num_proc)
         notes.append(f"-np was not given: one worker on each of the {num_proc} slots")
-    elastic_timeout_s = settings.elastic_timeout_s if parsed.elastic_timeout is None else parsed.elastic_timeout
-    spec = options.spec(task, elastic_timeout_s, start_timeout_s)
+    spec = options.spec(task, hosts, settings)
     if parsed.nics and spec.hosts and all(is_local(host.name) for host in spec.hosts):
         notes.append("--network-interfaces has no effect: all workers are on this host and use its loopback interface")
     if any(is_local(host.name) for host in spec.hosts) and shutil.which(parsed.command[0]) is None:
@@ -96,20 +83,14 @@ def _not_a_program(name: str) -> str:
     return f"{name!r} is not executable: put its interpreter before its name, or run chmod +x and give its path"
 
 
-def _hosts(parsed: argparse.Namespace, environ: Mapping[str, str], notes: list[str]) -> tuple[Host, ...] | None:
-    """The hosts from the flags or a batch system; None if there are none."""
-    if parsed.host_discovery_script is not None:
-        return None
-    if parsed.hosts is not None:
-        return tuple(parse_hosts(parsed.hosts))
-    if parsed.hostfile is not None:
-        return tuple(read_hostfile(parsed.hostfile, parsed.slots))
+def _allocated_hosts(options: HostOptions, environ: Mapping[str, str], notes: list[str]) -> tuple[Host, ...]:
+    """The hosts from a batch system; empty if there are none, or a discovery script finds them."""
     allocation = find_allocation(environ)
-    if allocation is None:
-        return None
+    if allocation is None or options.host_discovery_script is not None:
+        return ()
     slots = sum(host.slots for host in allocation.hosts)
-    if parsed.num_proc is not None and parsed.num_proc > slots and all(is_local(h.name) for h in allocation.hosts):
-        return None  # one node of a batch system, and the user wants more workers than tasks
+    if options.num_proc is not None and options.num_proc > slots and all(is_local(h.name) for h in allocation.hosts):
+        return ()  # one node of a batch system, and the user wants more workers than tasks
     notes.append(
         f"{allocation.system} gave this job {', '.join(f'{host.name}:{host.slots}' for host in allocation.hosts)}; "
         "use -H or --hostfile for other hosts"

@@ -9,18 +9,19 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from hvd_cluster.errors import LaunchError
 from hvd_cluster.launch.elastic.announcer import Announcer
+from hvd_cluster.launch.elastic.discovery import HostDiscovery
 from hvd_cluster.launch.elastic.elastic_worker import ElasticWorker
 from hvd_cluster.launch.elastic.host_manager import HostManager
 from hvd_cluster.launch.elastic.policy import Decision, Phase, Step, View, decide
 from hvd_cluster.launch.elastic.spec import ElasticSpec
 from hvd_cluster.launch.fleet import Fleet
-from hvd_cluster.launch.logs import OnLine
 from hvd_cluster.launch.outcome import Outcome, failure_text, first_failure
 from hvd_cluster.launch.placement import Slot, place_keeping_local_slots
-from hvd_cluster.launch.process import OnEvent
+from hvd_cluster.launch.worker_group import Callbacks
 from hvd_cluster.rendezvous.client import KeyValueClient
 from hvd_cluster.rendezvous.listening import LOOPBACK
 from hvd_cluster.rendezvous.mailbox import KeyValueMailbox
@@ -34,17 +35,19 @@ logger = logging.getLogger(__name__)
 _TICK_S = 0.25
 #: Seconds between two log lines that say what the job waits for.
 _LOG_INTERVAL_S = 10.0
+#: Seconds between two discoveries.
+_DISCOVERY_INTERVAL_S = 1.0
 _READ_TIMEOUT_S = 3600.0
 
 
 class ElasticController:
-    """One elastic job, from its first worker to its last.
+    """One elastic job, from its first worker to its last. A context manager.
 
     Args:
         spec: what the user wants.
         fleet: starts workers on hosts; its key-value store is open.
-        on_line: called with the workers' lines.
-        on_event: called with their progress reports.
+        discovery: finds the hosts.
+        callbacks: receive what the workers send.
         give_up: called with the outcome of each worker that failed. It returns why the job should end, or an empty
             string to continue.
     """
@@ -53,20 +56,22 @@ class ElasticController:
         self,
         spec: ElasticSpec,
         fleet: Fleet,
-        on_line: OnLine,
-        on_event: OnEvent,
+        discovery: HostDiscovery,
+        callbacks: Callbacks,
         give_up: Callable[[Outcome], str] = lambda _outcome: "",
     ) -> None:
         self._spec = spec
         self._fleet = fleet
-        self._on_line = on_line
-        self._on_event = on_event
         self._give_up_reason = give_up
         self._fatal_outcome: Outcome | None = None
         self._is_stopped = False
         self._leave_timeout_s = Settings.from_env().elastic_leave_timeout_s
         self._job_id = uuid.uuid4().hex[:12]
+        #: Set when something may have changed.
         self._wakeup = threading.Event()
+        self._callbacks = replace(callbacks, on_change=self._wakeup.set)
+        #: The hosts that can take workers.
+        self.hosts = HostManager(discovery, fleet, spec.cooldown_range_s, _DISCOVERY_INTERVAL_S, self._wakeup.set)
         self._keys = itertools.count()
         self._members: dict[int, ElasticWorker] = {}
         self._failed: list[Outcome] = []
@@ -88,12 +93,22 @@ class ElasticController:
         self._thread = threading.Thread(target=self._listen, name="hvd-elastic", daemon=True)
         self._thread.start()
 
-    @property
-    def wakeup(self) -> threading.Event:
-        """Set it when something may have changed."""
-        return self._wakeup
+    def __enter__(self) -> ElasticController:
+        try:
+            self.hosts.start()
+        except BaseException:  # re-raised
+            self.close()
+            raise
+        return self
 
-    def run(self, hosts: HostManager) -> list[Outcome]:
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def wake_up(self) -> None:
+        """Something may have changed."""
+        self._wakeup.set()
+
+    def run(self) -> list[Outcome]:
         """Run until the job has finished or cannot continue.
 
         Returns:
@@ -102,13 +117,14 @@ class ElasticController:
         Raises:
             LaunchError: there were too few workers for too long, or too many resets.
         """
+        hosts = self.hosts
         while True:
             self._wakeup.wait(_TICK_S)
             self._wakeup.clear()
             # First, so that the workers of a host that is lost by now are reaped in the same turn.
             usable = hosts.usable()
             self._handle_requests()
-            self._reap(hosts)
+            self._reap()
             if self._fatal_outcome is not None:
                 return [self._fatal_outcome]
             if self._is_stopped:
@@ -127,18 +143,21 @@ class ElasticController:
 
     def close(self) -> None:
         """Stop every worker, and stop listening."""
-        for member in self._members.values():
-            member.stop()
-        for member in self._members.values():
-            while member.worker is not None and member.worker.outcome is None:
-                member.kill_if_overdue()
-                time.sleep(0.02)
-            if member.worker is not None:
-                member.worker.wait()
-        self._members.clear()
-        self._request_client.close()
-        self._thread.join()
-        self._client.close()
+        try:  # the workers first, so that they end even while a discovery blocks
+            for member in self._members.values():
+                member.stop()
+            for member in self._members.values():
+                while member.worker is not None and member.worker.outcome is None:
+                    member.kill_if_overdue()
+                    time.sleep(0.02)
+                if member.worker is not None:
+                    member.worker.wait()
+            self._members.clear()
+            self._request_client.close()
+            self._thread.join()
+            self._client.close()
+        finally:
+            self.hosts.close()
 
     # --- what has happened -------------------------------------------------------------------------------------------
 
@@ -166,7 +185,7 @@ class ElasticController:
                 continue  # sent twice, as happens when a worker's connection breaks
             member.request, member.phase = str(request["request"]), Phase.WAITING
 
-    def _reap(self, hosts: HostManager) -> None:
+    def _reap(self) -> None:
         """Record the outcomes of workers that have ended."""
         for member in list(self._members.values()):
             member.kill_if_overdue()
@@ -182,7 +201,7 @@ class ElasticController:
                 continue
             self._failed.append(outcome)
             logger.warning("rank %d on host %s %s", outcome.rank, member.host, outcome.ending())
-            hosts.fail(member.host)
+            self.hosts.fail(member.host)
             if why := self._give_up_reason(outcome):
                 logger.error("%s", why)
                 self._fatal_outcome = outcome
@@ -264,7 +283,7 @@ class ElasticController:
         )
 
         def on_line(_rank: int, stream: str, line: str) -> None:
-            self._on_line(member.display_rank, stream, line)
+            self._callbacks.on_line(member.display_rank, stream, line)
 
         logger.info("starting a worker on %s", host)
         self._members[key] = member
@@ -274,9 +293,7 @@ class ElasticController:
                 self._spec.task,
                 topology,
                 {"HOROVOD_ELASTIC": "1", "HOROVOD_ELASTIC_TIMEOUT": f"{self._spec.elastic_timeout_s:g}"},
-                self._wakeup.set,
-                on_line=on_line,
-                on_event=self._on_event,
+                replace(self._callbacks, on_line=on_line),
             )
         except OSError as error:
             del self._members[key]

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
-
 from hvd_cluster.launch.elastic.controller import ElasticController
 from hvd_cluster.launch.elastic.discovery import FixedHosts, HostDiscovery, HostDiscoveryScript
-from hvd_cluster.launch.elastic.host_manager import HostManager
 from hvd_cluster.launch.elastic.spec import ElasticSpec
 from hvd_cluster.launch.hosts import is_local
-from hvd_cluster.launch.logs import OnLine
 from hvd_cluster.launch.outcome import Outcome
-from hvd_cluster.launch.process import OnEvent, ignore_event
 from hvd_cluster.launch.ssh.fleet import SshFleet
+from hvd_cluster.launch.worker_group import Callbacks
 from hvd_cluster.rendezvous.secret import new_secret
 
 
-def run_elastic(spec: ElasticSpec, *, on_line: OnLine, on_event: OnEvent = ignore_event) -> list[Outcome]:
+def run_elastic(spec: ElasticSpec, callbacks: Callbacks) -> list[Outcome]:
     """Run the task on ``min_num_proc`` to ``max_num_proc`` workers until they have finished.
 
     No process of the job remains on any host when this returns or raises, also after an interrupt.
@@ -31,12 +27,7 @@ def run_elastic(spec: ElasticSpec, *, on_line: OnLine, on_event: OnEvent = ignor
         HostDiscoveryScript(spec.discovery_script, spec.slots) if spec.discovery_script else FixedHosts(spec.hosts)
     )
     others = bool(spec.discovery_script) or not all(is_local(host.name) for host in spec.hosts)
-    with contextlib.ExitStack() as stack:
-        fleet = stack.enter_context(SshFleet(new_secret(), spec.ssh, spec.interfaces, env=spec.task.env))
+    with SshFleet(new_secret(), spec.ssh, spec.interfaces, env=spec.task.env) as fleet:
         fleet.open(others=others)
-        controller = ElasticController(spec, fleet, on_line, on_event)
-        hosts = HostManager(discovery, fleet, spec.cooldown_range_s, spec.discovery_interval_s, controller.wakeup.set)
-        stack.callback(hosts.close)
-        stack.callback(controller.close)  # first, so that workers end even while a discovery blocks
-        hosts.start()
-        return controller.run(hosts)
+        with ElasticController(spec, fleet, discovery, callbacks) as controller:
+            return controller.run()

@@ -1,17 +1,12 @@
-"""The checked description of an elastic job."""
+"""The description of an elastic job."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from hvd_cluster.launch.checks import num_proc_range_problems
 from hvd_cluster.launch.hosts import Host
 from hvd_cluster.launch.ssh.options import SshOptions
 from hvd_cluster.launch.task import Task
-
-#: Limits of the cooldown, in seconds.
-_COOLDOWN_BOUNDS_S = (1.0, 3600.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,8 +34,6 @@ class ElasticSpec:
     cooldown_range_s: tuple[float, float] | None = None
     #: Seconds to wait for ``min_num_proc`` slots.
     elastic_timeout_s: float = 600.0
-    #: Seconds between two runs of the script.
-    discovery_interval_s: float = 1.0
     ssh: SshOptions = field(default_factory=SshOptions)
     #: Names of the network interfaces to use.
     interfaces: tuple[str, ...] = ()
@@ -56,29 +49,7 @@ class ElasticSpec:
         return self.is_discovered or self.cooldown_range_s is not None
 
     def __post_init__(self) -> None:
-        if wrong := self._problems():
-            raise ValueError("; ".join(wrong))
-
-    def _problems(self) -> Sequence[str]:
-        low, high = _COOLDOWN_BOUNDS_S
-        wrong = num_proc_range_problems(
-            self.num_proc,
-            self.min_num_proc,
-            self.max_num_proc,
-            self.reset_limit,
-            names=("-np", "--min-np", "--max-np", "--reset-limit"),
-        )
-        if self.slots < 1:
-            wrong.append(f"--slots={self.slots} must be at least 1")
-        if self.elastic_timeout_s <= 0:
-            wrong.append(f"--elastic-timeout={self.elastic_timeout_s:g} must be > 0")
-        if self.cooldown_range_s is not None:
-            shortest, longest = self.cooldown_range_s
-            if not low <= shortest <= longest <= high:
-                wrong.append(
-                    f"--blacklist-cooldown-range {shortest:g} {longest:g} must be two increasing numbers of seconds "
-                    f"from {low:g} to {high:g}"
-                )
+        wrong = []
         if not self.is_discovered and bool(self.hosts) == bool(self.discovery_script):
             wrong.append("an elastic job needs hosts (-H, --hostfile) or --host-discovery-script, and not both")
         slots = sum(host.slots for host in self.hosts)
@@ -89,4 +60,5 @@ class ElasticSpec:
             )
         elif self.hosts and slots < self.num_proc:
             wrong.append(f"Requested more processes ({self.num_proc}) than there are available slots ({slots})")
-        return wrong
+        if wrong:
+            raise ValueError("; ".join(wrong))

@@ -6,7 +6,7 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,7 +34,6 @@ class AgentHub:
         secret: the job's secret.
         options: how ssh is called.
         interfaces: names, or prefixes of names, of the network interfaces that the hosts should use.
-        on_change: called, from another thread, when an agent has connected or is gone.
         takes_part: whether this host runs workers too, so that the others must reach it through those interfaces.
         env: variables for the workers on the other hosts; None removes a variable.
 
@@ -47,7 +46,6 @@ class AgentHub:
         secret: bytes,
         options: SshOptions,
         interfaces: Sequence[str],
-        on_change: Callable[[], None],
         *,
         takes_part: bool = False,
         env: Mapping[str, str | None] | None = None,
@@ -57,7 +55,6 @@ class AgentHub:
         self._secret = secret
         self._options = options
         self._wanted = list(interfaces)
-        self._on_change = on_change
         self._env = dict(env or {})
         self._changed = threading.Condition()
         self._given_up = False
@@ -191,4 +188,3 @@ class AgentHub:
     def _notify(self) -> None:
         with self._changed:
             self._changed.notify_all()
-        self._on_change()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from hvd_cluster.errors import LaunchError
@@ -11,14 +11,12 @@ from hvd_cluster.launch.agent_fleet import AgentFleet, FleetHost
 from hvd_cluster.launch.environment import exportable
 from hvd_cluster.launch.hosts import Host, is_local
 from hvd_cluster.launch.interfaces import outward_interfaces
-from hvd_cluster.launch.logs import OnLine
 from hvd_cluster.launch.placement import Slot
 from hvd_cluster.launch.ports import ReservedPort
-from hvd_cluster.launch.process import OnEvent, ignore_event
 from hvd_cluster.launch.ssh.agent_hub import AgentHub
 from hvd_cluster.launch.ssh.options import SshOptions
 from hvd_cluster.launch.task import Task, start_worker
-from hvd_cluster.launch.worker_group import Worker
+from hvd_cluster.launch.worker_group import Callbacks, Worker
 from hvd_cluster.rendezvous.addresses import host_key
 from hvd_cluster.rendezvous.listening import ANY, LOOPBACK
 from hvd_cluster.rendezvous.server import KeyValueServer
@@ -33,12 +31,10 @@ class SshFleet(AgentFleet):
         secret: bytes,
         options: SshOptions | None = None,
         interfaces: Sequence[str] = (),
-        on_change: Callable[[], None] = lambda: None,
         env: Mapping[str, str | None] | None = None,
     ) -> None:
         super().__init__(secret, interfaces)
         self._options = options or SshOptions()
-        self._on_change = on_change
         self._exported: dict[str, str | None] = {**exportable(inherited_env()), **(env or {})}
         self._agent_hub: AgentHub | None = None
 
@@ -75,12 +71,7 @@ class SshFleet(AgentFleet):
             self._server = self._stack.enter_context(KeyValueServer(self.secret, LOOPBACK))
             if others:
                 self._agent_hub = AgentHub(
-                    self.secret,
-                    self._options,
-                    self._wanted,
-                    self._on_change,
-                    takes_part=takes_part,
-                    env=self._exported,
+                    self.secret, self._options, self._wanted, takes_part=takes_part, env=self._exported
                 )
                 self._stack.callback(self._agent_hub.close)
         except OSError as error:
@@ -119,24 +110,16 @@ class SshFleet(AgentFleet):
         return [host.name for host in hosts for _ in range(host.slots)]
 
     def start(
-        self,
-        name: str,
-        task: Task,
-        topology: Topology,
-        env: Mapping[str, str | None],
-        on_change: Callable[[], None],
-        *,
-        on_line: OnLine,
-        on_event: OnEvent = ignore_event,
+        self, name: str, task: Task, topology: Topology, env: Mapping[str, str | None], callbacks: Callbacks
     ) -> Worker:
         entry = self._hosts[name]
         env = {**self.environment(name, task), **env}
         if entry.remote is None:
-            return start_worker(task, topology, env, on_change, on_line=on_line, on_event=on_event)
+            return start_worker(task, topology, env, callbacks)
         # Variables of the bootstrap message must not go over a connection that is authenticated but not encrypted.
         exported = self._exported.items()
         task = replace(task, env=dict(pair for pair in task.env.items() if pair not in exported))
-        return entry.remote.start(next(self._keys), task, topology, env, on_change, on_line=on_line, on_event=on_event)
+        return entry.remote.start(next(self._keys), task, topology, env, callbacks)
 
     def _add_local(self, host: Host) -> None:
         port = self._stack.enter_context(ReservedPort(ANY if self._agent_hub is not None else LOOPBACK))

@@ -31,7 +31,7 @@ class ProgressEvent:
     """To the driver: what a worker gave to :func:`hvd_cluster.launch.progress.report`."""
 
     #: The worker's rank, or the key that the launcher gave it.
-    worker: int
+    key: int
     #: Plain data that JSON can hold.
     fields: dict[str, Any]
 
@@ -41,7 +41,7 @@ class OutputLine:
     """To the driver: a line of a worker's output."""
 
     #: The worker's rank, or the key that the launcher gave it.
-    worker: int
+    key: int
     #: "stdout" or "stderr".
     stream: str
     text: str

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from hvd_cluster.launch.agent_fleet import AgentFleet
 from hvd_cluster.launch.hosts import Host
-from hvd_cluster.launch.logs import OnLine
 from hvd_cluster.launch.placement import Placement
-from hvd_cluster.launch.process import OnEvent, ignore_event
 from hvd_cluster.launch.task import Task
-from hvd_cluster.launch.worker_group import Worker
+from hvd_cluster.launch.worker_group import Callbacks, Worker
 from hvd_cluster.spark.elastic.task_pool import TaskPool
 from hvd_cluster.topology import Topology
 
@@ -47,15 +45,7 @@ class TaskFleet(AgentFleet):
         return replace(place, host=self._hosts[name].address)
 
     def start(
-        self,
-        name: str,
-        task: Task,
-        topology: Topology,
-        env: Mapping[str, str | None],
-        on_change: Callable[[], None],
-        *,
-        on_line: OnLine,
-        on_event: OnEvent = ignore_event,
+        self, name: str, task: Task, topology: Topology, env: Mapping[str, str | None], callbacks: Callbacks
     ) -> Worker:
         """Start a worker in the task ``name``, which ends with it. The driver's environment is not sent."""
         remote = self._hosts[name].remote
@@ -65,10 +55,10 @@ class TaskFleet(AgentFleet):
         def on_end() -> None:
             if started and started[0].outcome is not None:
                 self._task_pool.release(name)
-            on_change()
+            callbacks.on_change()
 
         env = {**self.environment(name, task), **env}
-        worker = remote.start(next(self._keys), task, topology, env, on_end, on_line=on_line, on_event=on_event)
+        worker = remote.start(next(self._keys), task, topology, env, replace(callbacks, on_change=on_end))
         started.append(worker)
         on_end()  # for changes before the worker was in the list
         return worker

@@ -6,29 +6,17 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TextIO
 
 from hvd_cluster.launch.arguments import none_is_default, renamed
 from hvd_cluster.launch.call import pack
-from hvd_cluster.launch.checks import (
-    checked_variables,
-    interface_names,
-    num_proc_problems,
-    num_proc_range_problems,
-    seconds_problems,
-    variable_problems,
-)
 from hvd_cluster.launch.elastic.controller import ElasticController
-from hvd_cluster.launch.elastic.host_manager import HostManager
 from hvd_cluster.launch.elastic.spec import ElasticSpec
-from hvd_cluster.launch.environment import interface_variables
-from hvd_cluster.launch.logs import OnLine, printer
 from hvd_cluster.launch.outcome import Outcome, collect
-from hvd_cluster.launch.process import ignore_event
-from hvd_cluster.launch.task import Task
-from hvd_cluster.oldpaths.shim import serves_horovod
+from hvd_cluster.launch.run_options import RunOptions
+from hvd_cluster.launch.worker_group import Callbacks
 from hvd_cluster.rendezvous.secret import new_secret
-from hvd_cluster.settings import Settings
 from hvd_cluster.spark import encryption, preflight, slots
 from hvd_cluster.spark.active_session import active
 from hvd_cluster.spark.elastic.failures import DEFAULT_MAX_FAILURES, Failures
@@ -100,14 +88,8 @@ def run_elastic(
     """
     min_num_proc = renamed("min_np", min_np, "min_num_proc", min_num_proc)
     max_num_proc = renamed("max_np", max_np, "max_num_proc", max_num_proc)
-    count = num_proc_problems(num_proc)
-    if wrong := [
-        *seconds_problems(start_timeout=start_timeout, elastic_timeout=elastic_timeout),
-        *variable_problems(env),
-        *(count or num_proc_range_problems(num_proc, min_num_proc, max_num_proc, reset_limit)),
-    ]:
-        raise ValueError("; ".join(wrong))
-    settings = Settings.from_env(spark_start_timeout_s=start_timeout, elastic_timeout_s=elastic_timeout)
+    options = RunOptions.of(locals())
+    settings = options.settings()
     call = pack(fn, args, kwargs, remedy=MODULE_REMEDY)
     session = active(spark)
     check_profile(session, resource_profile)
@@ -115,24 +97,14 @@ def run_elastic(
         num_proc = max(preflight.infer_num_tasks(session), min_num_proc or 1)
         num_proc = min(num_proc, max_num_proc or num_proc)
     slots.check(num_proc, session.slots(resource_profile), barrier=False)
-    interfaces = interface_names(nics)
-    spec = ElasticSpec(
-        task=Task(
-            call=call, env={**interface_variables(interfaces), **checked_variables(env)}, as_horovod=serves_horovod()
-        ),
-        num_proc=num_proc,
-        min_num_proc=num_proc if min_num_proc is None else min_num_proc,
-        max_num_proc=num_proc if max_num_proc is None else max_num_proc,
-        is_discovered=True,
-        reset_limit=reset_limit,
-        elastic_timeout_s=settings.elastic_timeout_s,
-        interfaces=interfaces,
-    )
-    on_line = printer(stdout, stderr, with_timestamp=prefix_output_with_timestamp, verbose=verbose)
-    return collect(_run(session, spec, resource_profile, settings.spark_start_timeout_s, on_line))
+    options = replace(options, num_proc=num_proc, max_num_proc=max_num_proc or num_proc)
+    spec = options.elastic_spec(options.task(call), settings, is_discovered=True)
+    return collect(_run(session, spec, resource_profile, settings.spark_start_timeout_s, options.callbacks()))
 
 
-def _run(session: Session, spec: ElasticSpec, profile: Any, start_timeout_s: float, on_line: OnLine) -> list[Outcome]:
+def _run(
+    session: Session, spec: ElasticSpec, profile: Any, start_timeout_s: float, callbacks: Callbacks
+) -> list[Outcome]:
     """Run the job from start to end; nothing of it remains when this returns or raises."""
     encrypted = encryption.is_wanted(session.conf)
     if encrypted and not session.is_local:
@@ -140,26 +112,17 @@ def _run(session: Session, spec: ElasticSpec, profile: Any, start_timeout_s: flo
     secret = new_secret(encrypted=encrypted)
     max_failures = int(session.conf("spark.task.maxFailures") or DEFAULT_MAX_FAILURES)
     failures = Failures(max_failures)
-    wakeups: list[Callable[[], None]] = []
-
-    def on_change() -> None:
-        for wakeup in wakeups:
-            wakeup()
-
-    with contextlib.ExitStack() as stack:
-        num_tasks = spec.max_num_proc or spec.num_proc
-        task_pool = TaskPool(session, num_tasks, secret, profile, on_change, spec.interfaces, max_failures)
-        stack.callback(task_pool.close)
+    num_tasks = spec.max_num_proc or spec.num_proc
+    task_pool = TaskPool(session, num_tasks, secret, profile, spec.interfaces, max_failures)
+    with contextlib.closing(task_pool):
         task_pool.start()
         task_pool.wait_for(spec.num_proc, start_timeout_s)
-        fleet = stack.enter_context(TaskFleet(secret, task_pool, spec.interfaces))
-        fleet.open(others=not session.is_local)
-        controller = ElasticController(
-            spec, fleet, on_line, ignore_event, lambda outcome: failures.record(outcome, time.monotonic())
-        )
-        hosts = HostManager(task_pool, fleet, None, spec.discovery_interval_s, controller.wakeup.set)
-        stack.callback(hosts.close)
-        stack.callback(controller.close)  # first, so that workers end even while a discovery blocks
-        wakeups.append(controller.wakeup.set)
-        hosts.start()
-        return controller.run(hosts)
+        with TaskFleet(secret, task_pool, spec.interfaces) as fleet:
+            fleet.open(others=not session.is_local)
+
+            def give_up(outcome: Outcome) -> str:
+                return failures.record(outcome, time.monotonic())
+
+            with ElasticController(spec, fleet, task_pool, callbacks, give_up) as controller:
+                task_pool.on_change = controller.wake_up
+                return controller.run()

@@ -51,7 +51,6 @@ class TaskPool(HostDiscovery):
         num_tasks: how many tasks at once, some of which may wait for free slots.
         secret: the job's secret.
         profile: their resource profile; None for the session's settings.
-        on_change: called, from another thread, when a task has connected or ended.
         interfaces: names, or prefixes of names, of the network interfaces that the tasks should use.
         max_failures: if this many tasks of a slot end at once before any has connected, the job fails.
     """
@@ -62,7 +61,6 @@ class TaskPool(HostDiscovery):
         num_tasks: int,
         secret: bytes,
         profile: Any,
-        on_change: Callable[[], None],
         interfaces: tuple[str, ...] = (),
         max_failures: int = DEFAULT_MAX_FAILURES,
     ) -> None:
@@ -70,7 +68,8 @@ class TaskPool(HostDiscovery):
         self._num_tasks = num_tasks
         self._profile = profile
         self._max_failures = max_failures
-        self._on_change = on_change
+        #: Called, from another thread, when a task has connected or ended.
+        self.on_change: Callable[[], None] = lambda: None
         self._tag = f"horovod.spark.run.{uuid.uuid4().hex[:12]}"
         self._changed = threading.Condition()
         self._remotes: dict[str, RemoteHost] = {}
@@ -230,7 +229,7 @@ class TaskPool(HostDiscovery):
             for name in [name for name, remote in self._remotes.items() if remote.gone]:
                 self._gone.append(self._remotes.pop(name))
             self._changed.notify_all()
-        self._on_change()
+        self.on_change()
 
     def _waits_for(self, count: int) -> str:
         with self._changed:

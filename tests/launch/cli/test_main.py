@@ -164,7 +164,7 @@ def test_lines_can_carry_the_time() -> None:
             ["--min-np", "1", "-H", "localhost:1,elsewhere:1", "no-such"],
             "the program 'no-such' does not exist on this host",
         ),
-        (["-np", "0", "true"], "-np must be at least 1"),
+        (["-np", "0", "true"], "-np=0 must be a whole number of at least 1"),
         (["true"], "the number of workers is missing: -np N"),
         (["-np", "1", "--start-timeout", "0", "true"], "--start-timeout=0 must be > 0"),
         (["-np", "2", "--min-np", "1", "-H", "localhost:2", "true"], "Cannot run in fault tolerance mode with fewer"),

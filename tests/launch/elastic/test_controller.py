@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 
 from hvd_cluster.launch.elastic.controller import ElasticController
+from hvd_cluster.launch.elastic.discovery import FixedHosts
 from hvd_cluster.launch.elastic.elastic_worker import ElasticWorker
 from hvd_cluster.launch.elastic.policy import Phase
 from hvd_cluster.launch.elastic.spec import ElasticSpec
 from hvd_cluster.launch.hosts import Host
-from hvd_cluster.launch.logs import drop_line
-from hvd_cluster.launch.process import ignore_event
 from hvd_cluster.launch.ssh.fleet import SshFleet
 from hvd_cluster.launch.task import Task
+from hvd_cluster.launch.worker_group import Callbacks
 from hvd_cluster.rendezvous.secret import new_secret
 
 
@@ -22,7 +22,7 @@ def test_a_request_that_is_told_twice_counts_once() -> None:
     )
     with SshFleet(new_secret()) as fleet:
         fleet.open(others=False)
-        with contextlib.closing(ElasticController(spec, fleet, drop_line, ignore_event)) as controller:
+        with contextlib.closing(ElasticController(spec, fleet, FixedHosts(spec.hosts), Callbacks())) as controller:
             member = controller._members[0] = ElasticWorker(0, "w", "localhost", 0, 0)
             for request, then in (("a", Phase.WAITING), ("a", Phase.RUNNING), ("b", Phase.WAITING)):
                 controller._requests.append({"worker": "w", "request": request})

@@ -13,13 +13,12 @@ import pytest
 import hvd_cluster
 from hvd_cluster.errors import LaunchError
 from hvd_cluster.launch.hosts import Host
-from hvd_cluster.launch.logs import drop_line
-from hvd_cluster.launch.process import ignore_event
 from hvd_cluster.launch.reachability import HostAddresses, listen_for_probes
 from hvd_cluster.launch.ssh.agent_hub import AgentHub
 from hvd_cluster.launch.ssh.fleet import SshFleet
 from hvd_cluster.launch.ssh.options import SshOptions
 from hvd_cluster.launch.task import Task
+from hvd_cluster.launch.worker_group import Callbacks
 from hvd_cluster.rendezvous.secret import new_secret
 from hvd_cluster.rendezvous.session import Session
 from hvd_cluster.topology import Topology
@@ -29,7 +28,7 @@ SECRET = new_secret()
 
 @pytest.mark.processes
 def test_a_host_that_is_closed_twice_closes_nothing_of_others(loopback_ssh: Path) -> None:
-    hub = AgentHub(SECRET, SshOptions(), (), lambda: None)
+    hub = AgentHub(SECRET, SshOptions(), ())
     try:
         hub.connect([Host("elsewhere", 1)], retry=False)
         remote = hub.remotes["elsewhere"]
@@ -45,7 +44,7 @@ def test_a_host_that_is_closed_twice_closes_nothing_of_others(loopback_ssh: Path
 
 @pytest.mark.processes
 def test_an_answer_that_comes_too_late_is_not_taken_for_the_next_one(loopback_ssh: Path) -> None:
-    hub = AgentHub(SECRET, SshOptions(), (), lambda: None)
+    hub = AgentHub(SECRET, SshOptions(), ())
     probe_listener = listen_for_probes(SECRET, "here")
     try:
         hub.connect([Host("elsewhere", 1)], retry=False)
@@ -74,7 +73,7 @@ def test_an_answer_that_comes_too_late_is_not_taken_for_the_next_one(loopback_ss
 def test_a_host_with_another_version_is_named_with_both(loopback_ssh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     there = hvd_cluster.__version__
     monkeypatch.setattr("hvd_cluster.launch.ssh.agent_hub.__version__", "99.9")
-    hub = AgentHub(SECRET, SshOptions(), (), lambda: None)
+    hub = AgentHub(SECRET, SshOptions(), ())
     try:
         with pytest.raises(LaunchError, match=f"elsewhere: hvd_cluster is {there} there and 99.9 here"):
             hub.connect([Host("elsewhere", 1)], retry=True)
@@ -84,7 +83,7 @@ def test_a_host_with_another_version_is_named_with_both(loopback_ssh: Path, monk
 
 @pytest.mark.processes
 def test_a_lost_host_is_told_with_what_ssh_and_the_agent_said_last(loopback_ssh: Path) -> None:
-    hub = AgentHub(SECRET, SshOptions(), (), lambda: None)
+    hub = AgentHub(SECRET, SshOptions(), ())
     try:
         hub.connect([Host("elsewhere", 1)], retry=False)
         remote = hub.remotes["elsewhere"]
@@ -92,9 +91,7 @@ def test_a_lost_host_is_told_with_what_ssh_and_the_agent_said_last(loopback_ssh:
         with Path(f"/proc/{pid}/fd/2").open("w") as stderr:
             stderr.write("Timeout, server not responding.\n")
         os.kill(pid, signal.SIGKILL)
-        worker = remote.start(
-            0, Task(command=("true",)), Topology(), {}, lambda: None, on_line=drop_line, on_event=ignore_event
-        )
+        worker = remote.start(0, Task(command=("true",)), Topology(), {}, Callbacks())
         outcome = worker.wait()
         assert outcome is not None
         assert (
@@ -126,9 +123,8 @@ def test_the_secret_and_the_environment_go_through_ssh_only(
     with SshFleet(SECRET, env=task.env) as fleet:
         fleet.connect([Host("elsewhere", 1)])
         topology = Topology(secret=SECRET, worker="w")
-        worker = fleet.start(
-            "elsewhere", task, topology, {"PLACE": "0"}, lambda: None, on_line=lambda _r, _s, line: lines.append(line)
-        )
+        callbacks = Callbacks(on_line=lambda _r, _s, line: lines.append(line))
+        worker = fleet.start("elsewhere", task, topology, {"PLACE": "0"}, callbacks)
         worker.wait()
     assert lines == [f"{SECRET.hex()} pa55w0rd t0k3n 0 120000"]
     assert any(b"PLACE" in message for message in sent)

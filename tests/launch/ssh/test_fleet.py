@@ -69,7 +69,7 @@ def test_a_launcher_whose_host_takes_part_listens_on_the_interfaces_that_were_na
     name, address = one_interface()
     before = listening(os.getpid())
     for wanted, listened in (([name], address), ([], ANY)):
-        hub = AgentHub(new_secret(), SshOptions(), wanted, lambda: None, takes_part=True)
+        hub = AgentHub(new_secret(), SshOptions(), wanted, takes_part=True)
         try:
             hub.connect([Host("elsewhere", 1)], retry=False)
             assert listening(os.getpid()) == sorted([*before, listened])
