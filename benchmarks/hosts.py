@@ -26,11 +26,11 @@ from hvd_cluster.launch.call import pack
 from hvd_cluster.launch.logs import printer
 from hvd_cluster.launch.outcome import collect
 from hvd_cluster.launch.placement import Slot, place
-from hvd_cluster.launch.ports import ReservedPort
 from hvd_cluster.launch.process import WorkerProcess
 from hvd_cluster.launch.worker_group import Callbacks, WorkerGroup
 from hvd_cluster.rendezvous.secret import new_secret
 from hvd_cluster.rendezvous.server import KeyValueServer
+from hvd_cluster.rendezvous.sockets import ReservedPort
 from hvd_cluster.topology import join_address
 
 T = TypeVar("T")

@@ -14,7 +14,7 @@ from typing import Any
 from benchmarks.measure import Table, compare, row, seconds
 from benchmarks.report import Report, Reports
 from hvd_cluster.launch import local
-from hvd_cluster.launch.ports import ReservedPort
+from hvd_cluster.rendezvous.sockets import ReservedPort
 
 BATCH = 64
 Step = Callable[[], object]

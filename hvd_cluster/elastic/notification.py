@@ -14,7 +14,7 @@ from hvd_cluster.elastic.state import HostUpdateResult, State
 from hvd_cluster.engine.process_sets import global_process_set
 from hvd_cluster.engine.request import Kind
 from hvd_cluster.engine.submission import Collective
-from hvd_cluster.rendezvous.mailbox import KeyValueMailbox
+from hvd_cluster.rendezvous.client import KeyValueMailbox
 from hvd_cluster.rendezvous.membership import membership
 from hvd_cluster.settings import Settings
 from hvd_cluster.topology import Topology
@@ -44,7 +44,7 @@ class NotificationManager:
                 state.on_hosts_updated(*self._latest)
             if self._thread is None and self.is_elastic:
                 topology = Topology.from_env()
-                self._thread = threading.Thread(target=self._receive, args=(topology,), name="hvd-news", daemon=True)
+                self._thread = threading.Thread(target=self._receive, args=(topology,), name="hvd-host-updates", daemon=True)
                 self._thread.start()
 
     def begin_world(self, state: State) -> None:
@@ -74,22 +74,21 @@ class NotificationManager:
         return member is None or member.num_newcomers > 0 or member.num_lost > 0
 
     def _receive(self, topology: Topology) -> None:
-        news: KeyValueMailbox | None = None
+        updates: KeyValueMailbox | None = None
         num_vain = 0
         while True:
             try:
-                news = news or membership(topology).news()
-                message = json.loads(news.next(_READ_TIMEOUT_S))
+                updates = updates or membership(topology).host_updates()
+                message = json.loads(updates.next(_READ_TIMEOUT_S))
             except TimeoutError:
                 continue
             except OSError as error:
                 num_vain += 1
                 if num_vain >= _MAX_TRIES:
-                    logger.debug(
-                        "no more notifications from the driver: %s", error
-                    )  # it has ended; so will this process
-                    if news is not None:
-                        news.close()
+                    # The driver has ended; so will this process.
+                    logger.debug("no more notifications from the driver: %s", error)
+                    if updates is not None:
+                        updates.close()
                     return
                 logger.debug("no notification from the driver, trying again: %s", error)
                 time.sleep(_RETRY_S)
@@ -111,7 +110,7 @@ def agree_on_update(update: tuple[float, float, int]) -> tuple[float, float, int
     Raises:
         HorovodInternalError: the world has ended.
     """
-    collective = Collective(kind=Kind.BROADCAST, process_set=global_process_set, name="elastic.news", root=0)
+    collective = Collective(kind=Kind.BROADCAST, process_set=global_process_set, name="elastic.host_update", root=0)
     (agreed,) = collective.begin([torch.tensor(update, dtype=torch.float64, device="cpu")]).wait()
     before, latest, change = agreed.tolist()
     return before, latest, int(change)

@@ -93,9 +93,9 @@ class State:
             # If workers have only left, those that remain are equal already.
             raise HostsUpdatedInterrupt(number == HostUpdateResult.removed)
 
-    def _agree(self, news: tuple[float, float, int]) -> tuple[float, float, int]:
+    def _agree(self, update: tuple[float, float, int]) -> tuple[float, float, int]:
         """Rank 0's notification on every rank."""
-        agreed: tuple[float, float, int] = self._bcast_object(news)
+        agreed: tuple[float, float, int] = self._bcast_object(update)
         return agreed
 
     def save(self) -> None:

@@ -21,7 +21,7 @@ from hvd_cluster.rendezvous.bootstrap import join_store
 from hvd_cluster.rendezvous.client import KeyValueClient
 from hvd_cluster.rendezvous.link import Link
 from hvd_cluster.rendezvous.server import KeyValueServer
-from hvd_cluster.rendezvous.tcp_keepalive import detect_dead_host
+from hvd_cluster.rendezvous.sockets import detect_dead_host
 from hvd_cluster.settings import Settings
 from hvd_cluster.topology import Topology
 

@@ -192,7 +192,7 @@ class SparkBackend(LauncherBackend):
     @property
     def is_far(self) -> bool:
         """Whether tasks may run on other machines than this process does."""
-        from hvd_cluster.rendezvous.listening import LOOPBACK
+        from hvd_cluster.rendezvous.sockets import LOOPBACK
 
         return self._session().driver_hosts()[0] != LOOPBACK
 

@@ -22,8 +22,6 @@ from typing import Any
 
 from hvd_cluster.errors import AuthenticationError
 from hvd_cluster.launch import reachability
-from hvd_cluster.launch.interfaces import listening_addresses, outward_interfaces
-from hvd_cluster.launch.ports import ReservedPort
 from hvd_cluster.launch.reachability import listen_for_probes
 from hvd_cluster.launch.task import start_worker
 from hvd_cluster.launch.wire.agent_messages import (
@@ -42,10 +40,9 @@ from hvd_cluster.launch.wire.agent_messages import (
 from hvd_cluster.launch.wire.flow_control import SendWindow
 from hvd_cluster.launch.wire.messages import OutputLine, ProgressEvent
 from hvd_cluster.launch.worker_group import STOP_GRACE_S, Callbacks, Worker
-from hvd_cluster.rendezvous.addresses import host_key
+from hvd_cluster.rendezvous.addresses import host_key, listening_addresses, outward_interfaces
 from hvd_cluster.rendezvous.channel import Channel, HungUpError
-from hvd_cluster.rendezvous.listening import ANY
-from hvd_cluster.rendezvous.tcp_keepalive import detect_dead_host
+from hvd_cluster.rendezvous.sockets import ANY, ReservedPort, detect_dead_host
 from hvd_cluster.version import __version__
 
 _CONNECT_TIMEOUT_S = 5.0

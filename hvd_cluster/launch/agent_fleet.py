@@ -14,11 +14,11 @@ from hvd_cluster.launch import reachability
 from hvd_cluster.launch.environment import found_interface_variables
 from hvd_cluster.launch.fleet import Fleet
 from hvd_cluster.launch.hosts import Host
-from hvd_cluster.launch.interfaces import named
 from hvd_cluster.launch.placement import Placement
 from hvd_cluster.launch.remote import RemoteHost
 from hvd_cluster.launch.task import Task
-from hvd_cluster.rendezvous.listening import ANY, LOOPBACK
+from hvd_cluster.rendezvous.addresses import named
+from hvd_cluster.rendezvous.sockets import ANY, LOOPBACK
 from hvd_cluster.topology import Topology, inherited_env, join_address
 
 logger = logging.getLogger(__name__)

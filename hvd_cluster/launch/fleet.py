@@ -10,8 +10,8 @@ from hvd_cluster.launch.hosts import Host
 from hvd_cluster.launch.placement import Placement
 from hvd_cluster.launch.task import Task
 from hvd_cluster.launch.worker_group import Callbacks, Worker
-from hvd_cluster.rendezvous.listening import LOOPBACK
 from hvd_cluster.rendezvous.server import KeyValueServer
+from hvd_cluster.rendezvous.sockets import LOOPBACK
 from hvd_cluster.topology import Topology
 
 

@@ -14,13 +14,12 @@ from hvd_cluster.launch.arguments import none_is_default
 from hvd_cluster.launch.call import pack
 from hvd_cluster.launch.outcome import collect
 from hvd_cluster.launch.placement import Slot, place
-from hvd_cluster.launch.ports import ReservedPort
 from hvd_cluster.launch.process import WorkerProcess
 from hvd_cluster.launch.run_options import RunOptions
 from hvd_cluster.launch.worker_group import OnEvent, WorkerGroup
-from hvd_cluster.rendezvous.listening import LOOPBACK
 from hvd_cluster.rendezvous.secret import new_secret
 from hvd_cluster.rendezvous.server import KeyValueServer
+from hvd_cluster.rendezvous.sockets import LOOPBACK, ReservedPort
 from hvd_cluster.topology import join_address
 
 logger = logging.getLogger(__name__)

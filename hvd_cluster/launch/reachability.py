@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from hvd_cluster.errors import LaunchError
 from hvd_cluster.launch.wire.listener import Listener
 from hvd_cluster.rendezvous.channel import Channel, HungUpError
-from hvd_cluster.rendezvous.listening import ANY
+from hvd_cluster.rendezvous.sockets import ANY
 
 logger = logging.getLogger(__name__)
 

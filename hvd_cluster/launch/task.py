@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from hvd_cluster.launch.process import WorkerProcess
-from hvd_cluster.launch.program import ProgramProcess
+from hvd_cluster.launch.process import ProgramProcess, WorkerProcess
 from hvd_cluster.launch.worker_group import Callbacks, Worker
 from hvd_cluster.topology import Topology
 

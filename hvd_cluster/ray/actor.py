@@ -18,13 +18,12 @@ from hvd_cluster.launch.outcome import ErrorReport, Outcome
 from hvd_cluster.launch.pickling import loads
 from hvd_cluster.launch.wire.messages import ProgressEvent
 from hvd_cluster.launch.worker_group import Callbacks, Worker
-from hvd_cluster.ray.connection import ENDING_TEXT, Connection
 from hvd_cluster.ray.messages import ActorHandshake, CallFinished, LogRecord, Message, OutputLines
 from hvd_cluster.ray.pickling import dumps, outliving
-from hvd_cluster.ray.session import first_line, full_store, load_ray
+from hvd_cluster.ray.session import ENDING_TEXT, Connection, first_line, full_store, load_ray
 from hvd_cluster.ray.worker import WorkerAssignment
 from hvd_cluster.rendezvous.channel import Channel
-from hvd_cluster.rendezvous.tcp_keepalive import detect_dead_host
+from hvd_cluster.rendezvous.sockets import detect_dead_host
 
 logger = logging.getLogger(__name__)
 

@@ -20,16 +20,15 @@ from hvd_cluster.oldpaths.shim import serves_horovod
 from hvd_cluster.ray import nodes
 from hvd_cluster.ray.actor import ActorCall, ActorWorker, ignore_log
 from hvd_cluster.ray.callbacks import CallbackLoop
-from hvd_cluster.ray.connection import ENDED, Connection
 from hvd_cluster.ray.messages import ActorHandshake
 from hvd_cluster.ray.resources import device_env
-from hvd_cluster.ray.session import connect, first_line, full_store, load_ray
+from hvd_cluster.ray.session import ENDED, Connection, connect, first_line, full_store, load_ray
 from hvd_cluster.ray.start_watch import late_text, slow_parts
 from hvd_cluster.ray.strategy import Reservation, Strategy
 from hvd_cluster.ray.worker import BaseHorovodWorker, WorkerAssignment
-from hvd_cluster.rendezvous.listening import LOOPBACK
 from hvd_cluster.rendezvous.secret import new_secret
 from hvd_cluster.rendezvous.server import KeyValueServer
+from hvd_cluster.rendezvous.sockets import LOOPBACK
 from hvd_cluster.topology import join_address
 
 logger = logging.getLogger(__name__)

@@ -16,8 +16,7 @@ from hvd_cluster.errors import LaunchError, WorkerFailedError
 from hvd_cluster.launch.call import PackedCall, unpack
 from hvd_cluster.ray.adapter import Adapter, Callback, packed
 from hvd_cluster.ray.bundles import in_bundle
-from hvd_cluster.ray.connection import ENDED, Connection, ConnectionEndedError
-from hvd_cluster.ray.session import load_ray
+from hvd_cluster.ray.session import ENDED, Connection, ConnectionEndedError, load_ray
 from hvd_cluster.ray.spec import ExecutorSpec
 from hvd_cluster.ray.strategy import Reservation
 

@@ -17,10 +17,10 @@ from hvd_cluster.ray.actor import ActorCall
 from hvd_cluster.ray.adapter import Adapter, Callback
 from hvd_cluster.ray.bundles import bundles_of
 from hvd_cluster.ray.callbacks import CallbackLoop
-from hvd_cluster.ray.connection import ENDED, Connection
 from hvd_cluster.ray.discovery import BundleDiscovery, NodeDiscovery
 from hvd_cluster.ray.node_fleet import NodeFleet
 from hvd_cluster.ray.resources import WorkerResources
+from hvd_cluster.ray.session import ENDED, Connection
 from hvd_cluster.ray.settings import ElasticSettings
 from hvd_cluster.ray.spec import group_to_use
 from hvd_cluster.ray.start_watch import StartWatch

@@ -7,8 +7,8 @@ from typing import Any
 
 from hvd_cluster.errors import LaunchError
 from hvd_cluster.launch.checks import interface_names
-from hvd_cluster.launch.interfaces import named, outward_interfaces
 from hvd_cluster.ray.session import load_ray
+from hvd_cluster.rendezvous.addresses import named, outward_interfaces
 
 
 def detect_nics(

@@ -22,12 +22,11 @@ from ray.train.torch import TorchTrainer
 
 from hvd_cluster.launch.environment import answer_for_horovod, interface_variables, thread_variables
 from hvd_cluster.launch.placement import Slot, place
-from hvd_cluster.launch.ports import ReservedPort
 from hvd_cluster.oldpaths.shim import serves_horovod
 from hvd_cluster.ray.resources import device_env
-from hvd_cluster.rendezvous.listening import ANY
 from hvd_cluster.rendezvous.secret import new_secret
 from hvd_cluster.rendezvous.server import KeyValueServer
+from hvd_cluster.rendezvous.sockets import ANY, ReservedPort
 from hvd_cluster.topology import Topology, export, inherited_env, join_address
 
 #: Ray has two classes of that name; its version and a setting decide which one is used, and TorchTrainer follows them.

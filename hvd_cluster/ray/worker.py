@@ -14,14 +14,13 @@ from hvd_cluster.launch.call import PackedCall, unpack
 from hvd_cluster.launch.checks import checked_variables
 from hvd_cluster.launch.environment import answer_for_horovod, thread_variables
 from hvd_cluster.launch.outcome import Outcome
-from hvd_cluster.launch.ports import ReservedPort
 from hvd_cluster.launch.wire.messages import ProgressEvent
 from hvd_cluster.launch.worker import perform
 from hvd_cluster.ray import ray_logger
 from hvd_cluster.ray.driver_connection import DriverConnection
 from hvd_cluster.ray.messages import ActorHandshake, CallFinished, LogRecord
 from hvd_cluster.ray.pickling import dumps
-from hvd_cluster.rendezvous.listening import ANY
+from hvd_cluster.rendezvous.sockets import ANY, ReservedPort
 from hvd_cluster.topology import Topology, export, inherited_env, is_job_variable
 
 

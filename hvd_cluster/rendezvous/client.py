@@ -1,4 +1,4 @@
-"""A worker's end of the job's key-value store."""
+"""A worker's connection to the job's key-value store, and queues in the store."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from hvd_cluster.errors import AuthenticationError, StaleWorldError
 from hvd_cluster.rendezvous.channel import Channel, HungUpError
 from hvd_cluster.rendezvous.protocol import Answer, Command, pack, unpack
-from hvd_cluster.rendezvous.tcp_keepalive import keep_alive
+from hvd_cluster.rendezvous.sockets import keep_alive
 from hvd_cluster.topology import split_address
 
 #: Requests that are safe to repeat if the connection breaks before the answer. A reader of a box must accept a
@@ -203,3 +203,29 @@ def _called(host: str, port: int, secret: bytes, timeout_s: float) -> Channel:
     except BaseException:  # raised again: no one else closes it
         sock.close()
         raise
+
+
+class KeyValueMailbox:
+    """The one reader of a box.
+
+    Args:
+        client: the connection; a read keeps it busy, so a reader in its own thread needs its own connection.
+        box: the name of the box.
+    """
+
+    def __init__(self, client: KeyValueClient, box: str) -> None:
+        self._client = client
+        self._box = box
+        self._next = 0
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._client.close()
+
+    def next(self, timeout_s: float) -> bytes:
+        """The oldest unread message; raises ``TimeoutError`` if none arrives in time."""
+        key = f"{self._box}/{self._next}"
+        message = self._client.get(key, timeout_s)
+        self._client.delete(key)
+        self._next += 1
+        return message

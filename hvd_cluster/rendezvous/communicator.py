@@ -10,9 +10,9 @@ from dataclasses import replace
 from typing import Any, Protocol, TypeGuard
 
 from hvd_cluster.rendezvous.addresses import first_reachable, host_key, interface_addresses
-from hvd_cluster.rendezvous.listening import ANY, LOOPBACK
 from hvd_cluster.rendezvous.secret import new_secret
 from hvd_cluster.rendezvous.server import JoinedStore, KeyValueServer
+from hvd_cluster.rendezvous.sockets import ANY, LOOPBACK
 from hvd_cluster.topology import Topology, join_address
 
 _FAILED = "Horovod initialization failed"

@@ -15,8 +15,7 @@ import sys
 import uuid
 from dataclasses import replace
 
-from hvd_cluster.rendezvous.client import KeyValueClient
-from hvd_cluster.rendezvous.mailbox import KeyValueMailbox, post
+from hvd_cluster.rendezvous.client import KeyValueClient, KeyValueMailbox
 from hvd_cluster.topology import Topology
 
 logger = logging.getLogger(__name__)
@@ -32,12 +31,12 @@ TOPOLOGY_FIELDS = (
 
 def topology_box(worker: str) -> str:
     """The box that ``worker`` reads its topology from."""
-    return f"elastic/place/{worker}"
+    return f"elastic/topology/{worker}"
 
 
 def host_update_box(worker: str) -> str:
     """The box that ``worker`` reads changes of the hosts from."""
-    return f"elastic/news/{worker}"
+    return f"elastic/host_updates/{worker}"
 
 
 class Membership:
@@ -50,7 +49,7 @@ class Membership:
     def __init__(self, topology: Topology) -> None:
         self.topology = topology
         self._client = KeyValueClient(topology.rendezvous, topology.secret)
-        self._places = KeyValueMailbox(self._client, topology_box(topology.worker))
+        self._topologies = KeyValueMailbox(self._client, topology_box(topology.worker))
         #: The network interface through which other hosts reach this one; empty if there are no other hosts.
         self.interface = ""
         #: Value for CUDA_VISIBLE_DEVICES, in local_rank order; empty for no change.
@@ -76,11 +75,11 @@ class Membership:
         """
         # The number lets the driver recognise a request that was pushed twice.
         asked = {"worker": self.topology.worker, "request": uuid.uuid4().hex}
-        post(self._client, DRIVER_BOX, json.dumps(asked).encode())
+        self._client.push(DRIVER_BOX, json.dumps(asked).encode())
         answer = None
         while answer is None:
             try:
-                answer = json.loads(self._places.next(timeout_s))
+                answer = json.loads(self._topologies.next(timeout_s))
             except TimeoutError:
                 logger.warning(
                     "the driver has not assigned a rank to this worker for another %g s; it keeps waiting", timeout_s
@@ -94,7 +93,7 @@ class Membership:
         self.since = float(answer["since"])
         return self.topology
 
-    def news(self) -> KeyValueMailbox:
+    def host_updates(self) -> KeyValueMailbox:
         """The driver's notifications about changed hosts, over a separate connection."""
         return KeyValueMailbox(self._client.clone(), host_update_box(self.topology.worker))
 

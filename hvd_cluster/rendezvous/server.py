@@ -15,10 +15,9 @@ from dataclasses import dataclass
 
 from hvd_cluster.errors import AuthenticationError
 from hvd_cluster.rendezvous.link import Link
-from hvd_cluster.rendezvous.listening import ANY, listen
 from hvd_cluster.rendezvous.protocol import pack, unpack
+from hvd_cluster.rendezvous.sockets import ANY, keep_alive, listen
 from hvd_cluster.rendezvous.table import KeyValueTable
-from hvd_cluster.rendezvous.tcp_keepalive import keep_alive
 from hvd_cluster.topology import Topology
 
 logger = logging.getLogger(__name__)

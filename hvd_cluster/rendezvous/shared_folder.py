@@ -17,9 +17,9 @@ from pathlib import Path
 from hvd_cluster.rendezvous.addresses import first_reachable, host_key, interface_addresses
 from hvd_cluster.rendezvous.client import KeyValueClient
 from hvd_cluster.rendezvous.communicator import own_address
-from hvd_cluster.rendezvous.listening import ANY
 from hvd_cluster.rendezvous.secret import new_secret
 from hvd_cluster.rendezvous.server import JoinedStore, KeyValueServer
+from hvd_cluster.rendezvous.sockets import ANY
 from hvd_cluster.topology import Topology, join_address
 
 _POLL_S = 0.1

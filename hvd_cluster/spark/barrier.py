@@ -15,8 +15,8 @@ import hvd_cluster
 from hvd_cluster.errors import DataError
 from hvd_cluster.launch.outcome import ErrorReport, Outcome
 from hvd_cluster.launch.placement import Placement, place
-from hvd_cluster.rendezvous.listening import LOOPBACK
 from hvd_cluster.rendezvous.secret import certificate_of
+from hvd_cluster.rendezvous.sockets import LOOPBACK
 from hvd_cluster.spark import handshake, messages
 from hvd_cluster.spark.driver_connection import DriverConnection
 from hvd_cluster.spark.encryption import OPEN_TENSORS_TEXT, gloo_variables

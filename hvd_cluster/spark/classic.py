@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hvd_cluster.data import spark_jobs
-from hvd_cluster.rendezvous.listening import ANY, LOOPBACK
+from hvd_cluster.rendezvous.sockets import ANY, LOOPBACK
 from hvd_cluster.spark import host, slots
 from hvd_cluster.spark.session import INLINE_BYTES, Session, nothing_to_free
 from hvd_cluster.spark.slots import SlotCounts

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from hvd_cluster.rendezvous.listening import ANY, LOOPBACK
+from hvd_cluster.rendezvous.sockets import ANY, LOOPBACK
 from hvd_cluster.spark import host, slots
 from hvd_cluster.spark.session import INLINE_BYTES, Session, nothing_to_free
 from hvd_cluster.spark.slots import SlotCounts

@@ -13,7 +13,7 @@ from hvd_cluster.errors import AuthenticationError
 from hvd_cluster.launch.logs import prefixed
 from hvd_cluster.launch.wire.messages import OutputLine
 from hvd_cluster.rendezvous.channel import Channel
-from hvd_cluster.rendezvous.tcp_keepalive import keep_alive
+from hvd_cluster.rendezvous.sockets import keep_alive
 from hvd_cluster.spark.messages import STOP, Message
 from hvd_cluster.topology import split_address
 

@@ -10,9 +10,8 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from hvd_cluster.launch.placement import Slot, place
-from hvd_cluster.launch.ports import ReservedPort
-from hvd_cluster.rendezvous.listening import ANY, LOOPBACK
 from hvd_cluster.rendezvous.server import KeyValueServer
+from hvd_cluster.rendezvous.sockets import ANY, LOOPBACK, ReservedPort
 from hvd_cluster.spark import host
 from hvd_cluster.spark.devices import task_gpus
 from hvd_cluster.spark.plan import TaskPlan, Versions, disagreements

@@ -9,7 +9,7 @@ import socket
 from collections.abc import Iterable
 from pathlib import Path
 
-from hvd_cluster.rendezvous.listening import LOOPBACK
+from hvd_cluster.rendezvous.sockets import LOOPBACK
 
 
 def machine_key() -> str:

@@ -15,7 +15,7 @@ from typing import Any
 from hvd_cluster.errors import AuthenticationError
 from hvd_cluster.launch.wire.listener import Listener
 from hvd_cluster.rendezvous.channel import Channel
-from hvd_cluster.rendezvous.tcp_keepalive import keep_alive
+from hvd_cluster.rendezvous.sockets import keep_alive
 from hvd_cluster.spark.messages import STOP, TaskLost, TaskStarted
 from hvd_cluster.topology import join_address
 

@@ -12,7 +12,6 @@ from hvd_cluster.elastic.notification import NotificationManager
 from hvd_cluster.elastic.state import HostUpdateResult, ObjectState
 from hvd_cluster.rendezvous import membership
 from hvd_cluster.rendezvous.client import KeyValueClient
-from hvd_cluster.rendezvous.mailbox import post
 from hvd_cluster.rendezvous.secret import new_secret
 from hvd_cluster.rendezvous.server import KeyValueServer
 from hvd_cluster.topology import Topology
@@ -35,8 +34,8 @@ class Listener(ObjectState):
 
 def tell(server: KeyValueServer, at: float) -> None:
     driver = KeyValueClient(f"127.0.0.1:{server.port}", SECRET)
-    post(
-        driver, membership.host_update_box("w7"), json.dumps({"at": at, "change": int(HostUpdateResult.added)}).encode()
+    driver.push(
+        membership.host_update_box("w7"), json.dumps({"at": at, "change": int(HostUpdateResult.added)}).encode()
     )
     driver.close()
 

@@ -8,7 +8,6 @@ import pytest
 
 from hvd_cluster.errors import LaunchError
 from hvd_cluster.launch import reachability
-from hvd_cluster.launch.interfaces import named, outward_interfaces
 from hvd_cluster.launch.reachability import (
     HostAddresses,
     choose_addresses,
@@ -17,6 +16,7 @@ from hvd_cluster.launch.reachability import (
     probers,
     unreachable,
 )
+from hvd_cluster.rendezvous.addresses import named, outward_interfaces
 from hvd_cluster.rendezvous.channel import Channel
 from hvd_cluster.rendezvous.secret import new_secret
 

@@ -13,7 +13,7 @@ import psutil
 import pytest
 from hosts import Machines
 
-from hvd_cluster.rendezvous.tcp_keepalive import DEAD_HOST_S
+from hvd_cluster.rendezvous.sockets import DEAD_HOST_S
 
 HVDRUN = [sys.executable, "-m", "hvd_cluster.launch.cli.main"]
 MakeHosts = Callable[[int], Machines]

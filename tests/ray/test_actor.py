@@ -6,7 +6,7 @@ import pytest
 
 from hvd_cluster.launch.worker_group import Callbacks
 from hvd_cluster.ray.actor import ActorWorker, _ending_text
-from hvd_cluster.ray.connection import ENDING_TEXT
+from hvd_cluster.ray.session import ENDING_TEXT
 
 DIED = "The actor died unexpectedly.\n\tpid: 5\nThe actor is dead because its worker process has died. "
 

@@ -20,7 +20,7 @@ from hvd_cluster.launch.worker_group import Callbacks
 from hvd_cluster.ray import RayExecutor, actor_group
 from hvd_cluster.ray.actor import ActorWorker
 from hvd_cluster.ray.adapter import packed
-from hvd_cluster.ray.connection import Connection
+from hvd_cluster.ray.session import Connection
 from hvd_cluster.ray.worker import BaseHorovodWorker
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]

@@ -9,9 +9,9 @@ import pytest
 from ray_clusters import TestCluster
 
 from hvd_cluster.errors import LaunchError
-from hvd_cluster.launch.interfaces import outward_interfaces
 from hvd_cluster.ray import BaseHorovodWorker, RayExecutor, nics
 from hvd_cluster.ray.nics import detect_nics
+from hvd_cluster.rendezvous.addresses import outward_interfaces
 
 
 def test_this_process_is_meant_where_there_are_no_workers() -> None:

@@ -17,9 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from hvd_cluster.launch.ports import ReservedPort
 from hvd_cluster.rendezvous import bootstrap
 from hvd_cluster.rendezvous.bootstrap import join_store
+from hvd_cluster.rendezvous.sockets import ReservedPort
 from hvd_cluster.topology import Topology
 
 SCRIPT = """

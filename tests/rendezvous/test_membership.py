@@ -11,8 +11,7 @@ import pytest
 
 from hvd_cluster.engine.world import assemble
 from hvd_cluster.errors import StaleWorldError
-from hvd_cluster.rendezvous.client import KeyValueClient
-from hvd_cluster.rendezvous.mailbox import KeyValueMailbox, post
+from hvd_cluster.rendezvous.client import KeyValueClient, KeyValueMailbox
 from hvd_cluster.rendezvous.membership import DRIVER_BOX, Membership, host_update_box, topology_box
 from hvd_cluster.rendezvous.secret import new_secret
 from hvd_cluster.rendezvous.server import KeyValueServer
@@ -63,7 +62,7 @@ def test_a_worker_asks_and_is_told_its_place_again_and_again(member: Membership,
     requests = set()
     for generation in (4, 6):
         answer = {**PLACE, "generation": generation, "rendezvous": address}
-        post(driver, topology_box("w7"), json.dumps(answer).encode())
+        driver.push(topology_box("w7"), json.dumps(answer).encode())
         place = member.next_topology(5)
         request = json.loads(asked.next(5))
         assert (request["worker"], set(request)) == ("w7", {"worker", "request"})
@@ -74,16 +73,16 @@ def test_a_worker_asks_and_is_told_its_place_again_and_again(member: Membership,
         assert (member.num_newcomers, member.num_lost) == (2, 1)
         assert member.since == 12.5
     assert len(requests) == 2
-    post(driver, host_update_box("w7"), b"the hosts have changed")
-    news = member.news()
-    assert news.next(5) == b"the hosts have changed"
-    news.close()
+    driver.push(host_update_box("w7"), b"the hosts have changed")
+    updates = member.host_updates()
+    assert updates.next(5) == b"the hosts have changed"
+    updates.close()
 
 
 @pytest.mark.long
 def test_a_worker_that_is_ready_waits_for_those_that_train(member: Membership, driver: KeyValueClient) -> None:
     place = json.dumps({**PLACE, "generation": 2, "rendezvous": member.topology.rendezvous}).encode()
-    told = threading.Timer(0.7, post, (driver, topology_box("w7"), place))
+    told = threading.Timer(0.7, driver.push, (topology_box("w7"), place))
     told.start()
     assert member.next_topology(0.2).generation == 2
     told.join()
@@ -94,13 +93,13 @@ def test_a_worker_whose_connection_was_cut_off_while_it_trained_asks_over_a_new_
 ) -> None:
     place = json.dumps({**PLACE, "generation": 2, "rendezvous": member.topology.rendezvous}).encode()
     for _ in range(2):
-        post(driver, topology_box("w7"), place)
+        driver.push(topology_box("w7"), place)
         assert member.next_topology(30).generation == 2
         member._client._channel._socket.shutdown(socket.SHUT_RDWR)
 
 
 def test_a_worker_that_is_not_needed_any_more_exits(member: Membership, driver: KeyValueClient) -> None:
-    post(driver, topology_box("w7"), b'{"leave": "its host is gone"}')
+    driver.push(topology_box("w7"), b'{"leave": "its host is gone"}')
     with pytest.raises(SystemExit) as caught:
         member.next_topology(5)
     assert not caught.value.code

@@ -44,7 +44,7 @@ class RayBackend(LauncherBackend):
         Raises:
             NotEnoughSlotsError: as :meth:`check`.
         """
-        from hvd_cluster.ray.capacity import require_capacity
+        from hvd_cluster.ray.spec import require_capacity
 
         require_capacity(self.num_processes(), **self._of_a_worker())
 
@@ -76,7 +76,7 @@ class RayBackend(LauncherBackend):
         if self._num_proc is not None:
             return self._num_proc
         if self._num_found is None:
-            from hvd_cluster.ray.capacity import num_workers_that_fit
+            from hvd_cluster.ray.spec import num_workers_that_fit
 
             self._num_found = num_workers_that_fit(**self._of_a_worker())
         return self._num_found

@@ -59,8 +59,8 @@ class KerasState(ObjectState):
         broadcast_variables(model_variables(self.model, self.optimizer), 0)
         super().sync()
 
-    def _agree(self, news: tuple[float, float, int]) -> tuple[float, float, int]:
-        return agree_on_update(news)
+    def _agree(self, update: tuple[float, float, int]) -> tuple[float, float, int]:
+        return agree_on_update(update)
 
 
 def _copied(variable: Any) -> npt.NDArray[Any]:

@@ -6,8 +6,8 @@ import socket
 from collections.abc import Iterable
 
 from hvd_cluster.launch.hosts import is_local
-from hvd_cluster.launch.interfaces import outward_interfaces
-from hvd_cluster.rendezvous.listening import LOOPBACK
+from hvd_cluster.rendezvous.addresses import outward_interfaces
+from hvd_cluster.rendezvous.sockets import LOOPBACK
 
 
 def get_local_host_addresses() -> list[str]:

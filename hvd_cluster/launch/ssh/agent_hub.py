@@ -12,13 +12,13 @@ from pathlib import Path
 
 from hvd_cluster.errors import LaunchError
 from hvd_cluster.launch.hosts import Host
-from hvd_cluster.launch.interfaces import listening_addresses, named, outward_interfaces
 from hvd_cluster.launch.ssh.host import SshHost
 from hvd_cluster.launch.ssh.options import SshOptions
 from hvd_cluster.launch.wire.agent_messages import STOP_PROBING, AgentHandshake, BootstrapMessage
 from hvd_cluster.launch.wire.listener import listen_for_handshakes
+from hvd_cluster.rendezvous.addresses import listening_addresses, named, outward_interfaces
 from hvd_cluster.rendezvous.channel import Channel
-from hvd_cluster.rendezvous.listening import ANY, LOOPBACK
+from hvd_cluster.rendezvous.sockets import ANY, LOOPBACK
 from hvd_cluster.version import __version__
 
 logger = logging.getLogger(__name__)

@@ -10,16 +10,14 @@ from hvd_cluster.launch import reachability
 from hvd_cluster.launch.agent_fleet import AgentFleet, FleetHost
 from hvd_cluster.launch.environment import exportable
 from hvd_cluster.launch.hosts import Host, is_local
-from hvd_cluster.launch.interfaces import outward_interfaces
 from hvd_cluster.launch.placement import Slot
-from hvd_cluster.launch.ports import ReservedPort
 from hvd_cluster.launch.ssh.agent_hub import AgentHub
 from hvd_cluster.launch.ssh.options import SshOptions
 from hvd_cluster.launch.task import Task, start_worker
 from hvd_cluster.launch.worker_group import Callbacks, Worker
-from hvd_cluster.rendezvous.addresses import host_key
-from hvd_cluster.rendezvous.listening import ANY, LOOPBACK
+from hvd_cluster.rendezvous.addresses import host_key, outward_interfaces
 from hvd_cluster.rendezvous.server import KeyValueServer
+from hvd_cluster.rendezvous.sockets import ANY, LOOPBACK, ReservedPort
 from hvd_cluster.topology import Topology, inherited_env
 
 

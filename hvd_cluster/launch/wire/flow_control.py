@@ -2,7 +2,7 @@
 
 A launcher may be stopped with Ctrl-Z, or print into a pager that waits for a key. The workers' output would then fill
 the TCP connection, and Linux treats a host that reads nothing as dead (see
-:mod:`hvd_cluster.rendezvous.tcp_keepalive`). Therefore the agent never sends more than a window of unacknowledged
+:mod:`hvd_cluster.rendezvous.sockets`). Therefore the agent never sends more than a window of unacknowledged
 bytes, as in HTTP/2's flow control (RFC 9113, section 5.2), and the connection is never full.
 """
 

@@ -12,8 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from hvd_cluster.rendezvous.channel import Channel
-from hvd_cluster.rendezvous.listening import ANY, listen
-from hvd_cluster.rendezvous.tcp_keepalive import DEAD_HOST_S, detect_dead_host
+from hvd_cluster.rendezvous.sockets import ANY, DEAD_HOST_S, detect_dead_host, listen
 
 logger = logging.getLogger(__name__)
 
@@ -162,7 +161,7 @@ def listen_for_handshakes(
         accept: called, from another thread, with the first message of a peer (any object) and its channel. If it
             returns False the channel is closed.
         hosts: the addresses to listen on.
-        unread_s: see :func:`hvd_cluster.rendezvous.tcp_keepalive.detect_dead_host`.
+        unread_s: see :func:`hvd_cluster.rendezvous.sockets.detect_dead_host`.
     """
 
     def serve(channel: Channel) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 from hvd_cluster.errors import AuthenticationError
 from hvd_cluster.launch.agent import Agent
 from hvd_cluster.rendezvous.secret import certificate_of
-from hvd_cluster.rendezvous.tcp_keepalive import detect_dead_host
+from hvd_cluster.rendezvous.sockets import detect_dead_host
 from hvd_cluster.spark.devices import task_environment, task_gpus
 from hvd_cluster.spark.driver_connection import reach_driver
 from hvd_cluster.spark.encryption import gloo_variables

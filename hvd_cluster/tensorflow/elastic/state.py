@@ -75,8 +75,8 @@ class TensorFlowState(ObjectState):
             return list(self.session.run(self.variables))
         return [variable.numpy() for variable in self._current_variables()]
 
-    def _agree(self, news: tuple[float, float, int]) -> tuple[float, float, int]:
-        return agree_on_update(news)
+    def _agree(self, update: tuple[float, float, int]) -> tuple[float, float, int]:
+        return agree_on_update(update)
 
 
 class TensorFlowKerasState(TensorFlowState):

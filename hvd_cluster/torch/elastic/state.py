@@ -165,8 +165,8 @@ class TorchState(ObjectState):
         for handler in self._handlers.values():
             handler.reset()
 
-    def _agree(self, news: tuple[float, float, int]) -> tuple[float, float, int]:
-        return agree_on_update(news)
+    def _agree(self, update: tuple[float, float, int]) -> tuple[float, float, int]:
+        return agree_on_update(update)
 
 
 def _handler_of(value: Any) -> StateHandler | None:

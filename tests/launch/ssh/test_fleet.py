@@ -9,12 +9,12 @@ import psutil
 import pytest
 
 from hvd_cluster.launch.hosts import Host
-from hvd_cluster.launch.interfaces import outward_interfaces
 from hvd_cluster.launch.ssh.agent_hub import AgentHub
 from hvd_cluster.launch.ssh.fleet import SshFleet
 from hvd_cluster.launch.ssh.options import SshOptions
-from hvd_cluster.rendezvous.listening import ANY
+from hvd_cluster.rendezvous.addresses import outward_interfaces
 from hvd_cluster.rendezvous.secret import new_secret
+from hvd_cluster.rendezvous.sockets import ANY
 
 
 def listening(pid: int) -> list[str]:

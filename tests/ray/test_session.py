@@ -81,7 +81,7 @@ print("connected:", ray.is_initialized(), flush=True)
 WAITING = """\
 from hvd_cluster.launch.worker_group import Callbacks
 from hvd_cluster.ray.actor import ActorWorker
-from hvd_cluster.ray.connection import Connection
+from hvd_cluster.ray.session import Connection
 from hvd_cluster.ray.worker import BaseHorovodWorker
 executor.shutdown()
 handle = ray.remote(BaseHorovodWorker).options(resources={"what no node has": 1}).remote()

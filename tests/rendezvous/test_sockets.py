@@ -1,15 +1,16 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import socket
 from collections.abc import Sequence
 
 import pytest
 
 from hvd_cluster.rendezvous.client import KeyValueClient
-from hvd_cluster.rendezvous.listening import ANY, listen
 from hvd_cluster.rendezvous.secret import new_secret
 from hvd_cluster.rendezvous.server import KeyValueServer
+from hvd_cluster.rendezvous.sockets import ANY, ReservedPort, keep_alive, listen
 
 
 def names(sockets: Sequence[socket.socket]) -> tuple[list[str], set[int]]:
@@ -63,3 +64,26 @@ def test_a_store_listens_where_it_is_asked_to_and_nowhere_else() -> None:
         server.port_at("127.0.0.4")
     with KeyValueServer(secret, ANY) as server:
         assert server.port_at("127.0.0.2") == server.port
+
+
+#: The shortest time after which a common firewall forgets a silent connection: Azure's load balancer.
+FORGOTTEN_S = 240
+
+
+def test_the_kernel_speaks_before_a_firewall_forgets_the_connection() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as sock:
+        keep_alive(sock)
+        assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+        assert 2 * sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) < FORGOTTEN_S
+        # A network that is away for a moment costs nothing.
+        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 0
+
+
+def test_a_server_with_reuseaddr_can_listen_on_a_reserved_port_and_no_one_else_gets_it() -> None:
+    with ReservedPort() as reserved, ReservedPort() as other:
+        assert reserved.port != other.port
+        with socket.socket() as careless, pytest.raises(OSError, match="in use") as caught:
+            careless.bind(("127.0.0.1", reserved.port))
+        assert caught.value.errno == errno.EADDRINUSE
+        with socket.create_server(("127.0.0.1", reserved.port)) as server:
+            socket.create_connection(server.getsockname()).close()

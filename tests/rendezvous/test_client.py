@@ -8,8 +8,7 @@ import time
 import pytest
 
 from hvd_cluster.errors import StaleWorldError
-from hvd_cluster.rendezvous.client import KeyValueClient
-from hvd_cluster.rendezvous.mailbox import KeyValueMailbox, post
+from hvd_cluster.rendezvous.client import KeyValueClient, KeyValueMailbox
 from hvd_cluster.rendezvous.secret import new_secret
 from hvd_cluster.rendezvous.server import KeyValueServer
 
@@ -21,11 +20,11 @@ def test_messages_of_many_are_read_once_and_in_order() -> None:
         reading, writing = (KeyValueClient(f"127.0.0.1:{server.port}", SECRET) for _ in range(2))
         box = KeyValueMailbox(reading, "box")
         for number in range(3):
-            post(writing, "box", b"%d" % number)
+            writing.push("box", b"%d" % number)
         assert [box.next(1) for _ in range(3)] == [b"0", b"1", b"2"]
         with pytest.raises(TimeoutError):
             box.next(0.05)
-        late = threading.Timer(0.1, post, (writing, "box", b"late"))
+        late = threading.Timer(0.1, writing.push, ("box", b"late"))
         late.start()
         assert box.next(5) == b"late"
         late.join()
@@ -37,10 +36,9 @@ def test_messages_of_many_are_read_once_and_in_order() -> None:
 POST_FOR_EVER = """
 import sys
 from hvd_cluster.rendezvous.client import KeyValueClient
-from hvd_cluster.rendezvous.mailbox import post
 client = KeyValueClient(sys.argv[1], bytes.fromhex(sys.stdin.readline()))
 while True:
-    post(client, "box", b"more")
+    client.push("box", b"more")
 """
 
 
@@ -60,7 +58,7 @@ def test_a_writer_that_is_killed_while_it_posts_does_not_block_the_box() -> None
         for writer in writers:
             writer.kill()
             writer.wait()
-        post(writing, "box", b"last")
+        writing.push("box", b"last")
         box = KeyValueMailbox(reading, "box")
         count = 0
         while box.next(5) != b"last":

@@ -1,0 +1,110 @@
+"""TCP sockets: listening on several addresses, a reserved port, and keepalive."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import socket
+from collections.abc import Sequence
+
+LOOPBACK = "127.0.0.1"
+#: Every interface of this host.
+ANY = "0.0.0.0"
+_BACKLOG = 512
+#: A port that is free on one address is in use on another about once in a hundred times.
+_MAX_TRIES = 20
+
+
+def listen(hosts: Sequence[str], port: int = 0) -> list[socket.socket]:
+    """One socket for each of ``hosts``, all with the same port number.
+
+    Args:
+        hosts: addresses of this host. If one of them is not an address of an interface (a router translates it), the
+            socket listens on all interfaces.
+        port: the port; 0 takes one that is free on all of them.
+
+    Raises:
+        OSError: no port can be opened.
+    """
+    hosts = list(dict.fromkeys(hosts))
+    for left in reversed(range(_MAX_TRIES)):
+        with contextlib.ExitStack() as on_failure:
+            found: list[socket.socket] = []
+            try:
+                for host in hosts:
+                    number = found[0].getsockname()[1] if found else port
+                    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+                    found.append(socket.create_server((host, number), family=family, backlog=_BACKLOG))
+                    on_failure.callback(found[-1].close)
+            except OSError as error:
+                if error.errno == errno.EADDRNOTAVAIL and hosts != [ANY]:
+                    hosts = [ANY]
+                    continue
+                if error.errno == errno.EADDRINUSE and found and port == 0 and left:
+                    continue
+                raise
+            on_failure.pop_all()
+            return found
+    raise AssertionError("the last try either returns or raises")
+
+
+class ReservedPort:
+    """A free port of this host that the system gives to no other process that asks for *any* port, until it is closed.
+
+    It is a bound socket that does not listen, with SO_REUSEADDR. Linux lets a server with SO_REUSEADDR (such as torch's
+    TCPStore) bind the same port and listen, and no other socket.
+    """
+
+    def __init__(self, host: str = "127.0.0.1") -> None:
+        self._socket = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._socket.bind((host, 0))
+        self.port: int = self._socket.getsockname()[1]
+
+    def close(self) -> None:
+        """Release the port."""
+        self._socket.close()
+
+    def __enter__(self) -> ReservedPort:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+
+#: Seconds of silence after which the kernel probes the other end. Firewalls drop a silent connection after some minutes
+#: (AWS 350 s, Azure 240 s).
+IDLE_S = 45
+#: Seconds between two probes, and the number of unanswered ones after which the connection counts as broken.
+_INTERVAL_S, _NUM_PROBES = 15, 8
+
+#: Seconds after which :func:`detect_dead_host` reports a host that does not answer.
+DEAD_HOST_S = 10
+
+
+def keep_alive(sock: socket.socket) -> None:
+    """Keep a silent TCP connection open through routers and firewalls.
+
+    Unlike :func:`detect_dead_host`, it tolerates a network that is down for two minutes, and a peer that does not read.
+    """
+    _enable(sock, IDLE_S, _INTERVAL_S, _NUM_PROBES)
+
+
+def detect_dead_host(sock: socket.socket, unread_s: float = DEAD_HOST_S) -> None:
+    """Let reads and writes of a TCP connection fail when its other end has not answered for :data:`DEAD_HOST_S`.
+
+    Args:
+        sock: the connection.
+        unread_s: seconds for which the other end may stay alive without reading while there is data to send. Linux does
+            not distinguish that from a dead host (tcp(7), TCP_USER_TIMEOUT), so a dead host is not detected sooner.
+    """
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    _enable(sock, 4, 2, 3)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(unread_s * 1000))
+
+
+def _enable(sock: socket.socket, idle_s: int, interval_s: int, num_probes: int) -> None:
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, idle_s)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, interval_s)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, num_probes)
