@@ -44,7 +44,7 @@ class NotificationManager:
                 state.on_hosts_updated(*self._latest)
             if self._thread is None and self.is_elastic:
                 topology = Topology.from_env()
-                self._thread = threading.Thread(target=self._receive, args=(topology,), name="hvd-host-updates", daemon=True)
+                self._thread = threading.Thread(target=self._receive, args=(topology,), name="hvd-updates", daemon=True)
                 self._thread.start()
 
     def begin_world(self, state: State) -> None:
