@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+Number = TypeVar("Number", int, float)
 MIB = 1024 * 1024
 
 
@@ -24,40 +25,23 @@ def _flag(text: str) -> bool:
     raise ValueError("is neither 0 nor 1")
 
 
-def _at_least_zero_int(text: str) -> int:
-    value = int(text)
-    if value < 0:
-        raise ValueError("must be >= 0")
-    return value
+def _number(kind: Callable[[str], Number], rule: str, holds: Callable[[Number], bool]) -> Callable[[str], Number]:
+    """A parser of numbers that raises ``ValueError`` where the rule does not hold."""
+
+    def parse(text: str) -> Number:
+        value = kind(text)
+        if not holds(value):
+            raise ValueError(f"must be {rule}")
+        return value
+
+    return parse
 
 
-def _at_least_zero(text: str) -> float:
-    value = float(text)
-    if not value >= 0:
-        raise ValueError("must be >= 0")
-    return value
-
-
-def _at_least_one_int(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise ValueError("must be >= 1")
-    return value
-
-
-def _share(text: str) -> float:
-    value = float(text)
-    if not 0 <= value <= 1:
-        raise ValueError("must be in [0, 1]")
-    return value
-
-
-def _above_zero(text: str) -> float:
-    value = float(text)
-    if not value > 0:
-        raise ValueError("must be > 0")
-    return value
-
+_at_least_zero_int = _number(int, ">= 0", lambda value: value >= 0)
+_at_least_one_int = _number(int, ">= 1", lambda value: value >= 1)
+_at_least_zero = _number(float, ">= 0", lambda value: value >= 0)
+_above_zero = _number(float, "> 0", lambda value: value > 0)
+_share = _number(float, "in [0, 1]", lambda value: 0 <= value <= 1)
 
 LOG_LEVELS = ("trace", "debug", "info", "warning", "error", "fatal")
 

@@ -285,24 +285,15 @@ def _master(environ: Mapping[str, str]) -> str:
     return join_address(host, int(port)) if host and port else ""
 
 
+#: The indices of a worker, as Open MPI and LSF name them.
+_INDICES = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")
+
 #: The variable by which a launcher is recognised -> the reader of its variables, most specific first.
 _READERS: dict[str, Callable[[Mapping[str, str]], Topology]] = {
     "HOROVOD_RANK": _ours,
     "TORCHELASTIC_RUN_ID": _torchrun,
-    "OMPI_COMM_WORLD_RANK": _reader_of(
-        "openmpi",
-        "OMPI_COMM_WORLD_RANK",
-        "OMPI_COMM_WORLD_SIZE",
-        "OMPI_COMM_WORLD_LOCAL_RANK",
-        "OMPI_COMM_WORLD_LOCAL_SIZE",
-    ),
-    "JSM_NAMESPACE_RANK": _reader_of(
-        "lsf",
-        "JSM_NAMESPACE_RANK",
-        "JSM_NAMESPACE_SIZE",
-        "JSM_NAMESPACE_LOCAL_RANK",
-        "JSM_NAMESPACE_LOCAL_SIZE",
-    ),
+    "OMPI_COMM_WORLD_RANK": _reader_of("openmpi", *(f"OMPI_COMM_WORLD_{index}" for index in _INDICES)),
+    "JSM_NAMESPACE_RANK": _reader_of("lsf", *(f"JSM_NAMESPACE_{index}" for index in _INDICES)),
     # Not PMI_RANK: `srun --mpi=pmi2` sets it too, and says nothing local beside it.
     "MPI_LOCALRANKID": _reader_of("pmi", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
     "SLURM_STEP_TASKS_PER_NODE": _slurm,

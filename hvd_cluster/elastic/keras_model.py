@@ -1,4 +1,4 @@
-"""The variables of a Keras model in training, for the states of every framework; does not import Keras."""
+"""The variables of Keras models and layers, for ``tensorflow/`` and ``keras/``; imports no Keras at import time."""
 
 from __future__ import annotations
 
@@ -37,3 +37,18 @@ def model_variables(model: Any, optimizer: Any = None) -> list[Any]:
         model.jax_state_sync()
     optimizer = getattr(model, "optimizer", None) if optimizer is None else optimizer
     return [*model.weights, *([] if optimizer is None else optimizer.variables)]
+
+
+def variables_of_layers(layers: Any) -> list[Any]:
+    """The trainable variables of a layer or a list of layers; none for None.
+
+    Raises:
+        ValueError: something else was given.
+    """
+    import keras
+
+    given = [] if layers is None else layers if isinstance(layers, (list, tuple)) else [layers]
+    wrong = [layer for layer in given if not isinstance(layer, keras.layers.Layer)]
+    if wrong:
+        raise ValueError(f"local_layers expects Keras layers, got {type(wrong[0]).__name__}")
+    return [variable for layer in given for variable in layer.trainable_variables]

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from hvd_cluster.elastic.notification import notifications
 from hvd_cluster.elastic.state import State
 from hvd_cluster.engine import basics
+from hvd_cluster.engine.compiled_steps import take_kept_error
 from hvd_cluster.errors import HorovodInternalError, HostsUpdatedInterrupt
 
 logger = logging.getLogger(__name__)
@@ -18,6 +19,33 @@ T = TypeVar("T")
 
 #: Consecutive resets of the same workers without a commit: after this many the function itself must be at fault.
 _MAX_VAIN_RESETS = 3
+#: The packages whose errors a compiled step raises in place of the original one.
+_RUNTIMES = frozenset({"tensorflow", "jax", "jaxlib"})
+
+
+def run(func: Callable[..., T]) -> Callable[..., T]:
+    """Let a training function continue when workers are lost or added.
+
+    Args:
+        func: its first argument is a :class:`~hvd_cluster.elastic.state.State`; its return value is returned. After the
+            loss of a worker it is called again with the state of the last commit; after other changes of the workers,
+            with the current state. A collective that failed inside a graph counts as a lost worker; other errors of
+            TensorFlow and JAX are raised.
+    """
+
+    @functools.wraps(func)
+    def translated(*args: Any, **kwargs: Any) -> T:
+        take_kept_error()  # discard an earlier error
+        try:
+            return func(*args, **kwargs)
+        except Exception as error:  # of any class: raised again, or as the error that it stands for
+            is_runtimes = type(error).__module__.partition(".")[0] in _RUNTIMES
+            failure = take_kept_error() if is_runtimes and not isinstance(error, HorovodInternalError) else None
+            if failure is None:
+                raise
+            raise failure from error
+
+    return run_fn(translated, rejoin)
 
 
 def run_fn(func: Callable[..., T], reset: Callable[[], None]) -> Callable[..., T]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import keras
 
+from hvd_cluster.elastic.keras_model import variables_of_layers
 from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
 from hvd_cluster.engine.reduction_config import Groups, ReductionConfig
 from hvd_cluster.engine.request import ReduceOp
@@ -113,10 +114,7 @@ def PartialDistributedOptimizer(  # noqa: N802 - Horovod's name
     Raises:
         ValueError: ``local_layers`` contains something else, or as for :func:`DistributedOptimizer`.
     """
-    layers = [] if local_layers is None else local_layers if isinstance(local_layers, (list, tuple)) else [local_layers]
-    wrong = [layer for layer in layers if not isinstance(layer, keras.layers.Layer)]
-    if wrong:
-        raise ValueError(f"local_layers expects Keras layers, got {type(wrong[0]).__name__}")
+    variables = variables_of_layers(local_layers)
     wrapped = DistributedOptimizer(
         optimizer,
         name,
@@ -132,9 +130,8 @@ def PartialDistributedOptimizer(  # noqa: N802 - Horovod's name
         process_set=process_set,
         scale_local_gradients=scale_local_gradients,
     )
-    for layer in layers:
-        for variable in layer.trainable_variables:
-            wrapped.register_local_var(variable)
+    for variable in variables:
+        wrapped.register_local_var(variable)
     return wrapped
 
 

@@ -98,7 +98,8 @@ def grouped_allreduce(
     op: ReduceOp | None = None,
 ) -> list[Any]:
     """:func:`allreduce` of several arrays as one request: either all of them are reduced, or none."""
-    collective = _reduction(reduce_op(average, op), name, prescale_factor, postscale_factor, process_set)
+    op = reduce_op(average, op)
+    collective = _reduction(Kind.ALLREDUCE, op, name, prescale_factor, postscale_factor, process_set)
     return _results(collective, tensors)
 
 
@@ -113,7 +114,8 @@ def grouped_allreduce_(
     op: ReduceOp | None = None,
 ) -> list[Any]:
     """:func:`grouped_allreduce` in place; returns ``tensors``."""
-    collective = _reduction(reduce_op(average, op), name, prescale_factor, postscale_factor, process_set)
+    op = reduce_op(average, op)
+    collective = _reduction(Kind.ALLREDUCE, op, name, prescale_factor, postscale_factor, process_set)
     return _in_place(collective, tensors)
 
 
@@ -216,14 +218,7 @@ def grouped_reducescatter(
     """
     if op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
         raise ValueError(f"reducescatter supports op=hvd.Average and op=hvd.Sum, not {ReduceOp(op).name}")
-    collective = Collective(
-        kind=Kind.REDUCESCATTER,
-        process_set=process_set,
-        name=name,
-        op=ReduceOp(op),
-        prescale=prescale_factor,
-        postscale=postscale_factor,
-    )
+    collective = _reduction(Kind.REDUCESCATTER, ReduceOp(op), name, prescale_factor, postscale_factor, process_set)
     return _results(collective, tensors)
 
 
@@ -233,20 +228,9 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
 
 
 def _reduction(
-    op: ReduceOp,
-    name: str | None,
-    prescale: float,
-    postscale: float,
-    process_set: ProcessSet,
+    kind: Kind, op: ReduceOp, name: str | None, prescale: float, postscale: float, process_set: ProcessSet
 ) -> Collective:
-    return Collective(
-        kind=Kind.ALLREDUCE,
-        process_set=process_set,
-        name=name,
-        op=op,
-        prescale=prescale,
-        postscale=postscale,
-    )
+    return Collective(kind=kind, process_set=process_set, name=name, op=op, prescale=prescale, postscale=postscale)
 
 
 def _results(collective: Collective, arrays: Sequence[Any]) -> list[Any]:

@@ -8,28 +8,9 @@ from hvd_cluster.oldpaths.rows import BUILT, COMMON, ELASTIC_DRIVER, Row, absent
 
 _BASICS = names_from(
     "hvd_cluster.engine.basics",
-    "init",
-    "shutdown",
-    "is_initialized",
-    "is_homogeneous",
-    "rank",
-    "size",
-    "local_rank",
-    "local_size",
-    "cross_rank",
-    "cross_size",
-    "start_timeline",
-    "stop_timeline",
-    "ccl_built",
-    "cuda_built",
-    "ddl_built",
-    "gloo_built",
-    "gloo_enabled",
-    "mpi_built",
-    "mpi_enabled",
-    "mpi_threads_supported",
-    "nccl_built",
-    "rocm_built",
+    *("init", "shutdown", "is_initialized", "is_homogeneous", "rank", "size", "local_rank", "local_size"),
+    *("cross_rank", "cross_size", "start_timeline", "stop_timeline", "ccl_built", "cuda_built", "ddl_built"),
+    *("gloo_built", "gloo_enabled", "mpi_built", "mpi_enabled", "mpi_threads_supported", "nccl_built", "rocm_built"),
 )
 _PROCESS_SETS = names_from(
     "hvd_cluster.engine.process_sets", "ProcessSet", "global_process_set", "add_process_set", "remove_process_set"

@@ -98,21 +98,6 @@ def variable_key(variable: Any) -> int:
     return id(variable if inner is None or callable(inner) else inner)
 
 
-def variables_of_layers(layers: Any, argument: str = "local_layers") -> list[Any]:
-    """The trainable variables of a layer or a list of layers.
-
-    Raises:
-        ValueError: something else was given.
-    """
-    import keras
-
-    given = [] if layers is None else list(layers) if isinstance(layers, (list, tuple)) else [layers]
-    wrong = [layer for layer in given if not isinstance(layer, keras.layers.Layer)]
-    if wrong:
-        raise ValueError(f"{argument} expects Keras layers, got {type(wrong[0]).__name__}")
-    return [variable for layer in given for variable in layer.trainable_variables]
-
-
 def _divided(gradient: Any, number: tf.Tensor) -> Any:
     if isinstance(gradient, tf.IndexedSlices):
         values = gradient.values / tf.cast(number, gradient.values.dtype)

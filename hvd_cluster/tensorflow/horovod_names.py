@@ -8,7 +8,6 @@ from typing import Any, TypeVar
 
 import tensorflow as tf
 
-from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
 from hvd_cluster.engine.request import ReduceOp
 from hvd_cluster.tensorflow.collectives.allreduce import allreduce, grouped_allreduce
 from hvd_cluster.tensorflow.collectives.reducescatter import grouped_reducescatter, reducescatter
@@ -22,87 +21,26 @@ _SessionRunHook = tf.compat.v1.train.SessionRunHook
 _normalize_name = normalized
 
 
-def _allreduce(
-    tensor: Any,
-    name: str | None = None,
-    op: ReduceOp = ReduceOp.SUM,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    ignore_name_scope: bool = False,
-    process_set: ProcessSet = global_process_set,
-) -> Any:
-    """``hvd.allreduce`` that sums by default, and does not compress."""
-    return allreduce(
-        tensor,
-        op=op,
-        prescale_factor=prescale_factor,
-        postscale_factor=postscale_factor,
-        name=name,
-        process_set=process_set,
-        ignore_name_scope=ignore_name_scope,
-    )
+def _summing(function: Callable[..., Any], *order: str) -> Callable[..., Any]:
+    """``function`` with its arguments in the order of Horovod's private function; it sums unless ``op`` is given."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return function(**{"op": ReduceOp.SUM, **dict(zip(order, args, strict=False)), **kwargs})
+
+    return call
 
 
-def _grouped_allreduce(
-    tensors: Sequence[Any],
-    name: str | None = None,
-    op: ReduceOp = ReduceOp.SUM,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    ignore_name_scope: bool = False,
-    process_set: ProcessSet = global_process_set,
-) -> Any:
-    """``hvd.grouped_allreduce`` that sums by default, and does not compress."""
-    return grouped_allreduce(
-        tensors,
-        op=op,
-        prescale_factor=prescale_factor,
-        postscale_factor=postscale_factor,
-        process_set=process_set,
-        ignore_name_scope=ignore_name_scope,
-        name=name,
-    )
+def _unscoped_reducescatter(*, ignore_name_scope: bool = False, **options: Any) -> Any:
+    del ignore_name_scope  # only Horovod's function uses it
+    return grouped_reducescatter(**options)
 
 
-def _reducescatter(
-    tensor: Any,
-    name: str | None = None,
-    op: ReduceOp = ReduceOp.SUM,
-    ignore_name_scope: bool = False,
-    process_set: ProcessSet = global_process_set,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-) -> Any:
-    """``hvd.reducescatter`` that sums by default, and does not compress."""
-    return reducescatter(
-        tensor,
-        op=op,
-        name=name,
-        process_set=process_set,
-        ignore_name_scope=ignore_name_scope,
-        prescale_factor=prescale_factor,
-        postscale_factor=postscale_factor,
-    )
-
-
-def _grouped_reducescatter(
-    tensors: Sequence[Any],
-    name: str | None = None,
-    op: ReduceOp = ReduceOp.SUM,
-    ignore_name_scope: bool = False,  # noqa: ARG001 - Horovod's signature
-    process_set: ProcessSet = global_process_set,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-) -> Any:
-    """``hvd.grouped_reducescatter`` that sums by default, and does not compress."""
-    return grouped_reducescatter(
-        tensors,
-        op=op,
-        process_set=process_set,
-        prescale_factor=prescale_factor,
-        postscale_factor=postscale_factor,
-        name=name,
-    )
+_FACTORS = ("prescale_factor", "postscale_factor")
+_SCOPE_AND_SET = ("ignore_name_scope", "process_set")
+_allreduce = _summing(allreduce, "tensor", "name", "op", *_FACTORS, *_SCOPE_AND_SET)
+_grouped_allreduce = _summing(grouped_allreduce, "tensors", "name", "op", *_FACTORS, *_SCOPE_AND_SET)
+_reducescatter = _summing(reducescatter, "tensor", "name", "op", *_SCOPE_AND_SET, *_FACTORS)
+_grouped_reducescatter = _summing(_unscoped_reducescatter, "tensors", "name", "op", *_SCOPE_AND_SET, *_FACTORS)
 
 
 def _executing_eagerly() -> bool:

@@ -6,11 +6,12 @@ from typing import Any
 
 import tensorflow as tf
 
+from hvd_cluster.elastic.keras_model import variables_of_layers
 from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
 from hvd_cluster.engine.reduction_config import Groups, ReductionConfig
 from hvd_cluster.engine.request import ReduceOp
 from hvd_cluster.tensorflow.compression import Compression, Compressor
-from hvd_cluster.tensorflow.gradients import GradientReducer, variable_key, variables_of_layers
+from hvd_cluster.tensorflow.gradients import GradientReducer, variable_key
 
 
 def DistributedGradientTape(  # noqa: N802 - Horovod's name

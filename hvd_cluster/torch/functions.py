@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.nn.parameter import is_lazy
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from hvd_cluster.engine import objects
 from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
@@ -82,7 +83,12 @@ def broadcast_optimizer_state(
             if parameter.requires_grad and parameter.grad is None and not is_lazy(parameter):
                 parameter.grad = wire.empty(parameter, sparse_dim)
     tensors: list[torch.Tensor] = []
-    skeleton = _without_tensors(optimizer.state_dict(), tensors) if is_root else None
+
+    def take(tensor: torch.Tensor) -> _TensorIndex:
+        tensors.append(tensor)
+        return _TensorIndex(len(tensors) - 1)
+
+    skeleton = tree_map_only(torch.Tensor, take, optimizer.state_dict()) if is_root else None
     skeleton, metas = broadcast_object(
         (skeleton, [describe(tensor) for tensor in tensors]), root_rank, process_set=process_set
     )
@@ -99,7 +105,7 @@ def broadcast_optimizer_state(
     ]
     wait_all(handles)
     if not is_root:
-        state_dict = _with_tensors(skeleton, sent)
+        state_dict = tree_map_only(_TensorIndex, lambda place: sent[place.index], skeleton)
         optimizer.load_state_dict(state_dict)
         _keep_dtypes(optimizer, parameters, state_dict["state"])
 
@@ -147,29 +153,6 @@ class _TensorIndex:
     index: int
 
 
-def _without_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
-    """``value`` with every tensor moved to ``tensors`` and replaced by its index."""
-    if isinstance(value, torch.Tensor):
-        tensors.append(value)
-        return _TensorIndex(len(tensors) - 1)
-    if isinstance(value, dict):
-        return {key: _without_tensors(entry, tensors) for key, entry in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(_without_tensors(entry, tensors) for entry in value)
-    return value
-
-
-def _with_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
-    """The inverse of :func:`_without_tensors`."""
-    if isinstance(value, _TensorIndex):
-        return tensors[value.index]
-    if isinstance(value, dict):
-        return {key: _with_tensors(entry, tensors) for key, entry in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(_with_tensors(entry, tensors) for entry in value)
-    return value
-
-
 def _target_devices(state: dict[Any, Any], kinds: Sequence[str], devices: Sequence[torch.device]) -> list[torch.device]:
     """The device of each state tensor on this rank: its parameter's, unless the root has it on another kind.
 
@@ -179,27 +162,17 @@ def _target_devices(state: dict[Any, Any], kinds: Sequence[str], devices: Sequen
         devices: the devices of the parameters.
     """
     own = {
-        place: devices[number]
+        place.index: devices[number]
         for number, entry in state.items()
         if isinstance(number, int) and number < len(devices)
-        for place in _tensor_indices(entry)
+        for place in tree_leaves(entry)
+        if isinstance(place, _TensorIndex)
     }
     homes = []
     for place, kind in enumerate(kinds):
         candidates = [own[place], *devices] if place in own else devices
         homes.append(next((device for device in candidates if device.type == kind), torch.device("cpu")))
     return homes
-
-
-def _tensor_indices(value: Any) -> Iterator[int]:
-    """The indices of the tensors of a value."""
-    if isinstance(value, _TensorIndex):
-        yield value.index
-    elif isinstance(value, dict):
-        yield from _tensor_indices(list(value.values()))
-    elif isinstance(value, (list, tuple)):
-        for entry in value:
-            yield from _tensor_indices(entry)
 
 
 def _keep_dtypes(optimizer: torch.optim.Optimizer, parameters: list[torch.Tensor], state: dict[Any, Any]) -> None:

@@ -167,3 +167,22 @@ def test_graphs_with_the_control_flow_and_the_variables_of_tensorflow_1(two: Any
             tf.enable_resource_variables()
 
     assert two(fn) == [["RefVariable", 1.0, -5.0, -6.0, 2.0, 2.0, 8.0]] * 2
+
+
+def test_private_collectives_sum_by_default_and_keep_the_order_of_their_arguments(two: Any) -> None:
+    def fn(hvd: Any) -> list[Any]:
+        import tensorflow as tf
+
+        from hvd_cluster.tensorflow import horovod_names
+
+        mine = tf.constant([1.0, 2.0]) * (hvd.rank() + 1.0)
+        results = [
+            horovod_names._allreduce(mine, "one", hvd.Average, 2.0),
+            horovod_names._grouped_allreduce([mine], "group")[0],
+            horovod_names._reducescatter(mine, "rows", hvd.Sum, True, hvd.global_process_set, 2.0),
+            horovod_names._grouped_reducescatter([mine], "group rows", ignore_name_scope=True)[0],
+        ]
+        return [result.numpy().tolist() for result in results]
+
+    shared = [[3.0, 6.0], [3.0, 6.0]]
+    assert two(fn) == [[*shared, [6.0], [3.0]], [*shared, [12.0], [6.0]]]

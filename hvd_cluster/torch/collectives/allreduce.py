@@ -60,8 +60,8 @@ def allreduce_async(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """:func:`allreduce` that returns a handle at once; :func:`synchronize` gives the new tensor. No gradient."""
-    op = reduce_op(average, op)
-    return keep(_submit_allreduce([tensor], name, op, prescale_factor, postscale_factor, process_set))
+    arguments = (name, reduce_op(average, op), prescale_factor, postscale_factor, process_set)
+    return keep(_submit_allreduce([tensor], *arguments))
 
 
 def allreduce_(
@@ -74,8 +74,7 @@ def allreduce_(
     process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor:
     """:func:`allreduce` in place; returns ``tensor``."""
-    op = reduce_op(average, op)
-    arguments = (name, op, prescale_factor, postscale_factor, process_set)
+    arguments = (name, reduce_op(average, op), prescale_factor, postscale_factor, process_set)
     _submit_allreduce([tensor], *arguments, in_place=True, is_waited_for=True).wait()
     return tensor
 
@@ -90,8 +89,8 @@ def allreduce_async_(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """:func:`allreduce_async` in place: ``tensor`` holds the result once :func:`synchronize` has returned it."""
-    op = reduce_op(average, op)
-    return keep(_submit_allreduce([tensor], name, op, prescale_factor, postscale_factor, process_set, in_place=True))
+    arguments = (name, reduce_op(average, op), prescale_factor, postscale_factor, process_set)
+    return keep(_submit_allreduce([tensor], *arguments, in_place=True))
 
 
 def grouped_allreduce(
@@ -120,8 +119,8 @@ def grouped_allreduce_async(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """:func:`grouped_allreduce` that returns one handle at once; :func:`synchronize` gives the list."""
-    op = reduce_op(average, op)
-    return keep(_submit_allreduce(tensors, name, op, prescale_factor, postscale_factor, process_set, as_list=True))
+    arguments = (name, reduce_op(average, op), prescale_factor, postscale_factor, process_set)
+    return keep(_submit_allreduce(tensors, *arguments, as_list=True))
 
 
 def grouped_allreduce_(
@@ -134,8 +133,7 @@ def grouped_allreduce_(
     process_set: ProcessSet = global_process_set,
 ) -> list[torch.Tensor]:
     """:func:`grouped_allreduce` in place; returns ``tensors`` as a list."""
-    op = reduce_op(average, op)
-    arguments = (name, op, prescale_factor, postscale_factor, process_set)
+    arguments = (name, reduce_op(average, op), prescale_factor, postscale_factor, process_set)
     handle = _submit_allreduce(tensors, *arguments, in_place=True, as_list=True, is_waited_for=True)
     result: list[torch.Tensor] = handle.wait()
     return result
@@ -151,8 +149,7 @@ def grouped_allreduce_async_(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """:func:`grouped_allreduce_async` in place."""
-    op = reduce_op(average, op)
-    arguments = (name, op, prescale_factor, postscale_factor, process_set)
+    arguments = (name, reduce_op(average, op), prescale_factor, postscale_factor, process_set)
     return keep(_submit_allreduce(tensors, *arguments, in_place=True, as_list=True))
 
 

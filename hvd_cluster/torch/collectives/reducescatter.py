@@ -46,11 +46,9 @@ def reducescatter(
         ValueError: the tensor cannot be sent, ``op`` is neither Average nor Sum, or bool is to be averaged or scaled.
         HorovodInternalError: the ranks disagree, the tensor has no dimension, or the job has ended.
     """
-    compressed, ctx = compression.compress(tensor)
-    arguments = (_checked_op(op), prescale_factor, postscale_factor, process_set)
-    (result,) = _reducescatter(name, *arguments, compressed)
-    scattered: torch.Tensor = compression.decompress(result, ctx)
-    return scattered
+    factors = (prescale_factor, postscale_factor)
+    (result,) = grouped_reducescatter([tensor], name, compression, op, process_set, *factors)
+    return result
 
 
 def reducescatter_async(
