@@ -40,6 +40,11 @@ class RowGroup:
     whole_rows: int = 0
 
     @property
+    def place(self) -> str:
+        """Where the rows are, for messages."""
+        return f"row group {self.index} of {self.path}"
+
+    @property
     def read_bytes(self) -> int:
         """Bytes that reading these rows takes: those of the whole row group; 0 when not known."""
         return self.size_bytes * max(self.rows, self.whole_rows) // self.rows

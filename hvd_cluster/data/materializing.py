@@ -255,9 +255,8 @@ class _Materializer:
         """Row groups where they are; through a copy where a validation column mixes the parts, or files do."""
         within = path == self.store.prefix or path.startswith(f"{self.store.prefix}/")
         store = self.store if within else Store.create(path)
-        folder = parquet.ParquetFolder(
-            store.fs, [store.get_localized_path(path)], self.options.columns, wrong=self.wrong
-        )
+        files = parquet.files_of(store.fs, [store.get_localized_path(path)])
+        folder = parquet.ParquetFolder(store.fs, files, self.options.columns, wrong=self.wrong)
         if not folder.rows:
             raise DataError(f"the Parquet data in {path!r} has no rows")
         mixed = self.options.own_folders and (self.options.validation is not None or store.is_file(path))

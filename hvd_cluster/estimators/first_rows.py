@@ -11,8 +11,7 @@ from hvd_cluster.data.columns.pandas_table import to_table
 from hvd_cluster.data.dataset import Dataset
 from hvd_cluster.data.files.scratch import scratch_folder
 from hvd_cluster.data.local_arrow import write_arrow
-from hvd_cluster.data.reading.parquet import ParquetFolder
-from hvd_cluster.data.reading.parquet_files import files_at
+from hvd_cluster.data.reading.parquet import ParquetFolder, files_of
 from hvd_cluster.data.store import Store
 from hvd_cluster.errors import DataError
 from hvd_cluster.estimators.frames import Frame
@@ -55,9 +54,9 @@ def _batches(kind: Frame, data: Any, columns: list[str]) -> Any:
         return first_table(data.select_columns(columns), _ROWS).to_batches()
     if kind is Frame.PARQUET:
         store = Store.create(os.fspath(data))
-        files, _ = files_at(store.fs, store.get_localized_path(store.prefix), set())
+        files = files_of(store.fs, [store.get_localized_path(store.prefix)])
         # Only the first file is opened: reading the footers of all of them may take as long as the trial.
-        folder = ParquetFolder(store.fs, [path for path, _ in files[:1]], columns, listed=True)
+        folder = ParquetFolder(store.fs, files[:1], columns)
         return folder.read(folder.row_groups[0], columns).slice(0, _ROWS).to_batches() if folder.rows else None
     table = to_table(data.head(_ROWS), columns) if kind is Frame.PANDAS else data.slice(0, _ROWS).select(columns)
     if not len(table) or table.nbytes / len(table) * len(data) < _MIN_BYTES:

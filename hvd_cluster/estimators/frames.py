@@ -6,7 +6,7 @@ import enum
 import os
 from typing import TYPE_CHECKING, Any
 
-from hvd_cluster.data.reading.parquet import ParquetFolder
+from hvd_cluster.data.reading.parquet import ParquetFolder, files_of
 from hvd_cluster.data.writing.assembly import NO_ROWS_TEXT
 from hvd_cluster.errors import DataError
 
@@ -79,6 +79,7 @@ def parquet_columns(store: Store, path: str, shown: str) -> list[str]:
         DataError: no Parquet can be read there.
     """
     try:
-        return list(ParquetFolder(store.fs, [store.get_localized_path(path)], ()).arrow_schema.names)
+        files = files_of(store.fs, [store.get_localized_path(path)])
+        return list(ParquetFolder(store.fs, files, ()).arrow_schema.names)
     except (OSError, DataError) as error:
         raise DataError(f"no Parquet can be read at {shown}: {error}") from error

@@ -2,32 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from hvd_cluster.data.cache import DiskCache, Key
-
-
-class TableCache(Protocol):
-    """Keeps Arrow tables."""
-
-    def get(self, key: Key, fill: Callable[[], Any]) -> Any:
-        """The table of a key; ``fill`` reads it where it is not kept."""
-
-    def cleanup(self) -> None:
-        """Forget what is kept."""
-
-
-class NullCache:
-    """Keeps nothing."""
-
-    def get(self, key: Key, fill: Callable[[], Any]) -> Any:
-        return fill()
-
-    def cleanup(self) -> None:
-        pass
+from hvd_cluster.data.cache import DiskCache
 
 
 class LocalDiskCache(DiskCache):

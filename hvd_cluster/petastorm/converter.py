@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from hvd_cluster.data import spark_jobs
+from hvd_cluster.data.reading.parquet import ParquetFolder
 from hvd_cluster.data.shard_warning import warn_if_not_own_shard
 from hvd_cluster.data.spark_jobs import quoted
 from hvd_cluster.data.store import Store
 from hvd_cluster.data.writing.content_address import same_plan, state_of_files
 from hvd_cluster.errors import DataError
 from hvd_cluster.petastorm.factories import make_batch_reader
-from hvd_cluster.petastorm.fragments import FragmentTable, parquet_files
+from hvd_cluster.petastorm.fragments import parquet_files
 from hvd_cluster.petastorm.location import locate
 
 logger = logging.getLogger(__name__)
@@ -215,7 +216,7 @@ _delete_handler: Callable[[str], None] | None = None
 def _converter_of(url: str) -> SparkDatasetConverter:
     location = locate(url)
     files = parquet_files(location)
-    size = sum(fragment.rows for fragment in FragmentTable(location).fragments([]))
+    size = ParquetFolder(location.filesystem, files, ()).rows
     if not size:
         raise DataError(f"the data in {url} has no rows: check the filters and joins that made it")
     base = url.rstrip("/")

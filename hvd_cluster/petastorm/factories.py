@@ -10,12 +10,15 @@ from typing import Any
 import numpy as np
 
 from hvd_cluster.data import filters as filter_rules
+from hvd_cluster.data.optional import load_pyarrow
+from hvd_cluster.data.reading.parquet import ParquetFolder
+from hvd_cluster.data.reading.row_groups import RowGroupTables
 from hvd_cluster.errors import DataError
 from hvd_cluster.petastorm import metadata, row_group_index
 from hvd_cluster.petastorm.epoch_order import EpochOrder, shard_of
 from hvd_cluster.petastorm.errors import NoDataAvailableError
 from hvd_cluster.petastorm.fragment_reader import FragmentReader
-from hvd_cluster.petastorm.fragments import Fragment, FragmentTable
+from hvd_cluster.petastorm.fragments import Fragment, fragments_of, parquet_files
 from hvd_cluster.petastorm.location import Location, Url, locate
 from hvd_cluster.petastorm.options import ReaderOptions
 from hvd_cluster.petastorm.predicates import PredicateBase
@@ -69,8 +72,7 @@ def make_reader(
         reader_pool_type: "thread" or "process" (which is served by threads too: decoding holds no GIL), or "dummy" to
             read in the caller's thread.
         workers_count: threads, 32 at most.
-        results_queue_size: row groups that may wait, at most; they may not take more than 256 MiB (as Parquet holds
-            them, uncompressed) in any case, but for one larger than that.
+        results_queue_size: maximum row groups that wait; they take at most 256 MiB, or are a single larger one.
         seed: chooses the orders, and which shard gets which row groups; None draws an order that no run repeats, and
             deals the row groups in the order of the data. All shards must be given the same.
         shuffle_rows: whether to shuffle the rows of a row group.
@@ -147,8 +149,10 @@ def make_batch_reader(
 def _make(options: ReaderOptions, location: Location, *, batched: bool) -> Reader:
     stored = None if batched else metadata.stored_schema(location)
     texts = {name for name, field in stored.fields.items() if field.numpy_dtype is np.str_} if stored else set()
-    table = FragmentTable(location, texts)
-    whole = stored or Unischema.from_arrow_schema(table.arrow_schema)
+    folder = ParquetFolder(location.filesystem, parquet_files(location), (), texts=texts)
+    # Columns that only folders name come first, as in petastorm.
+    fields = sorted(folder.arrow_schema, key=lambda field: field.name not in folder.folder_types)
+    whole = stored or Unischema.from_arrow_schema(load_pyarrow().schema(fields))
     schema = _view(whole, options.schema_fields, location)
     if options.predicate is not None:
         unknown = sorted(set(options.predicate.get_fields()) - set(whole.fields))
@@ -164,18 +168,25 @@ def _make(options: ReaderOptions, location: Location, *, batched: bool) -> Reade
         and (made := [name for name in output.fields if name not in schema.fields])
     ):
         raise DataError(f"the transform's edit_fields name {made}, which nothing makes: give it a func")
+    extra = sorted(options.predicate.get_fields()) if options.predicate is not None else ()
+    names = list(dict.fromkeys([*schema.fields, *extra]))
+    folder.require(names)
+    row_filter = filter_rules.parse(options.filters)
+    cache = options.cache()
+    types = {**folder.types, **folder.folder_types}
     reader = FragmentReader(
-        table=table,
+        tables=RowGroupTables(location.filesystem, names, row_filter, cache, types=types),
+        folder_types=folder.folder_types,
         schema=schema,
         whole_schema=whole,
         output=output,
         decode=not batched,
-        row_filter=filter_rules.parse(options.filters),
         predicate=options.predicate,
         transform=spec,
-        cache=options.cache(),
+        cache=cache,
     )
-    fragments = _selected(table, reader, options, location)
+    fragments = fragments_of(folder, names, row_filter, options.shuffle_row_drop_partitions)
+    fragments = _selected(fragments, reader, options, location)
     deal_seed = options.shard_seed if options.shard_seed is not None else options.seed
     fragments = shard_of(fragments, options.cur_shard, options.shard_count, deal_seed)
     order = EpochOrder(
@@ -207,10 +218,9 @@ def _view(schema: Unischema, schema_fields: Any, location: Location) -> Unischem
 
 
 def _selected(
-    table: FragmentTable, reader: FragmentReader, options: ReaderOptions, location: Location
+    fragments: list[Fragment], reader: FragmentReader, options: ReaderOptions, location: Location
 ) -> list[Fragment]:
     """The row groups that may have rows for the user, before they are dealt to shards."""
-    fragments = table.fragments(reader.read_names, options.shuffle_row_drop_partitions)
     if options.rowgroup_selector is not None:
         indexes = row_group_index.read(location)
         missing = [name for name in options.rowgroup_selector.get_index_names() if name not in indexes]
@@ -218,9 +228,8 @@ def _selected(
             raise DataError(f"{location.text} has no index {missing}: it has {sorted(indexes)}")
         numbers = options.rowgroup_selector.select_row_groups(indexes)
         fragments = [fragment for fragment in fragments if fragment.number in numbers]
-    fragments = table.pruned(fragments, reader.row_filter)
     predicate = options.predicate
-    if predicate is not None and set(predicate.get_fields()) <= set(table.folder_names) and reader.decode:
+    if predicate is not None and set(predicate.get_fields()) <= set(reader.folder_types) and reader.decode:
         fragments = [fragment for fragment in fragments if predicate.do_include(reader.folder_values(fragment))]
     if not fragments:
         raise NoDataAvailableError(f"no row group of {location.text} has rows that are selected")

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from hvd_cluster.data.filters import RowFilter
 from hvd_cluster.data.optional import load_pyarrow
+from hvd_cluster.data.reading.row_groups import RowGroupTables
 from hvd_cluster.data.reading.shards import permutation
 from hvd_cluster.errors import DataError
-from hvd_cluster.petastorm.cache import TableCache
+from hvd_cluster.petastorm.cache import LocalDiskCache
 from hvd_cluster.petastorm.columns import Values, decoded, objects, plain
-from hvd_cluster.petastorm.fragments import Fragment, FragmentTable
+from hvd_cluster.petastorm.fragments import Fragment
 from hvd_cluster.petastorm.predicates import PredicateBase
 from hvd_cluster.petastorm.transform import TransformSpec
 from hvd_cluster.petastorm.unischema import Unischema
@@ -34,8 +34,10 @@ class RowBatch:
 class FragmentReader:
     """What is done to every fragment. Several threads may use it at once."""
 
-    #: The files.
-    table: FragmentTable
+    #: Reads the columns of ``schema`` and of the predicate, filtered.
+    tables: RowGroupTables
+    #: Columns that only the names of folders hold, and their Arrow types.
+    folder_types: Mapping[str, Any]
     #: The fields that are read, before the transform; and all fields, for the predicate.
     schema: Unischema
     whole_schema: Unischema
@@ -43,22 +45,24 @@ class FragmentReader:
     output: Unischema
     #: Whether the stored values are to be decoded by their codecs, row by row transformed, or are a batch as they are.
     decode: bool
-    row_filter: RowFilter | None = None
     predicate: PredicateBase | None = None
     transform: TransformSpec | None = None
-    cache: TableCache
+    #: What ``tables`` keeps on disk, if anything.
+    cache: LocalDiskCache | None = None
 
-    @property
-    def read_names(self) -> list[str]:
-        """The columns that are read."""
-        extra = self.predicate.get_fields() if self.predicate is not None else ()
-        return list(dict.fromkeys([*self.schema.fields, *sorted(extra)]))
+    def cleanup(self) -> None:
+        """Empty the cache."""
+        if self.cache is not None:
+            self.cache.cleanup()
 
     def folder_values(self, fragment: Fragment) -> dict[str, Any]:
-        """The decoded values of the columns that folders name."""
-        names = self.table.folder_names
-        table = self.table.read(replace(fragment, rows=1, num_slices=1, slice=0), names)
-        return {name: decoded(table.column(name), self.whole_schema.fields[name])[0] for name in names}
+        """The decoded values of the columns that only folders name."""
+        pyarrow, values = load_pyarrow(), dict(fragment.row_group.partition)
+        return {
+            name: decoded(pyarrow.array([values[name]], arrow_type), self.whole_schema.fields[name])[0]
+            for name, arrow_type in self.folder_types.items()
+            if name in self.whole_schema.fields
+        }
 
     def read(self, fragment: Fragment, row_seeds: tuple[int, ...] | None, stopped: Callable[[], bool]) -> RowBatch:
         """The rows of a fragment.
@@ -71,11 +75,8 @@ class FragmentReader:
         Raises:
             DataError: they cannot be read or decoded; file and row group are named.
         """
-        names = self.read_names
         start, stop = fragment.bounds
-        source = f"{self.table.source(fragment)} rows {start} to {stop}"
-        key = (source, fragment.row_group, tuple(names), (), self.row_filter)
-        table = self.cache.get(key, lambda: self.table.read(fragment, names, self.row_filter))
+        table = self.tables.matching(fragment.row_group, start, stop if fragment.num_slices > 1 else None)
         try:
             if self.predicate is not None:
                 table = table.filter(load_pyarrow().array(self._mask(table, self.predicate)))
@@ -85,7 +86,7 @@ class FragmentReader:
                 return RowBatch({}, 0)
             return self._rows(table, stopped) if self.decode else self._batch(table)
         except DataError as error:
-            raise type(error)(f"in {fragment.place}: {error}") from error
+            raise type(error)(f"in {fragment.row_group.place}: {error}") from error
 
     def _mask(self, table: Any, predicate: PredicateBase) -> Any:
         names = sorted(predicate.get_fields())

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from hvd_cluster.data.files.filesystems import OBJECT_STORES, scheme_of, write_whole
+from hvd_cluster.data.files.filesystems import OBJECT_STORES, as_filesystem, scheme_of, write_whole
 from hvd_cluster.data.files.retry import retried
 from hvd_cluster.data.optional import load_pyarrow
 from hvd_cluster.data.store import Store
@@ -57,19 +57,6 @@ class Location:
         except OSError as error:
             raise DataError(f"cannot read {path}: {error}") from error
 
-    def look(self, path_or_selector: Any) -> Any:
-        """What ``pyarrow.fs.FileSystem.get_file_info`` says of a path, or of all below a ``FileSelector``.
-
-        Raises:
-            DataError: it cannot be looked at.
-        """
-        try:
-            return retried(
-                lambda: self.filesystem.get_file_info(path_or_selector), self.filesystem, f"looking at {self.text}"
-            )
-        except OSError as error:
-            raise DataError(f"cannot look at {self.text}: {error}") from error
-
     def write(self, name: str, data: bytes) -> None:
         """Write a file in the folder, whole or not at all."""
         path = f"{self.folder}/{name}"
@@ -80,7 +67,11 @@ class Location:
         )
 
     def _is_file(self, path: str) -> bool:
-        return bool(self.look(path).type == load_pyarrow("pyarrow.fs").FileType.File)
+        try:
+            info = retried(lambda: self.filesystem.get_file_info(path), self.filesystem, f"looking at {self.text}")
+        except OSError as error:
+            raise DataError(f"cannot look at {self.text}: {error}") from error
+        return bool(info.type == load_pyarrow("pyarrow.fs").FileType.File)
 
 
 def locate(
@@ -108,7 +99,7 @@ def locate(
     uploads_whole = scheme_of(texts[0]) in OBJECT_STORES
     if filesystem is not None:
         paths = tuple(_inside(text) for text in texts)
-        return Location(_arrow_filesystem(filesystem), paths, text, uploads_whole)
+        return Location(as_filesystem(filesystem), paths, text, uploads_whole)
     options: dict[str, Any] = {"storage_options": storage_options} if storage_options else {}
     stores = [Store.create(text, **options) for text in texts]
     paths = tuple(stores[0].get_localized_path(store.prefix).rstrip("/") or "/" for store in stores)
@@ -122,10 +113,3 @@ def _inside(url: str) -> str:
     parts = urlsplit(url)
     local = parts.scheme.lower() in {"file", "hdfs", "viewfs"}
     return parts.path.rstrip("/") if local else f"{parts.netloc}{parts.path}".rstrip("/")
-
-
-def _arrow_filesystem(filesystem: Any) -> Any:
-    fs = load_pyarrow("pyarrow.fs")
-    if isinstance(filesystem, fs.FileSystem):
-        return filesystem
-    return fs.PyFileSystem(fs.FSSpecHandler(filesystem))

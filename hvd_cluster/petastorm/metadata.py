@@ -5,14 +5,14 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from hvd_cluster.data.optional import load_pyarrow
-from hvd_cluster.data.reading.parquet_files import NUM_THREADS, footer_of
+from hvd_cluster.data.reading.parquet_files import footers_of
 from hvd_cluster.errors import DataError
 from hvd_cluster.petastorm import schema_pickle
 from hvd_cluster.petastorm.errors import PetastormMetadataError, PetastormMetadataGenerationError
+from hvd_cluster.petastorm.fragments import parquet_files
 from hvd_cluster.petastorm.location import Location, Url, locate
 from hvd_cluster.petastorm.unischema import Unischema
 
@@ -95,12 +95,9 @@ def generate(location: Location, schema: Unischema) -> None:
     Raises:
         PetastormMetadataGenerationError: there is no Parquet, or its columns are not those of the schema.
     """
-    from hvd_cluster.petastorm.fragments import parquet_files
-
     try:
         files = parquet_files(location)
-        with ThreadPoolExecutor(NUM_THREADS) as pool:
-            footers = list(pool.map(lambda file: footer_of(location.filesystem, file[0]), files))
+        footers = footers_of(location.filesystem, [path for path, _ in files])
     except DataError as error:
         raise PetastormMetadataGenerationError(str(error)) from error
     arrow_schema = footers[0].schema.to_arrow_schema()

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from hvd_cluster.errors import DataError
-from hvd_cluster.petastorm.cache import LocalDiskCache, NullCache, TableCache
+from hvd_cluster.petastorm.cache import LocalDiskCache
 from hvd_cluster.petastorm.predicates import PredicateBase
 from hvd_cluster.petastorm.selectors import RowGroupSelectorBase
 from hvd_cluster.petastorm.transform import TransformSpec
@@ -81,9 +81,9 @@ class ReaderOptions:
         if wrong:
             raise DataError("\n".join(wrong))
 
-    def cache(self) -> TableCache:
+    def cache(self) -> LocalDiskCache | None:
         """What keeps read row groups."""
         if self.cache_type != "local-disk":
-            return NullCache()
+            return None
         cleanup = bool(dict(self.cache_extra_settings or {}).get("cleanup", True))
         return LocalDiskCache(self.cache_location, int(self.cache_size_limit or 0), cleanup)

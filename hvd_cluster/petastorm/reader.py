@@ -164,11 +164,11 @@ class Reader:
     def join(self) -> None:
         """Wait for the threads to end, and forget the cache."""
         self._close()
-        self._fragments.cache.cleanup()
+        self._fragments.cleanup()
 
     def cleanup_cache(self) -> None:
         """Forget the cache."""
-        self._fragments.cache.cleanup()
+        self._fragments.cleanup()
 
     def __enter__(self) -> Reader:
         return self

@@ -12,7 +12,6 @@ import numpy.typing as npt
 import torch
 
 from hvd_cluster.data.reading.interleave import Batch
-from hvd_cluster.data.reading.row_groups import place_of
 from hvd_cluster.data.reading.shards import Block, RowRange
 from hvd_cluster.errors import DataError
 
@@ -37,7 +36,7 @@ class Chunk:
             if row < piece.rows:
                 break
             row -= piece.rows
-        return f"row {row + piece.row_group.start + piece.start} of {place_of(piece)}"
+        return f"row {row + piece.row_group.start + piece.start} of {piece.row_group.place}"
 
 
 def chunks_of(block: Block, max_bytes: int, row_bytes: int) -> list[Chunk]:
@@ -114,8 +113,8 @@ class BlockBuffer:
         target = self.tensors[name]
         if values.shape[1:] != target.shape[1:]:
             raise DataError(
-                f"column {name!r} has rows of shape {tuple(values.shape[1:])} in {place_of(chunk.ranges[0])}, but "
-                f"{tuple(target.shape[1:])} elsewhere"
+                f"column {name!r} has rows of shape {tuple(values.shape[1:])} in {chunk.ranges[0].row_group.place}, "
+                f"but {tuple(target.shape[1:])} elsewhere"
             )
         # NumPy moves whole rows and lets other threads run; torch's index_copy_ goes element by element.
         target.numpy()[positions] = values.numpy()

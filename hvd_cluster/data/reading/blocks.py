@@ -14,7 +14,6 @@ from hvd_cluster.data.dataset import Split
 from hvd_cluster.data.reading import decoding, row_transform
 from hvd_cluster.data.reading.block_buffer import BlockBuffer, Chunk
 from hvd_cluster.data.reading.row_group_reader import Columns, RowGroupReader
-from hvd_cluster.data.reading.row_groups import place_of
 from hvd_cluster.data.reading.row_transform import RowTransform
 from hvd_cluster.data.reading.shards import RowRange
 from hvd_cluster.data.schema import Column, Schema
@@ -55,7 +54,7 @@ class BlockReader:
         if self._transform is None and not self._decode:
             return self._input
         first = RowRange(self._split.row_groups[0], 0, 1)
-        place = place_of(first)
+        place = first.row_group.place
         if self._transform is not None:
             table = self._reader.table(first)
             _, output = row_transform.apply(self._transform, table, self._input, None, place, decode=self._decode)
@@ -117,7 +116,7 @@ class BlockReader:
                 kept = rows[inside] - begin
                 table = self._reader.table(piece).take(kept)
                 numbers = (kept + piece.row_group.start + piece.start).tolist()
-                place = place_of(piece)
+                place = piece.row_group.place
                 part, _ = row_transform.apply(
                     transform, table, self._input, self.schema, place, numbers, stopped, self._decode
                 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 from urllib.parse import unquote
 
@@ -19,11 +19,12 @@ _INTEGER = re.compile(r"[+-]?\d{1,18}")
 Partition = tuple[tuple[str, Any], ...]
 
 
-def partitions(paths: Sequence[str]) -> list[Partition]:
+def partitions(paths: Sequence[str], texts: Collection[str] = ()) -> list[Partition]:
     """The columns that folders name.
 
     Args:
         paths: files, relative to the data set's folder.
+        texts: columns that are text even where all values are integers ("month=01").
 
     Returns:
         For each path its columns and values: integers where all values of the column over all paths are, else text;
@@ -32,24 +33,22 @@ def partitions(paths: Sequence[str]) -> list[Partition]:
     Raises:
         DataError: files differ in the columns that their folders name.
     """
-    texts = [_texts(path) for path in paths]
-    names = [name for name, _ in texts[0]] if texts else []
-    for path, found in zip(paths, texts, strict=True):
-        if [name for name, _ in found] != names:
+    found = [_texts(path) for path in paths]
+    names = list(found[0]) if found else []
+    for path, values in zip(paths, found, strict=True):
+        if list(values) != names:
             raise DataError(
-                f"the folders of {path!r} name the columns {[name for name, _ in found]}, but those of {paths[0]!r} "
-                f"{names}: all files of a data set lie below the same key=value folders"
+                f"the folders of {path!r} name the columns {list(values)}, but those of {paths[0]!r} {names}: all "
+                "files of a data set lie below the same key=value folders"
             )
-    integers = [
-        all(value is None or _INTEGER.fullmatch(value) for value in values)
-        for values in zip(*([value for _, value in found] for found in texts), strict=True)
-    ]
+    whole = {
+        name
+        for name in names
+        if name not in texts and all(values[name] is None or _INTEGER.fullmatch(values[name]) for values in found)
+    }
     return [
-        tuple(
-            (name, value if value is None or not whole else int(value))
-            for (name, value), whole in zip(found, integers, strict=True)
-        )
-        for found in texts
+        tuple((name, int(value) if value and name in whole else value) for name, value in values.items())
+        for values in found
     ]
 
 
@@ -75,6 +74,7 @@ def arrow_fields(partitions: Sequence[Partition]) -> list[Any]:
     return fields
 
 
-def _texts(path: str) -> list[tuple[str, str | None]]:
+def _texts(path: str) -> dict[str, Any]:
+    """Column -> text of its value; None for null."""
     pairs = [part.split("=", 1) for part in path.split("/")[:-1] if "=" in part]
-    return [(unquote(name), None if value == _NULL else unquote(value)) for name, value in pairs]
+    return {unquote(name): None if value == _NULL else unquote(value) for name, value in pairs}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -16,7 +16,7 @@ from hvd_cluster.data.optional import load_pyarrow
 from hvd_cluster.data.reading import hive
 from hvd_cluster.data.reading.common_schema import CommonSchema
 from hvd_cluster.data.reading.footers import memory_bytes, row_group_bytes
-from hvd_cluster.data.reading.parquet_files import NUM_THREADS, files_at, footer_of, leaves_of, statistics_of
+from hvd_cluster.data.reading.parquet_files import NUM_THREADS, files_at, footers_of, leaves_of, statistics_of
 from hvd_cluster.data.reading.row_groups import RowGroupTables
 from hvd_cluster.data.reading.shards import RowRange
 from hvd_cluster.data.schema import UNKNOWN, Column, Kind, Schema, infer, missing_columns_text
@@ -32,52 +32,48 @@ _SAMPLE_ROWS = 64
 
 
 class ParquetFolder:
-    """The Parquet files at a path, opened for their footers only.
+    """The Parquet files of a data set, opened for their footers only.
 
     Args:
-        filesystem: the ``pyarrow.fs.FileSystem`` that serves the path.
-        paths: files or folders inside it; in a folder, names that begin with "_" or "." are passed over, and folders
-            named ``key=value`` give their files a column more.
-        columns: the columns that are asked for; None for all.
+        filesystem: the ``pyarrow.fs.FileSystem`` that serves the files.
+        files: path inside the filesystem, and path below the data set's folder, as :func:`files_of` returns them;
+            folders named ``key=value`` in the latter are columns too.
+        columns: the columns to read; None for all.
         decoded: columns that may hold anything, because a function makes tensors of them.
-        listed: the paths are some of the files and folders of a data set: ``key=value`` folders that they lie in, one
-            directly below the other, count too.
+        texts: columns that are text even where their folders name nothing but numbers ("month=01").
         wrong: takes what is wrong with columns, as that of :func:`hvd_cluster.data.schema.infer`.
 
     Raises:
-        DataError: there is no Parquet, it is half-written or damaged, or columns are missing or of an impossible type.
+        DataError: a footer is damaged, or columns are missing or of an impossible type.
     """
 
     def __init__(
         self,
         filesystem: Any,
-        paths: Sequence[str],
+        files: Sequence[tuple[str, str]],
         columns: Sequence[str] | None = None,
         decoded: Collection[str] = (),
         *,
-        listed: bool = False,
+        texts: Collection[str] = (),
         wrong: list[str] | None = None,
     ) -> None:
         self._filesystem = filesystem
-        checked: set[str] = set()
-        files = [
-            (file, f"{hive.folders_above(file, below)}{below}" if listed else below)
-            for path in paths
-            for file, below in _files(filesystem, path, checked)
-        ]
         self.paths = [path for path, _ in files]
-        with ThreadPoolExecutor(NUM_THREADS) as pool:
-            footers = list(pool.map(lambda path: footer_of(filesystem, path), self.paths))
-        self._footers = dict(zip(self.paths, footers, strict=True))
-        partitions = hive.partitions([below for _, below in files])
+        #: Path -> ``pyarrow.parquet.FileMetaData``.
+        self.footers = dict(zip(self.paths, footers_of(filesystem, self.paths), strict=True))
+        partitions = hive.partitions([below for _, below in files], texts)
         folder_fields = hive.arrow_fields(partitions)
         schemas = []
-        for number, footer in enumerate(footers):
+        unstored = {field.name for field in folder_fields}
+        for number, footer in enumerate(self.footers.values()):
             stored = footer.schema.to_arrow_schema()
             own = [field for field in folder_fields if field.name not in stored.names]
             schemas.append(_with(stored, own))
             names = {field.name for field in own}
+            unstored &= names
             partitions[number] = tuple(pair for pair in partitions[number] if pair[0] in names)
+        #: Columns that only the names of folders hold, and their Arrow types.
+        self.folder_types = {field.name: field.type for field in folder_fields if field.name in unstored}
         self._common = CommonSchema.of(schemas, self.paths)
         #: Columns that a file lacks are nulls in it, as those that a folder names null.
         self._partitions = {
@@ -88,12 +84,12 @@ class ParquetFolder:
         #: Lengths of lists and vectors that the types leave open are UNKNOWN.
         self.schema = infer(self.arrow_schema, columns, decoded, wrong)
         self._common.require(self.schema.names)
-        self.row_groups = tuple(self._row_groups())
+        self.row_groups = self.row_groups_of(self.schema.names)
 
     @property
     def footers_bytes(self) -> tuple[int, ...]:
         """Bytes that each file's footer takes in memory."""
-        return tuple(map(memory_bytes, self._footers.values()))
+        return tuple(map(memory_bytes, self.footers.values()))
 
     @property
     def texts(self) -> frozenset[str]:
@@ -119,8 +115,8 @@ class ParquetFolder:
         """
         stats = TableStats()
         for number, group in enumerate(self.row_groups):
-            footer = self._footers[group.path].row_group(group.index)
-            leaves, constants = leaves_of(self._footers[group.path], self.schema.names), dict(group.partition)
+            footer = self.footers[group.path].row_group(group.index)
+            leaves, constants = leaves_of(self.footers[group.path], self.schema.names), dict(group.partition)
             doubtful = [
                 column
                 for column in self.schema
@@ -155,6 +151,23 @@ class ParquetFolder:
     def _tables(self, columns: Sequence[str], texts: Collection[str] = ()) -> RowGroupTables:
         return RowGroupTables(self._filesystem, columns, texts=texts, types=self.types)
 
+    def require(self, names: Sequence[str]) -> None:
+        """Check that the named columns exist and have one type.
+
+        Raises:
+            DataError: some do not; all are named.
+        """
+        missing = [name for name in names if name not in self.arrow_schema.names]
+        if missing:
+            raise DataError(missing_columns_text(missing, self.arrow_schema.names))
+        self._common.require(names)
+
+    def verdict(self, group: RowGroup, row_filter: RowFilter) -> bool | None:
+        """Whether a filter lets all rows of a row group through, or none; None if only its rows decide."""
+        return row_filter.verdict(
+            statistics_of(self.footers[group.path], group.index, group.partition, row_filter.names)
+        )
+
     def filtered(self, row_filter: RowFilter) -> tuple[RowGroup, ...]:
         """The row groups that have rows which a filter lets through; their ``rows`` count these alone.
 
@@ -163,39 +176,56 @@ class ParquetFolder:
         Raises:
             DataError: a column that the filter names is missing, or cannot be compared.
         """
-        missing = [name for name in row_filter.names if name not in self.arrow_schema.names]
-        if missing:
-            raise DataError(missing_columns_text(missing, self.arrow_schema.names))
-        self._common.require(row_filter.names)
+        self.require(row_filter.names)
 
         def matching(group: RowGroup) -> int:
-            footer = self._footers[group.path]
-            told = statistics_of(footer, group.index, group.partition, row_filter.names)
-            verdict = row_filter.verdict(told)
+            verdict = self.verdict(group, row_filter)
             if verdict is None:
                 table = self.read(group, row_filter.names)
                 return int(load_pyarrow("pyarrow.compute").sum(row_filter.mask(table)).as_py() or 0)
             return group.rows if verdict else 0
 
+        groups = self.row_groups_of(list(dict.fromkeys([*self.schema.names, *row_filter.names])))
         with ThreadPoolExecutor(NUM_THREADS) as pool:
-            counts = list(pool.map(matching, self.row_groups))
-        names = list(dict.fromkeys([*self.schema.names, *row_filter.names]))
-        found = []
-        for group, count in zip(self.row_groups, counts, strict=True):
-            if count:
-                leaves = [leaf for indices in leaves_of(self._footers[group.path], names).values() for leaf in indices]
-                size = row_group_bytes(self._footers[group.path], group.index, leaves) * count // group.rows
-                found.append(dataclasses.replace(group, rows=count, size_bytes=size, whole_rows=group.rows))
-        return tuple(found)
+            counts = list(pool.map(matching, groups))
+        return tuple(
+            dataclasses.replace(
+                group, rows=count, size_bytes=group.size_bytes * count // group.rows, whole_rows=group.rows
+            )
+            for group, count in zip(groups, counts, strict=True)
+            if count
+        )
 
-    def _row_groups(self) -> Iterator[RowGroup]:
-        for path, footer in self._footers.items():
-            leaves = [leaf for indices in leaves_of(footer, self.schema.names).values() for leaf in indices]
+    def row_groups_of(self, columns: Sequence[str]) -> tuple[RowGroup, ...]:
+        """All row groups that have rows; their sizes are those of the named columns."""
+        groups = []
+        for path, footer in self.footers.items():
+            leaves = [leaf for indices in leaves_of(footer, columns).values() for leaf in indices]
             for index in range(footer.num_row_groups):
-                rows = footer.row_group(index).num_rows
-                if rows:
+                if rows := footer.row_group(index).num_rows:
                     size = row_group_bytes(footer, index, leaves)
-                    yield RowGroup(path, index, rows, size_bytes=size, partition=self._partitions[path])
+                    groups.append(RowGroup(path, index, rows, size_bytes=size, partition=self._partitions[path]))
+        return tuple(groups)
+
+
+def files_of(filesystem: Any, paths: Sequence[str], *, listed: bool = False) -> list[tuple[str, str]]:
+    """The Parquet files at paths: inside the filesystem, and relative to the data set's folder.
+
+    Args:
+        filesystem: the ``pyarrow.fs.FileSystem`` that serves the paths.
+        paths: files or folders; in a folder, names that begin with "_" or "." are passed over.
+        listed: the paths are some of the files and folders of a data set: ``key=value`` folders that they lie in, one
+            directly below the other, count too.
+
+    Raises:
+        DataError: there is no Parquet, it is half-written, or it belongs to a table of another format.
+    """
+    checked: set[str] = set()
+    return [
+        (file, f"{hive.folders_above(file, below)}{below}" if listed else below)
+        for path in paths
+        for file, below in _files(filesystem, path, checked)
+    ]
 
 
 def _with(schema: Any, fields: Sequence[Any]) -> Any:

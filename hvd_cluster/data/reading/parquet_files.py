@@ -170,6 +170,12 @@ def footer_of(filesystem: Any, path: str) -> Any:
         raise DataError(f"{path} is not a whole Parquet file: {error}") from error
 
 
+def footers_of(filesystem: Any, paths: Iterable[str]) -> list[Any]:
+    """The footers of several files, read side by side; see :func:`footer_of`."""
+    with ThreadPoolExecutor(NUM_THREADS) as pool:
+        return list(pool.map(lambda path: footer_of(filesystem, path), paths))
+
+
 def leaves_of(footer: Any, names: Iterable[str]) -> dict[str, list[int]]:
     """For each named column the indices of the Parquet columns (leaves) that it is made of."""
     leaves: dict[str, list[int]] = {name: [] for name in names}

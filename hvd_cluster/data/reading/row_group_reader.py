@@ -15,7 +15,7 @@ from hvd_cluster.data.columns.arrays import stores_as_is
 from hvd_cluster.data.columns.column_config import ColumnConfig
 from hvd_cluster.data.optional import load_pyarrow
 from hvd_cluster.data.reading.interleave import Batch
-from hvd_cluster.data.reading.row_groups import RowGroupTables, place_of
+from hvd_cluster.data.reading.row_groups import RowGroupTables
 from hvd_cluster.data.reading.shards import RowRange
 from hvd_cluster.data.reading.tensors import to_tensor
 from hvd_cluster.data.schema import Column, Schema
@@ -112,7 +112,7 @@ class RowGroupReader:
             except DataError as error:
                 problems.append(str(error))
         if problems:
-            raise DataError("\n".join([f"in {place_of(pieces[0])}:", *problems]))
+            raise DataError("\n".join([f"in {pieces[0].row_group.place}:", *problems]))
         return found
 
     def _prepared(self, array: Any, column: Column) -> Any:
@@ -167,6 +167,6 @@ def _joined(parts: Sequence[Any], name: str, places: Sequence[RowRange]) -> Any:
     shapes = [tuple(tensor.shape[1:]) for tensor in parts]
     for shape, piece in zip(shapes, places, strict=True):
         if shape != shapes[0]:
-            first, other = place_of(places[0]), place_of(piece)
+            first, other = places[0].row_group.place, piece.row_group.place
             raise DataError(f"column {name!r} has rows of shape {shape} in {other}, but {shapes[0]} in {first}")
     return torch.cat(list(parts))

@@ -70,7 +70,7 @@ class RowGroupTables:
         if self._filter is None and self._cache is None:
             table, rows = self._plain(groups)
         else:
-            tables = [self._cached(group) for group in groups]
+            tables = [self.matching(group) for group in groups]
             table, rows = load_pyarrow().concat_tables(tables), [len(one) for one in tables]
         begins = dict(zip((group.index for group in groups), itertools.accumulate(rows, initial=0), strict=False))
         places = [begins[piece.row_group.index] + piece.row_group.start + piece.start for piece in pieces]
@@ -79,22 +79,31 @@ class RowGroupTables:
             return table
         slices = [table.slice(place, piece.rows) for place, piece in zip(places, pieces, strict=True)]
         if sum(map(len, slices)) != sum(piece.rows for piece in pieces):
-            raise DataError(f"{place_of(pieces[0])} has changed since the reader was made: make a new one")
+            raise DataError(f"{pieces[0].row_group.place} has changed since the reader was made: make a new one")
         return load_pyarrow().concat_tables(slices)
 
     def shares_memory(self, path: str) -> bool:
         """Whether tables of this file share memory with other readers, so that it must not be written to."""
         return self._cache is not None or path.endswith(ARROW_SUFFIX)
 
-    def _cached(self, group: RowGroup) -> pa.Table:
-        """All rows of a row group that the filter lets through."""
+    def matching(self, group: RowGroup, begin: int = 0, end: int | None = None) -> pa.Table:
+        """The rows of a row group that the filter lets through, from the cache where they are kept.
+
+        Args:
+            group: read as a whole.
+            begin, end: the rows of it that count, before the filter; None for the last.
+
+        Raises:
+            DataError: it cannot be read.
+        """
         if self._cache is None:
-            return self._filtered(group)
+            return self._filtered(group, begin, end)
         texts = tuple(name for name in self._names if name in self._texts)
         # Files that come later may give a column another type.
         names = tuple(f"{name}: {self._types[name]}" if name in self._types else name for name in self._names)
-        key = (self._source(group), group.index, names, texts, self._filter)
-        return self._cache.get(key, lambda: self._filtered(group))
+        source = self._source(group) if end is None else f"{self._source(group)} rows {begin} to {end}"
+        key = (source, group.index, names, texts, self._filter)
+        return self._cache.get(key, lambda: self._filtered(group, begin, end))
 
     def _source(self, group: RowGroup) -> str:
         """Its file as it is now: one that changes is another source to a reader that is made afterwards."""
@@ -102,15 +111,15 @@ class RowGroupTables:
             try:
                 self._sources[group.path] = source_of(self._filesystem, group.path)
             except OSError as error:
-                raise DataError(f"cannot read {_place(group)}: its file cannot be looked at: {error}") from error
+                raise DataError(f"cannot read {group.place}: its file cannot be looked at: {error}") from error
         return self._sources[group.path]
 
-    def _filtered(self, group: RowGroup) -> pa.Table:
-        if self._filter is None:
-            return self._plain([group])[0]
-        wanted = list(dict.fromkeys([*self._names, *self._filter.names]))
+    def _filtered(self, group: RowGroup, begin: int, end: int | None) -> pa.Table:
+        wanted = list(dict.fromkeys([*self._names, *(self._filter.names if self._filter is not None else ())]))
         table, _ = self._plain([group], wanted)
-        return table.filter(self._filter.mask(table)).select(self._names)
+        if end is not None:
+            table = table.slice(begin, end - begin)
+        return table if self._filter is None else table.filter(self._filter.mask(table)).select(self._names)
 
     def _plain(self, groups: Sequence[RowGroup], names: Sequence[str] | None = None) -> tuple[pa.Table, list[int]]:
         """Whole row groups of one file, one after the other, and the number of rows of each."""
@@ -122,11 +131,11 @@ class RowGroupTables:
         try:
             table, rows = retried(lambda: read(path, indices, stored), self._filesystem, f"reading {path}")
         except FileNotFoundError as error:
-            raise DataError(f"cannot read {_place(groups[0])}: there is no such file any more: {error}") from error
+            raise DataError(f"cannot read {groups[0].place}: there is no such file any more: {error}") from error
         except (OSError, ValueError, IndexError, NotImplementedError) as error:
             reason = " ".join(str(error).split())  # Parquet's own may be of several lines
             raise DataError(
-                f"cannot read {_place(groups[0])}: {reason}; the file may be damaged, half-written, removed, or "
+                f"cannot read {groups[0].place}: {reason}; the file may be damaged, half-written, removed, or "
                 "changed since the reader was made: write the data again, or make a new reader"
             ) from error
         missing = [name for name in stored if name not in table.column_names]
@@ -161,15 +170,6 @@ class RowGroupTables:
         with ipc.open_file(pyarrow.memory_map(path)) as file:
             batches = [file.get_batch(index) for index in indices]
         return pyarrow.Table.from_batches(batches).select(list(names)), [batch.num_rows for batch in batches]
-
-
-def place_of(piece: RowRange) -> str:
-    """Where rows come from, for messages."""
-    return _place(piece.row_group)
-
-
-def _place(group: RowGroup) -> str:
-    return f"row group {group.index} of {group.path}"
 
 
 def _constant(value: int | str | None, rows: int) -> Any:

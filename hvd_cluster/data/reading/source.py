@@ -12,7 +12,7 @@ from hvd_cluster.data.columns.column_config import ColumnConfig
 from hvd_cluster.data.dataset import Dataset, RowGroup, Split
 from hvd_cluster.data.files.filesystems import as_filesystem, normalize
 from hvd_cluster.data.reading import footers
-from hvd_cluster.data.reading.parquet import ParquetFolder
+from hvd_cluster.data.reading.parquet import ParquetFolder, files_of
 from hvd_cluster.data.schema import Kind, Schema
 from hvd_cluster.data.store import Store
 from hvd_cluster.errors import DataError
@@ -88,7 +88,7 @@ def open_source(
         opened, paths = _open_paths(source, filesystem, storage_options)
         name = repr(source if isinstance(source, (str, os.PathLike)) else paths[0])
         listed = not isinstance(source, (str, os.PathLike))
-        folder = ParquetFolder(opened, paths, _names(columns), rules.decode, listed=listed)
+        folder = ParquetFolder(opened, files_of(opened, paths, listed=listed), _names(columns), rules.decode)
         if isinstance(rules.drop_nulls, str):
             raise DataError(
                 f"drop_nulls is the text {rules.drop_nulls!r}: give a list of names, or True for all columns"
