@@ -52,7 +52,7 @@ class HorovodStrategy(_ParallelStrategy):
     still runs; ``accumulate_grad_batches`` adds them up on each worker first. When ``on_after_backward`` is called they
     are reduced, as under DDP, so that clipping and gradient norms are those of the global batch. All ranks start with
     the weights and the optimizer state of rank 0, and validate, test and predict with its buffers, such as the running
-    means of batch normalisation. The learning rate stays as configured unless ``scale_lr=True``; ``strategy="horovod"``
+    means of batch normalization. The learning rate stays as configured unless ``scale_lr=True``; ``strategy="horovod"``
     stands for that, since the Horovod strategy of Lightning 1 always multiplied it.
 
     Loaders get a ``DistributedSampler`` (``use_distributed_sampler``), ``self.log(..., sync_dist=True)`` and
@@ -110,7 +110,7 @@ class HorovodStrategy(_ParallelStrategy):
 
     @property
     def is_distributed(self) -> bool:
-        """Lightning injects samplers and synchronises what is logged."""
+        """Lightning injects samplers and synchronizes what is logged."""
         return True
 
     @property

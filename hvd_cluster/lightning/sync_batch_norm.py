@@ -13,14 +13,14 @@ _LayerSync: Any = submodule("plugins.layer_sync").LayerSync
 
 
 class HorovodSyncBatchNorm(_LayerSync):
-    """Lets every batch normalisation of a model see the batches of all ranks, for the time of a fit."""
+    """Lets every batch normalization of a model see the batches of all ranks, for the time of a fit."""
 
     def __init__(self) -> None:
         #: What stood where, by the path in the model.
         self._originals: dict[str, torch.nn.Module] = {}
 
     def apply(self, model: torch.nn.Module) -> torch.nn.Module:
-        """The model with ``hvd.SyncBatchNorm`` in place of each batch normalisation; weights and buffers stay."""
+        """The model with ``hvd.SyncBatchNorm`` in place of each batch normalization; weights and buffers stay."""
         layers = dict(model.named_modules())
         converted = hvd.SyncBatchNorm.convert_sync_batchnorm(model)
         replaced = dict(converted.named_modules())

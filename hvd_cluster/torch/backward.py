@@ -28,7 +28,7 @@ _numbers = itertools.count()
 
 
 def is_running() -> bool:
-    """True inside a backward pass of this thread."""
+    """Whether a backward pass runs in this thread."""
     return current_pass() != -1
 
 
@@ -67,7 +67,7 @@ def _end(pass_id: int) -> None:
 
 
 def in_checkpoint() -> bool:
-    """True inside the backward pass that a re-entrant checkpoint runs within another one."""
+    """Whether a re-entrant checkpoint runs this backward pass within another one."""
     inner = CheckpointFunction.backward.__code__
     frame: FrameType | None = sys._getframe()
     while frame is not None and frame.f_code is not inner:
@@ -76,13 +76,13 @@ def in_checkpoint() -> bool:
 
 
 def reads_gradients(frame: FrameType) -> bool:
-    """True for code that reads an optimizer's parameter groups for their gradients, and not for a rate to log."""
+    """Whether the code of a frame reads gradients through an optimizer's parameter groups, and not a rate to log."""
     module = str(frame.f_globals.get("__name__", ""))
     return module.startswith(_READERS) or isinstance(frame.f_locals.get("self"), GradScaler)
 
 
 class GradientReceiver(Protocol):
-    """What the hooks call."""
+    """The object that the hooks call."""
 
     def add_gradient(self, number: int, parameter: torch.Tensor) -> None:
         """The backward pass has accumulated the gradient of a parameter."""
@@ -95,7 +95,7 @@ class GradientHooks:
     """The hooks of one optimizer.
 
     Args:
-        receiver: held weakly, so that a deleted optimizer does not keep sending gradients.
+        receiver: referenced weakly, so that a deleted optimizer does not keep sending gradients.
     """
 
     def __init__(self, receiver: GradientReceiver) -> None:
@@ -107,7 +107,7 @@ class GradientHooks:
         self._handles: list[Any] = []
         # A model on several GPUs has a backward thread for each.
         self._lock = threading.RLock()
-        #: The backward pass whose end is awaited.
+        #: The backward pass whose end will be reported.
         self._pass_id = -1
         #: Gradients that hooks of the user may still change: see :func:`_on_gradient`.
         self._deferred: list[tuple[int, torch.Tensor]] = []
@@ -121,7 +121,7 @@ class GradientHooks:
         this = weakref.ref(self)
         for number, parameter in enumerate(parameters):
             if not (parameter.is_floating_point() or parameter.is_complex()):
-                continue  # it has no gradient, and cannot have one
+                continue  # it cannot have a gradient
             was_frozen = not parameter.requires_grad
             parameter.requires_grad_(True)
             self._handles.append(parameter.register_post_accumulate_grad_hook(partial(_on_gradient, this, number)))

@@ -1,4 +1,4 @@
-"""Compression of torch gradients while they travel."""
+"""Compression of torch gradients for transfer."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ class _TorchCastCompressor(CastCompressor):
 
 
 class FP16Compressor(_TorchCastCompressor):
-    """Sends floating-point tensors as float16."""
+    """Compresses floating-point tensors to float16."""
 
     wire_dtype = torch.float16
 
 
 class BF16Compressor(_TorchCastCompressor):
-    """Sends floating-point tensors as bfloat16, which keeps float32's range."""
+    """Compresses floating-point tensors to bfloat16, which has float32's range."""
 
     wire_dtype = torch.bfloat16
 
 
 def wire_of(compression: type[Compressor]) -> torch.dtype | None:
-    """The element type that the engine can convert to while it copies, if that is all that ``compression`` does."""
+    """The dtype of a compression that only converts, which the engine does while it copies; None for others."""
     return compression.wire_dtype if compression in (FP16Compressor, BF16Compressor) else None
 
 
 class Compression:
-    """The compressions that come with the package, for the ``compression`` argument of collectives and optimizers."""
+    """The compressors of this package, for the ``compression`` argument of collectives and optimizers."""
 
     none = NoneCompressor
     fp16 = FP16Compressor

@@ -1,7 +1,7 @@
-"""Adasum for optimizers with a state: every rank takes its own step, and the changes of the weights are combined.
+"""Adasum for optimizers with a state: each rank takes its own step, and Adasum combines the weight deltas.
 
-Adasum (arXiv:2006.02924) combines directions in which the loss falls. The step that Adam or momentum computes from a
-gradient is such a direction, but their step from a combined gradient is not. So the ranks combine their steps.
+Adasum (arXiv:2006.02924) combines descent directions. The update that Adam or momentum computes from a rank's gradient
+is such a direction, but the update computed from combined gradients is not; so the ranks combine deltas.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class DeltaOptimizer(Wrapper):
     _passes_per_step: int
     #: The wrapped optimizer applies a GradScaler's scale itself, as fused ones do.
     _scales_itself: bool
-    #: GradScaler's, for the time of a step.
+    #: Set by GradScaler during a step.
     grad_scale: torch.Tensor | None
     found_inf: torch.Tensor | None
 
@@ -83,7 +83,7 @@ class DeltaOptimizer(Wrapper):
         self._passes_per_step = passes
 
     def step(self, closure: Callable[[], Any] | None = None, **kwargs: Any) -> Any:
-        """Take this rank's step, combine the changes of all ranks by Adasum, and apply the combination.
+        """Take this rank's step, combine the deltas of all ranks by Adasum, and apply the combination.
 
         If the combination fails, the parameters are as before the step, but the state of the wrapped optimizer
         (momenta, number of steps) has advanced.
@@ -102,7 +102,7 @@ class DeltaOptimizer(Wrapper):
             deltas = [parameter.detach() - start for parameter, start in zip(parameters, starts, strict=True)]
             try:
                 combined = self._combined(parameters, deltas)
-            except BaseException:  # raised again: the ranks have diverged, and the program may continue
+            except BaseException:  # raised again; the program may continue, with equal weights
                 for parameter, start in zip(parameters, starts, strict=True):
                     parameter.copy_(start)
                 raise
@@ -116,7 +116,7 @@ class DeltaOptimizer(Wrapper):
     step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Take in more parameters, at the same step on all ranks."""
+        """Add parameters; all ranks do so at the same step."""
         super().add_param_group(param_group)
         self._names = self._names | names_of_last_group(self, self._names)
 
@@ -130,7 +130,7 @@ class DeltaOptimizer(Wrapper):
         scale, overflows = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
         if not self._scales_itself and overflows is not None:
             if overflows.item():
-                return None  # this rank contributes no change
+                return None  # this rank contributes zeros
             if scale is not None:
                 gradients = [parameter.grad for parameter in self._names if parameter.grad is not None]
                 torch._foreach_div_(gradients, scale.item())

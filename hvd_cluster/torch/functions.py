@@ -1,4 +1,4 @@
-"""Making all ranks equal: parameters, optimizer state and any Python object, sent from one rank to the others."""
+"""Broadcast of parameters, optimizer state and Python objects, and allgather of objects."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def broadcast_parameters(
     Args:
         params: a state dict, or a list of tensors or of (name, tensor) pairs, with equal names on all ranks. Entries of
             a state dict that are not tensors are ignored.
-        root_rank: the global rank whose tensors all get.
-        process_set: whose ranks take part.
+        root_rank: the global rank whose tensors are broadcast.
+        process_set: the ranks that take part.
 
     Raises:
         ValueError: ``params`` is something else, e.g. a generator.
@@ -39,8 +39,7 @@ def broadcast_parameters(
     else:
         raise ValueError(f"invalid params of type: {type(params)}; pass model.state_dict(), or a list of tensors")
     tensors = [(name, tensor) for name, tensor in named if isinstance(tensor, torch.Tensor)]
-    # A tensor that is not contiguous is sent as a copy; names match the ranks in either case. So is one whose
-    # conjugation or negation torch has not computed yet.
+    # A tensor is sent as a copy if it is not contiguous, or if torch has not computed its conjugation or negation yet.
     copies = [(tensor, tensor.data.contiguous().resolve_conj().resolve_neg()) for _, tensor in tensors]
     handles = [
         submit_broadcast(_as_sendable(copy), root_rank, f"parameters.{name}", process_set, in_place=True)
@@ -58,16 +57,16 @@ def broadcast_optimizer_state(
     model: torch.nn.Module | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> None:
-    """Give every rank the state and the options of ``root_rank``'s optimizer.
+    """Broadcast the state and the options of ``root_rank``'s optimizer to all ranks.
 
-    The state's structure travels first, so no step is taken to create it and no weight moves. As after Horovod's step,
-    trainable parameters of an optimizer that has no state on this rank have gradients of zeros instead of None.
+    The structure of the state is sent first, so no step is needed to create it and no weight changes. As in Horovod,
+    which takes such a step, trainable parameters of an optimizer without state get gradients of zeros instead of None.
 
     Args:
         optimizer: an optimizer of the same kind over the same parameters on all ranks.
-        root_rank: the global rank whose state all get.
+        root_rank: the global rank whose state is broadcast.
         model: accepted for compatibility; Horovod uses it to find sparse embeddings.
-        process_set: whose ranks take part.
+        process_set: the ranks that take part.
 
     Raises:
         ValueError: LBFGS, whose state differs in shape between ranks.
@@ -93,10 +92,10 @@ def broadcast_optimizer_state(
         (skeleton, [describe(tensor) for tensor in tensors]), root_rank, process_set=process_set
     )
     if not is_root:
-        homes = _target_devices(skeleton["state"], [meta.device for meta in metas], [p.device for p in parameters])
+        targets = _target_devices(skeleton["state"], [meta.device for meta in metas], [p.device for p in parameters])
         tensors = [
-            torch.empty(meta.shape, dtype=element_dtype(meta.dtype), device=home)
-            for meta, home in zip(metas, homes, strict=True)
+            torch.empty(meta.shape, dtype=element_dtype(meta.dtype), device=target)
+            for meta, target in zip(metas, targets, strict=True)
         ]
     sent = [tensor.contiguous() for tensor in tensors]
     handles = [
@@ -111,7 +110,7 @@ def broadcast_optimizer_state(
 
 
 def share_buffers(model: torch.nn.Module, root_rank: int) -> None:
-    """Give every rank the buffers of ``root_rank``'s model that it saves, such as running means, in place."""
+    """Overwrite the saved buffers of the model, such as running means, with those of ``root_rank``."""
     names = {name for name, _ in model.named_buffers()}
     buffers = {name: value for name, value in model.state_dict().items() if name in names}
     if buffers:
@@ -121,13 +120,13 @@ def share_buffers(model: torch.nn.Module, root_rank: int) -> None:
 def broadcast_object(
     obj: Any, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Any:
-    """Give every rank ``root_rank``'s object.
+    """Broadcast ``root_rank``'s object to all ranks.
 
     Args:
-        obj: anything that cloudpickle takes; what the other ranks pass is ignored.
-        root_rank: the global rank whose object all get.
+        obj: any object that cloudpickle supports; other ranks' objects are ignored.
+        root_rank: the global rank whose object is broadcast.
         name: matches the call with those of the other ranks.
-        process_set: whose ranks take part.
+        process_set: the ranks that take part.
 
     Returns:
         ``obj`` itself on the root, a copy elsewhere.
@@ -136,12 +135,12 @@ def broadcast_object(
 
 
 def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[Any]:
-    """Give every rank the objects of all ranks, in the order of the ranks.
+    """Gather the objects of all ranks on every rank, in the order of the ranks.
 
     Args:
-        obj: anything that cloudpickle takes.
+        obj: any object that cloudpickle supports.
         name: matches the call with those of the other ranks.
-        process_set: whose ranks take part.
+        process_set: the ranks that take part.
     """
     return objects.allgather_object(obj, name, process_set)
 
@@ -154,7 +153,7 @@ class _TensorIndex:
 
 
 def _target_devices(state: dict[Any, Any], kinds: Sequence[str], devices: Sequence[torch.device]) -> list[torch.device]:
-    """The device of each state tensor on this rank: its parameter's, unless the root has it on another kind.
+    """The device of each state tensor on this rank: that of its parameter if the root has it on the same kind.
 
     Args:
         state: the state without tensors, by the number of the parameter.
@@ -168,22 +167,22 @@ def _target_devices(state: dict[Any, Any], kinds: Sequence[str], devices: Sequen
         for place in tree_leaves(entry)
         if isinstance(place, _TensorIndex)
     }
-    homes = []
+    targets = []
     for place, kind in enumerate(kinds):
         candidates = [own[place], *devices] if place in own else devices
-        homes.append(next((device for device in candidates if device.type == kind), torch.device("cpu")))
-    return homes
+        targets.append(next((device for device in candidates if device.type == kind), torch.device("cpu")))
+    return targets
 
 
 def _keep_dtypes(optimizer: torch.optim.Optimizer, parameters: list[torch.Tensor], state: dict[Any, Any]) -> None:
-    """Undo the casts of ``load_state_dict``, which gives state tensors the type of the parameter."""
+    """Undo the casts of ``load_state_dict``, which gives state tensors the dtype of the parameter."""
     for index, entry in state.items():
         if isinstance(index, int) and parameters[index] in optimizer.state:
             optimizer.state[parameters[index]] = entry
 
 
 def _as_sendable(tensor: torch.Tensor) -> torch.Tensor:
-    """The memory of a contiguous tensor, as a type that collectives carry; a broadcast only moves bytes."""
+    """A contiguous tensor as a dtype that collectives support, over the same memory; a broadcast only moves bytes."""
     if tensor.is_complex():
         return torch.view_as_real(tensor.resolve_conj())
     if tensor.dtype in REDUCED_DTYPES:

@@ -1,4 +1,4 @@
-"""What the ranks must agree on before gradients can travel in buckets.
+"""What the ranks must agree on before they can send gradients in buckets.
 
 Only the first backward pass shows which parameters have a dense gradient, a sparse one, or none, and each rank sees
 only its own gradients. One small allreduce combines them and carries the first rank's buckets to the others. It is a
@@ -93,7 +93,7 @@ def agree_on_layout(
         number: this rank's number for the optimizer; the first rank's is used.
         names_fingerprint: :func:`fingerprint` of this rank's names of the parameters.
         spec_fingerprints: the same for each parameter's shape and dtype on this rank.
-        process_set: whose ranks take part.
+        process_set: the ranks that take part.
         is_last: this rank has called ``step()`` and finds no further gradients in this step.
 
     Raises:

@@ -1,7 +1,7 @@
-"""All collectives, and the reduction constants, in one place. A file for each kind is in ``collectives/``.
+"""All collectives and the reduction constants; the implementations are in ``collectives/``.
 
-Every function is a few lines over :func:`hvd_cluster.torch.submission.submit`. Names follow Horovod: a request called
-"foo" is matched as "allreduce.foo", and one without a name by its number among the unnamed ones.
+Names follow Horovod: ranks match a request named "foo" as "allreduce.foo", and an unnamed request by its number among
+the unnamed ones.
 """
 
 from __future__ import annotations

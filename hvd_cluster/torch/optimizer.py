@@ -48,18 +48,17 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     parameter that never had a gradient before the same step; do not unfreeze any between ``backward()`` and ``step()``.
 
     Args:
-        optimizer: any optimizer of ``torch.optim``'s kind.
-        named_parameters: ``model.named_parameters()``; the names match the ranks' gradients. Without it the position
-            in the parameter groups does.
-        compression: how gradients travel.
+        optimizer: a ``torch.optim.Optimizer``.
+        named_parameters: ``model.named_parameters()``; the ranks match gradients by these names, or by default by their
+            positions in the parameter groups.
+        compression: how gradients are compressed for transfer.
         backward_passes_per_step: the number of backward passes whose gradients are summed before they are reduced.
-        op: Average, or another reduction. With Adasum every rank steps alone, and the changes are combined.
-        gradient_predivide_factor: divides the gradients before the sum and multiplies them afterwards; Average only.
+        op: Average, or another reduction. With Adasum each rank takes its own step, and the weight deltas are combined.
+        gradient_predivide_factor: divides an average by this before the sum and by the rest after it.
         num_groups: deprecated, use ``groups``.
-        groups: reduce gradients in groups, all of one or none: a number of groups of about equal length, or lists of
-            parameters. The others, or all without ``groups``, travel in buckets of up to 25 MiB (less where
-            HOROVOD_FUSION_THRESHOLD says so).
-        sparse_as_dense: reduce sparse gradients as dense ones; otherwise the entries of all ranks are gathered.
+        groups: the number of groups, or lists of parameters whose gradients are reduced together. Other gradients are
+            sent in buckets of up to 25 MiB, or up to HOROVOD_FUSION_THRESHOLD if that is less.
+        sparse_as_dense: convert sparse gradients to dense ones; by default the entries of all ranks are gathered.
         process_set: whose ranks take part; others get an optimizer that reduces nothing.
 
     Raises:
@@ -81,11 +80,11 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         process_set=process_set,
     )
     if not hasattr(optimizer, "param_groups"):
-        raise ValueError(f"DistributedOptimizer wraps a torch optimizer, and was given a {type(optimizer).__name__}")
+        raise ValueError(f"DistributedOptimizer expects a torch optimizer, got {type(optimizer).__name__}")
     if not hasattr(compression, "compress"):
         raise ValueError(f"compression={compression!r} is not a compressor: use hvd.Compression.fp16 or bf16")
     if isinstance(optimizer, (_DistributedOptimizer, DeltaOptimizer)):
-        raise ValueError("the optimizer is a DistributedOptimizer already")
+        raise ValueError("this optimizer is already distributed")
     names = named(optimizer, named_parameters)
     if _may_reduce() and config.op == ReduceOp.ADASUM:
         if process_set.process_set_id != global_process_set.process_set_id:
@@ -113,7 +112,7 @@ def _wrapped(
 
 
 def _may_reduce() -> bool:
-    """There are other ranks, or there may be later: an elastic job can start with one."""
+    """Whether there are other ranks, or may be later: an elastic job can start with one."""
     return basics.size() > 1 or Settings.from_env().elastic
 
 
@@ -156,7 +155,7 @@ class _DistributedOptimizer(Wrapper):
         return self._reducer.index.named
 
     def finish_reduction(self) -> None:
-        """Wait until the gradients that the last backward pass has made are reduced; the step is not over."""
+        """Wait until the gradients of the last backward pass are reduced; the step is not over."""
         if self._reducer.has_ready and not self._reducer.is_reduced and not backward.is_running():
             self._reducer.finish()
 
@@ -171,7 +170,7 @@ class _DistributedOptimizer(Wrapper):
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """``step()`` inside does not synchronize: use it after :meth:`synchronize`, e.g. to clip gradients between."""
+        """Inside, ``step()`` does not synchronize: call :meth:`synchronize` first, for example to clip gradients."""
         self._should_synchronize = False
         try:
             yield
@@ -249,12 +248,12 @@ class _DistributedOptimizer(Wrapper):
         super().zero_grad(*args, **kwargs)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Take in more parameters, at the same step on all ranks."""
+        """Add parameters; all ranks do so at the same step."""
         super().add_param_group(param_group)
         self._reducer.add(names_of_last_group(self, self._reducer.index.named))
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load the state of this optimizer or of an unwrapped one; gradients in flight are finished and dropped."""
+        """Load the state of this optimizer or of an unwrapped one; gradients in flight are discarded."""
         self._reducer.reset()
         super().load_state_dict(state_dict)
 

@@ -1,4 +1,4 @@
-"""The names of an optimizer's parameters, and the groups that the user has put them into."""
+"""The names of an optimizer's parameters, and the groups that the user chose."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def resolve_groups(
     if isinstance(groups, int) and not isinstance(groups, bool):
         if groups < 0:
             raise ValueError(f"groups={groups} must be >= 0, or a list of lists of parameters")
-        # Ranks may list parameters in different orders: the first rank's groups count (gradient_layout.py). Do not
+        # Ranks may list parameters in different orders: the first rank's groups are used (gradient_layout.py). Do not
         # communicate here: a new rank of an elastic job makes its optimizer while the others are elsewhere.
         order = list(names)
         return [[order[index] for index in group] for group in group_indices(groups, order)]
@@ -76,10 +76,10 @@ def resolve_groups(
     for group in groups:
         for parameter in group:
             if not isinstance(parameter, torch.Tensor):
-                raise ValueError(f"groups must consist of lists of tensors; one holds a {type(parameter).__name__}")
+                raise ValueError(f"groups must be lists of tensors; one contains a {type(parameter).__name__}")
             if parameter not in names:
-                raise ValueError("groups holds a tensor that is not a parameter of the optimizer")
+                raise ValueError("groups contains a tensor that is not a parameter of the optimizer")
             if parameter in members:
-                raise ValueError(f"a tensor can only appear once in groups; {names[parameter]!r} is twice")
+                raise ValueError(f"a tensor can only appear once in groups; {names[parameter]!r} appears twice")
             members.add(parameter)
     return [list(group) for group in groups if len(group) > 1]

@@ -30,15 +30,15 @@ class Bucket:
 
 @dataclass
 class Plan:
-    """Equal on all ranks, and the same for all steps until it grows."""
+    """The requests of a step; equal on all ranks, and the same for all steps until it grows."""
 
-    #: Begins the names of the optimizer's requests.
+    #: The prefix of the names of the optimizer's requests.
     label: str
     buckets: list[Bucket]
     bucket_of: dict[int, Bucket]
     #: Number of sparse dimensions of the gradients that are gathered.
     sparse: dict[int, int]
-    #: Parameters that no rank has had a gradient for.
+    #: Parameters for which no rank has had a gradient.
     unknown: set[int]
     #: Those of ``unknown`` that some rank has not frozen; every step agrees on a layout until there are none.
     awaited: set[int]
@@ -79,7 +79,7 @@ class Plan:
         return plan
 
     def forget_passes(self) -> None:
-        """Steps will have a different number of backward passes."""
+        """Forget the last passes: steps will have a different number of backward passes."""
         self.last_passes.clear()
         for bucket in self.buckets:
             bucket.last_pass = 0

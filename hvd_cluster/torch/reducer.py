@@ -1,4 +1,4 @@
-"""Turns gradients, which become ready one by one and on each rank at its own time, into the same requests on all ranks.
+"""Makes the same requests on all ranks of gradients that become ready one by one, at different times on each rank.
 
 The first backward pass shows in which order gradients become ready and which of them are sparse. The ranks agree on it
 (:mod:`hvd_cluster.torch.gradient_layout`). After that, each bucket (:mod:`hvd_cluster.torch.buckets`) is one request,
@@ -50,7 +50,7 @@ class GradientReducer:
         names: a unique name for each parameter, equal on all ranks.
         groups: parameters whose gradients travel together.
         passes_per_step: the number of backward passes whose gradients are summed before they are reduced.
-        config: how they travel.
+        config: how they are reduced.
         is_sparse_only: the optimizer takes sparse gradients only.
     """
 
@@ -68,7 +68,7 @@ class GradientReducer:
         self._hooks = GradientHooks(self)
         self._step = Step(self.index, config, is_sparse_only, passes_per_step)
         self._engine: Callable[[], Engine | None] = lambda: None
-        #: At the latest agreement not all ranks were at the end of the step, so all agree again there.
+        #: Not all ranks were at the end of the step when they last agreed, so they agree again there.
         self._needs_layout = False
         #: Number of steps so far, for errors.
         self._num_steps = 0
@@ -77,10 +77,10 @@ class GradientReducer:
         self._is_reduced = False
         #: The gradients at the end of a backward pass that did not complete all of them.
         self._versions: dict[int, GradientVersion] = {}
-        # For the timeline: when the first and the latest gradient came.
+        # For the timeline: when the first and the latest gradient were ready.
         self._begun_s = self._latest_s = 0.0
 
-    # ---- what the optimizer asks for --------------------------------------------------------------------------------
+    # ---- for the optimizer -------------------------------------------------------------------------------------------
 
     @property
     def is_attached(self) -> bool:
@@ -164,7 +164,7 @@ class GradientReducer:
         self._is_reduced = False
         self._versions.clear()
 
-    # ---- the backward pass ------------------------------------------------------------------------------------------
+    # ---- the backward pass -------------------------------------------------------------------------------------------
 
     def add_gradient(self, number: int, parameter: torch.Tensor) -> None:
         """The backward pass has accumulated the gradient of a parameter; the hooks call this under their lock.
@@ -272,7 +272,7 @@ class GradientReducer:
         finally:
             self.clear()
 
-    # ---- sending ----------------------------------------------------------------------------------------------------
+    # ---- sending -----------------------------------------------------------------------------------------------------
 
     def _agree_on_layout(self, *, is_last: bool) -> GradientLayout:
         """Agree with the other ranks on a plan, or on what this step adds to it.
@@ -348,10 +348,10 @@ class GradientReducer:
                 _SYNCHRONIZE_FIRST,
             )
 
-    # ---- what the user must not do ----------------------------------------------------------------------------------
+    # ---- errors of the user ------------------------------------------------------------------------------------------
 
     def _require_unchanged(self) -> None:
-        """Check that no gradient was changed that is not reduced yet, or that is ready or sent in this step."""
+        """Check that no gradient of this step has changed since the end of the backward pass."""
         if not self._versions:
             return
         changed = [n for n, version in self._versions.items() if not version.matches(self.index.parameters[n])]

@@ -10,15 +10,15 @@ from hvd_cluster.engine.submission import running_engine
 
 
 def shared_empty(size: int | Sequence[int], dtype: torch.dtype | None = None) -> torch.Tensor:
-    """A tensor of undefined content in shared memory, if the workers share memory.
+    """An uninitialized tensor in shared memory, if the workers share memory.
 
     ``allreduce_`` and the other in-place allreduces work on such tensors without a copy, if the tensor of every
-    rank is one (or a contiguous part of one). This helps with large tensors: two to three times the speed at 100 MB,
-    little below 16 MB. The result is an ordinary tensor if some workers are on other hosts, with
+    rank is one, or a contiguous part of one. This helps with large tensors: it is two to three times as fast at 100 MB,
+    and makes little difference below 16 MB. The result is an ordinary tensor if some workers are on other hosts, with
     ``HOROVOD_SHARED_MEMORY=0``, or if there is only one worker. Memory is allocated at the call and freed with the last
     reference; the tensor stays valid after ``shutdown()``.
 
-    These move a tensor out of shared memory, so that it is copied again; nothing else changes: ``.to()``,
+    The following move a tensor out of shared memory; it is then copied again, and nothing else changes: ``.to()``,
     ``.clone()``, ``.share_memory_()``, a ``torch.multiprocessing`` queue, pickling, ``set_()``, and assigning a new
     tensor in its place, as ``zero_grad(set_to_none=True)`` does to ``p.grad``.
 
@@ -37,7 +37,7 @@ def shared_empty(size: int | Sequence[int], dtype: torch.dtype | None = None) ->
 
 
 def is_shared(tensor: torch.Tensor) -> bool:
-    """True when ``tensor`` lives in the memory that this worker shares with those of its host.
+    """Whether ``tensor`` is in the memory that the workers of this host share.
 
     Raises:
         HorovodInternalError: ``init()`` has not been called.

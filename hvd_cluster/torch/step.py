@@ -15,7 +15,7 @@ from hvd_cluster.torch.transfers import Transfers
 
 
 class Step:
-    """Sends what the plan says, as gradients become ready.
+    """Sends the buckets of the plan as their gradients become ready.
 
     Args:
         index: the optimizer's parameters.
@@ -32,11 +32,11 @@ class Step:
         self.transfers = Transfers(config, is_sparse_only)
         #: The plan that all ranks have agreed on; None until they have.
         self.agreed_plan: Plan | None = None
-        #: The plan of this step. It may hold for this step only: a rank that has joined was not asked.
+        #: The plan of this step, which may be valid only for it: a rank that has joined did not take part.
         self._own_plan: Plan | None = None
-        #: Gradients that are ready, in their order.
+        #: Gradients that are ready, in the order in which they became so.
         self.ready: dict[int, torch.Tensor | None] = {}
-        #: Parameters that were not frozen when the first gradient came.
+        #: Parameters that were not frozen when the first gradient was ready.
         self.active: set[int] = set()
         #: Backward passes of this step that are over.
         self.num_passes = 0
@@ -86,7 +86,7 @@ class Step:
 
         Args:
             number: of the parameter.
-            gradient: as autograd has left it.
+            gradient: as autograd computed it.
             is_last: autograd will not add to it again in this step.
         """
         self.ready[number] = gradient
@@ -104,7 +104,7 @@ class Step:
         elif number in plan.sparse:
             self._send_sparse(number, plan)
 
-    # ---- what is due ------------------------------------------------------------------------------------------------
+    # ---- at the end of a backward pass -------------------------------------------------------------------------------
 
     def is_due(self, last_pass: int) -> bool:
         """All ranks send, at the end of this backward pass, the gradients that ``last_pass`` is the last to reach."""
@@ -162,7 +162,7 @@ class Step:
         is_all_sent = all(bucket.is_sent for bucket in plan.buckets) and len(self._sent_sparse) == len(plan.sparse)
         return not (is_all_sent and plan.unknown.isdisjoint(self.last_passes))
 
-    # ---- requests ---------------------------------------------------------------------------------------------------
+    # ---- requests ----------------------------------------------------------------------------------------------------
 
     def send_rest(self, plan: Plan) -> None:
         """Send what was not sent yet; a gradient that this rank did not compute takes part as zeros."""

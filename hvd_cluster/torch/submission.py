@@ -1,4 +1,4 @@
-"""Submission of torch tensors, and the table behind the integer handles of the public functions."""
+"""Submission of torch tensors, and the table of the integer handles that public functions return."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def keep(handle: Handle) -> int:
 
 
 def poll(handle: int) -> bool:
-    """True when the operation is done, so that :func:`synchronize` will not block.
+    """Whether the operation is done, so that :func:`synchronize` will not block.
 
     Raises:
-        ValueError: the handle is not open: it was synchronized already, or never returned.
+        ValueError: the handle is unknown, or was synchronized already.
     """
     if handle not in _handles:
         raise ValueError(f"{handle!r} is not the handle of a pending operation")
@@ -38,7 +38,7 @@ def poll(handle: int) -> bool:
 
 
 def synchronize(handle: int) -> Any:
-    """Wait for an asynchronous operation and return its result; None for a handle that is not open.
+    """Wait for an asynchronous operation and return its result; None if it was synchronized already.
 
     Raises:
         HorovodInternalError: the operation failed.
@@ -54,7 +54,7 @@ def synchronize(handle: int) -> Any:
             _handles.pop(handle, None)
         raise
     if handle in _handles:
-        # Not by a call, after which a signal handler could raise, and the result would be lost.
+        # Not a call of pop(): a signal handler could raise after it, and the result would be lost.
         del _handles[handle]  # noqa: RUF051
     return result
 
@@ -104,18 +104,18 @@ def checked(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
     """The data of ``tensors``, outside autograd.
 
     Raises:
-        ValueError: one of them cannot be sent, or they are on several devices.
+        ValueError: a tensor has an unsupported dtype, layout or device, or they are on several devices.
     """
     data = [_checked(tensor) for tensor in tensors]
     if len(data) > 1 and len({tensor.device for tensor in data}) > 1:
-        raise ValueError("the tensors of a group must be on one device, and are on several")
+        raise ValueError("the tensors of a group must be on one device, but are on several")
     return data
 
 
 def _checked(tensor: torch.Tensor) -> torch.Tensor:
     """The data of ``tensor``, outside autograd."""
     if not isinstance(tensor, torch.Tensor):
-        raise ValueError(f"expected a torch.Tensor, and was given {type(tensor).__name__}")
+        raise ValueError(f"expected a torch.Tensor, got {type(tensor).__name__}")
     if tensor.dtype not in REDUCED_DTYPES:
         raise ValueError(f"Tensor type {tensor.dtype} is not supported.")
     if not (tensor.is_cpu or tensor.is_cuda):

@@ -1,4 +1,4 @@
-"""Batch normalisation over the batches of all ranks together.
+"""Batch normalization over the batches of all ranks together.
 
 The ranks exchange one small tensor in each pass: count, mean and sum of squared deviations forward, which combine
 without cancellation (Chan, Golub and LeVeque 1983, equation 2.1), and the two sums of the gradient backward.
@@ -29,17 +29,17 @@ class SyncBatchNorm(_BatchNorm):
 
     The gradients of weight and bias are this rank's share, like those of all other parameters:
     ``DistributedOptimizer`` reduces them. In evaluation mode, and in a world of one, it is plain batch
-    normalisation. Parameters and state dict are those of ``torch.nn.BatchNorm``.
+    normalization. Parameters and state dict are those of ``torch.nn.BatchNorm``.
 
     Args:
         num_features: C of an input of shape (N, C, ...); N may differ between ranks and be 0 on some.
         eps: added to the variance.
-        momentum: share of the new statistics in the running ones; None averages over all batches so far.
+        momentum: weight of the new statistics in the running ones; None averages over all batches so far.
         affine: multiply by a weight and add a bias, each of shape (C,).
         track_running_stats: keep running statistics for evaluation.
-        device: of the parameters.
-        dtype: their element type.
-        process_set: whose ranks share their statistics.
+        device: the device of the parameters.
+        dtype: their dtype.
+        process_set: the ranks that share their statistics.
 
     Raises:
         ValueError: at a call, the input has fewer than two dimensions, or all ranks together have only one value per
@@ -63,7 +63,7 @@ class SyncBatchNorm(_BatchNorm):
 
     @property
     def process_set(self) -> ProcessSet:
-        """Whose ranks share their statistics."""
+        """The ranks that share their statistics."""
         return self._process_set or global_process_set
 
     def _check_input_dim(self, input: torch.Tensor) -> None:
@@ -71,15 +71,15 @@ class SyncBatchNorm(_BatchNorm):
             raise ValueError(f"expected at least 2D input (got {input.dim()}D input)")
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """Normalise ``input``, of shape (N, C, ...), over all dimensions but the second."""
+        """Normalize ``input``, of shape (N, C, ...), over all dimensions but the second."""
         self._check_input_dim(input)
         uses_batch = self.training or (self.running_mean is None and self.running_var is None)
         is_shared = basics.is_initialized() and basics.size() > 1 and self.process_set.included()
         if not (uses_batch and is_shared and num_members(self.process_set) > 1):
             return super().forward(input)
         if input.shape[1] != self.num_features:
-            raise ValueError(f"expected {self.num_features} channels, and the input has {input.shape[1]}")
-        output, mean, variance, count = _normalise(input, self.weight, self.bias, self.eps, self.process_set)
+            raise ValueError(f"expected {self.num_features} channels, but the input has {input.shape[1]}")
+        output, mean, variance, count = _normalize(input, self.weight, self.bias, self.eps, self.process_set)
         if self.training and self.track_running_stats:
             self._track(mean, variance, count)
         return output
@@ -101,11 +101,11 @@ class SyncBatchNorm(_BatchNorm):
     def convert_sync_batchnorm(
         cls, module: torch.nn.Module, process_set: ProcessSet = global_process_set
     ) -> torch.nn.Module:
-        """``module`` with every batch normalisation in it replaced by this class; weights and buffers stay.
+        """``module`` with every batch normalization in it replaced by this class; weights and buffers stay.
 
         Args:
-            module: converted in place, unless it is a batch normalisation itself.
-            process_set: whose ranks share their statistics.
+            module: converted in place, unless it is a batch normalization itself.
+            process_set: the ranks that share their statistics.
         """
         if isinstance(module, _BatchNorm) and not isinstance(module, cls):
             new = cls(
@@ -177,7 +177,7 @@ class _SyncBatchNormFunction(torch.autograd.Function):
 
 
 # autograd.Function.apply is untyped.
-_normalise: Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]] = _SyncBatchNormFunction.apply
+_normalize: Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]] = _SyncBatchNormFunction.apply
 
 
 def _moments(x: torch.Tensor) -> torch.Tensor:

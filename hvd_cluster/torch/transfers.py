@@ -1,4 +1,4 @@
-"""The requests of one step, and where their results belong."""
+"""The requests of one step, and the gradients to which their results are written."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hvd_cluster.torch.submission import checked
 
 
 class GradientVersion(NamedTuple):
-    """A gradient and its version at some time; a replaced or changed gradient does not match."""
+    """A gradient and its version at one time, to detect whether it is changed or replaced later."""
 
     gradient: torch.Tensor | None
     version: int
@@ -31,7 +31,7 @@ class GradientVersion(NamedTuple):
         return cls(gradient, 0 if gradient is None else gradient._version)
 
     def matches(self, parameter: torch.Tensor) -> bool:
-        """Since then the gradient was not replaced, and only a reduction has written it."""
+        """Whether the gradient was neither replaced nor changed since then, except by a reduction."""
         gradient = parameter.grad
         return gradient is self.gradient and (gradient is None or gradient._version == self.version)
 
@@ -57,7 +57,7 @@ class Transfers:
     """The requests of one step.
 
     Args:
-        config: how gradients travel.
+        config: how gradients are reduced.
         is_sparse_only: the optimizer takes sparse gradients only; dense results are made sparse again.
     """
 
@@ -180,7 +180,7 @@ class Transfers:
         for parameter, each in zip(sent.parameters, sent.packed, strict=True):
             gradient = wire.unpack(each, sent.compression)
             if parameter.grad is None:
-                # Frozen on this rank: if it is frozen on the others too, zeros would move it by its momentum.
+                # Frozen on this rank. If all ranks have frozen it, leave None: momentum would change it even for zeros.
                 if parameter.requires_grad or gradient.any():
                     parameter.grad = gradient
             elif parameter.grad.is_sparse:

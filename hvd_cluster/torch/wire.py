@@ -12,7 +12,7 @@ from hvd_cluster.torch.compression import Compressor
 class PackedGradient(NamedTuple):
     """The tensor that is sent for a gradient, and what undoes the packing."""
 
-    #: Contiguous; the gradient's own memory if that can be sent as it is.
+    #: Contiguous; the gradient's own memory if possible.
     tensor: torch.Tensor
     context: Any
     is_complex: bool

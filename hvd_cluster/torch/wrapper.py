@@ -1,4 +1,4 @@
-"""Wrapping an optimizer: a subclass whose methods come first, sharing all state with the original."""
+"""Wrapping of an optimizer: an instance of a subclass that shares all state with the original."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def unwrapped(plain_class: type[torch.optim.Optimizer], state: dict[str, Any]) -
 
 
 class Wrapper(_Base):
-    """Keeps the original optimizer valid for code that holds it."""
+    """Keeps the original optimizer valid for code that has a reference to it."""
 
-    #: The optimizer that was wrapped; schedulers may hold it.
+    #: The wrapped optimizer; schedulers may have a reference to it.
     _original: Callable[[], torch.optim.Optimizer | None]
 
     def mark_stepped(self) -> None:
@@ -50,7 +50,7 @@ class Wrapper(_Base):
         """Load the state of this optimizer or of an unwrapped one."""
         super().load_state_dict(state_dict)
         original = self._original()
-        if original is not None:  # schedulers that hold it must change the groups in use
+        if original is not None:  # its schedulers must change the groups in use
             original.param_groups, original.state = self.param_groups, self.state
 
     def plain(self) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:

@@ -428,7 +428,7 @@ def test_wrong_arguments_are_refused(two: Any, arguments: dict[str, Any], error:
 def test_what_is_not_an_optimizer_is_refused_and_so_are_zero_passes(two: Any) -> None:
     def fn(hvd: Any) -> None:
         net = make_net()
-        with pytest.raises(ValueError, match="wraps a torch optimizer, and was given a Sequential"):
+        with pytest.raises(ValueError, match="expects a torch optimizer, got Sequential"):
             hvd.DistributedOptimizer(net)
         with pytest.raises(ValueError, match="must be > 0"):
             hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.1)).set_backward_passes_per_step(0)

@@ -1,1 +1,1 @@
-"""The collectives on torch tensors, a file for each kind: blocking, asynchronous, in place, and their gradients."""
+"""The collectives on torch tensors, one file per kind: blocking, asynchronous, in place, and their gradients."""

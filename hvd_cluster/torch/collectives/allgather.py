@@ -20,13 +20,13 @@ def allgather(
     """Concatenate the tensors of all ranks along the first dimension.
 
     Args:
-        tensor: shape (rows, ...); ``rows`` may differ between ranks and be 0, the rest is equal on all of them.
+        tensor: shape (rows, ...); ``rows`` may be 0 and may differ between ranks; the other dimensions are the same.
         name: matches the call with those of the other ranks.
-        process_set: whose ranks take part.
+        process_set: the ranks that take part.
 
     Returns:
         A tensor of shape (sum of rows, ...), in the order of the ranks. Its gradient is this rank's slice of the
-        gradients' average, as in Horovod.
+        averaged gradients, as in Horovod.
 
     Raises:
         ValueError: the tensor cannot be sent.
@@ -37,7 +37,7 @@ def allgather(
 
 
 def allgather_async(tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set) -> int:
-    """:func:`allgather` that returns a handle at once. No gradient."""
+    """Asynchronous :func:`allgather`: returns a handle for :func:`synchronize`. Not differentiable."""
     return keep(submit_tensors(Kind.ALLGATHER, [tensor], name, process_set=process_set))
 
 
@@ -52,7 +52,7 @@ def grouped_allgather(
 def grouped_allgather_async(
     tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
-    """:func:`grouped_allgather` that returns one handle at once. No gradient."""
+    """Asynchronous :func:`grouped_allgather`: returns one handle for :func:`synchronize`. Not differentiable."""
     return keep(submit_tensors(Kind.ALLGATHER, tensors, name, process_set=process_set, as_list=True))
 
 

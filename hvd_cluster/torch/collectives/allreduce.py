@@ -28,21 +28,21 @@ def allreduce(
     """Reduce a tensor over all ranks.
 
     Args:
-        tensor: any shape; equal shape and type on all ranks. bool, 8- to 64-bit integers and 16- to 64-bit floats.
+        tensor: any shape; the same shape and dtype on all ranks. bool, 8- to 64-bit integers and 16- to 64-bit floats.
         average: deprecated; True is ``op=Average``, False is ``op=Sum``.
         name: matches the call with those of the other ranks.
-        compression: how the tensor travels.
+        compression: how the tensor is compressed for transfer.
         op: Average (the default), Sum, Min, Max or Product.
         prescale_factor: multiplies the tensor before the reduction.
-        postscale_factor: multiplies it afterwards, together with Average's division. Integers are scaled in float64
+        postscale_factor: multiplies the result, together with Average's division. Integers are scaled in float64
             and truncated.
-        process_set: whose ranks take part.
+        process_set: the ranks that take part.
 
     Returns:
-        A new tensor like ``tensor``. Its gradient is the gradient's allreduce with the same op and factors.
+        A new tensor like ``tensor``. Its gradient is the allreduce of the gradient with the same op and factors.
 
     Raises:
-        ValueError: the tensor cannot be sent, or the arguments contradict each other.
+        ValueError: the tensor has an unsupported dtype, layout or device, or the arguments contradict each other.
         HorovodInternalError: the ranks disagree, or the job has ended.
     """
     arguments = (name, reduce_op(average, op), prescale_factor, postscale_factor, process_set)
@@ -59,7 +59,7 @@ def allreduce_async(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """:func:`allreduce` that returns a handle at once; :func:`synchronize` gives the new tensor. No gradient."""
+    """Asynchronous :func:`allreduce`: returns a handle for :func:`synchronize`. Not differentiable."""
     arguments = (name, reduce_op(average, op), prescale_factor, postscale_factor, process_set)
     return keep(_submit_allreduce([tensor], *arguments))
 
@@ -73,7 +73,7 @@ def allreduce_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor:
-    """:func:`allreduce` in place; returns ``tensor``."""
+    """In-place :func:`allreduce`; returns ``tensor``."""
     arguments = (name, reduce_op(average, op), prescale_factor, postscale_factor, process_set)
     _submit_allreduce([tensor], *arguments, in_place=True, is_waited_for=True).wait()
     return tensor
@@ -88,7 +88,7 @@ def allreduce_async_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """:func:`allreduce_async` in place: ``tensor`` holds the result once :func:`synchronize` has returned it."""
+    """In-place :func:`allreduce_async`: ``tensor`` holds the result when :func:`synchronize` has returned."""
     arguments = (name, reduce_op(average, op), prescale_factor, postscale_factor, process_set)
     return keep(_submit_allreduce([tensor], *arguments, in_place=True))
 
@@ -103,9 +103,9 @@ def grouped_allreduce(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> list[torch.Tensor]:
-    """:func:`allreduce` of several tensors as one request: all of them are reduced, or none is."""
+    """:func:`allreduce` of several tensors as one request: either all of them are reduced, or none."""
     arguments = (name, reduce_op(average, op), prescale_factor, postscale_factor, process_set)
-    tensors = list(tensors)  # model.parameters() is gone once it is read
+    tensors = list(tensors)  # model.parameters() can be read only once
     return _compressed_allreduce(tensors, compression, arguments) if tensors else []
 
 
@@ -118,7 +118,7 @@ def grouped_allreduce_async(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """:func:`grouped_allreduce` that returns one handle at once; :func:`synchronize` gives the list."""
+    """Asynchronous :func:`grouped_allreduce`: returns one handle for :func:`synchronize`. Not differentiable."""
     arguments = (name, reduce_op(average, op), prescale_factor, postscale_factor, process_set)
     return keep(_submit_allreduce(tensors, *arguments, as_list=True))
 
@@ -132,7 +132,7 @@ def grouped_allreduce_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> list[torch.Tensor]:
-    """:func:`grouped_allreduce` in place; returns ``tensors`` as a list."""
+    """In-place :func:`grouped_allreduce`; returns ``tensors`` as a list."""
     arguments = (name, reduce_op(average, op), prescale_factor, postscale_factor, process_set)
     handle = _submit_allreduce(tensors, *arguments, in_place=True, as_list=True, is_waited_for=True)
     result: list[torch.Tensor] = handle.wait()
@@ -148,7 +148,7 @@ def grouped_allreduce_async_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """:func:`grouped_allreduce_async` in place."""
+    """In-place :func:`grouped_allreduce_async`."""
     arguments = (name, reduce_op(average, op), prescale_factor, postscale_factor, process_set)
     return keep(_submit_allreduce(tensors, *arguments, in_place=True, as_list=True))
 

@@ -1,4 +1,4 @@
-"""Alltoall: every rank sends a slice of its tensor to each rank, and gets the slices meant for it."""
+"""Alltoall: every rank sends a slice of its tensor to each rank, and receives one from each."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ def alltoall(
     """Send a slice of the rows to each rank.
 
     Args:
-        tensor: shape (rows, ...); ``rows`` may differ between ranks, the rest is equal on all of them.
-        splits: int32 of shape (ranks,): how many rows go to each rank. Without it the rows are split equally.
+        tensor: shape (rows, ...); ``rows`` may differ between ranks; the other dimensions are the same on all ranks.
+        splits: int32 of shape (ranks,): the number of rows to send to each rank. By default the rows are split equally.
         name: matches the call with those of the other ranks.
-        process_set: whose ranks take part.
+        process_set: the ranks that take part.
 
     Returns:
-        A tensor of shape (received rows, ...), in the order of the ranks; with ``splits`` a pair of it and
-        the rows that came from each rank, int32 of shape (ranks,). Its gradient goes back the way the rows
-        came.
+        A tensor of shape (received rows, ...), in the order of the ranks; with ``splits``, a pair of this tensor and
+        the number of rows from each rank, int32 of shape (ranks,). The gradient of a row returns to the rank that sent
+        it.
 
     Raises:
-        ValueError: the tensor cannot be sent, or ``splits`` does not describe it.
+        ValueError: the tensor has an unsupported dtype, layout or device, or ``splits`` does not match it.
         HorovodInternalError: the ranks disagree, the tensor has no dimension, or the job has ended.
     """
     output, received = _alltoall(tensor, _checked_splits(tensor, splits, process_set), name, process_set)
@@ -46,7 +46,7 @@ def alltoall_async(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """:func:`alltoall` that returns a handle at once. No gradient."""
+    """Asynchronous :func:`alltoall`: returns a handle for :func:`synchronize`. Not differentiable."""
     rows = _checked_splits(tensor, splits, process_set)
     return keep(_submit(tensor, rows, name, process_set, splits is not None))
 
@@ -74,7 +74,7 @@ def _submit(
 def _checked_splits(
     tensor: torch.Tensor, splits: torch.Tensor | Sequence[int] | None, process_set: ProcessSet
 ) -> tuple[int, ...]:
-    """The rows for each rank."""
+    """The number of rows for each rank."""
     if splits is not None and not isinstance(splits, torch.Tensor):
         splits = torch.tensor(splits, dtype=torch.int32, device="cpu")
     return rows_by_rank(tensor, [] if splits is None else [splits], process_set)

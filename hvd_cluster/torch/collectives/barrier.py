@@ -10,10 +10,10 @@ from hvd_cluster.engine.submission import running_engine, submit
 
 
 def join(device: int = -1) -> int:
-    """Announce that this rank has run out of data; blocks until all ranks have.
+    """Report that this rank has no more data, and block until all ranks have joined.
 
-    Until then this rank changes no sum, minimum, maximum or product of the others' allreduces; an average still divides
-    by all ranks. Unnamed operations are numbered from 0 again afterwards.
+    Until then, this rank does not change a sum, minimum, maximum or product of the others' allreduces; an average still
+    divides by all ranks. Unnamed operations are numbered from 0 again afterwards.
 
     Args:
         device: the GPU for the zeros that stand in for GPU tensors; -1 for the current one.

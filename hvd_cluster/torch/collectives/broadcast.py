@@ -17,19 +17,19 @@ from hvd_cluster.torch.submission import keep, submit_tensors
 def broadcast(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:
-    """Give every rank the root's tensor.
+    """Broadcast the root's tensor to all ranks.
 
     Args:
-        tensor: any shape; equal shape and type on all ranks.
-        root_rank: the global rank whose tensor all get; it belongs to the process set.
+        tensor: any shape; the same shape and dtype on all ranks.
+        root_rank: the global rank whose tensor is broadcast; a member of the process set.
         name: matches the call with those of the other ranks.
-        process_set: whose ranks take part.
+        process_set: the ranks that take part.
 
     Returns:
-        A new tensor. Its gradient is the gradients' average on the root, and zero elsewhere.
+        A new tensor. Its gradient is the averaged gradient on the root, and zero on other ranks.
 
     Raises:
-        ValueError: the tensor cannot be sent, or there is no such root.
+        ValueError: the tensor has an unsupported dtype, layout or device, or there is no such root.
         HorovodInternalError: the ranks disagree, or the job has ended.
     """
     return _broadcast(tensor, root_rank, name, process_set)
@@ -38,14 +38,14 @@ def broadcast(
 def broadcast_async(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
-    """:func:`broadcast` that returns a handle at once; :func:`synchronize` gives the new tensor. No gradient."""
+    """Asynchronous :func:`broadcast`: returns a handle for :func:`synchronize`. Not differentiable."""
     return keep(submit_broadcast(tensor, root_rank, name, process_set))
 
 
 def broadcast_(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:
-    """:func:`broadcast` in place; returns ``tensor``."""
+    """In-place :func:`broadcast`; returns ``tensor``."""
     submit_broadcast(tensor, root_rank, name, process_set, in_place=True, is_waited_for=True).wait()
     return tensor
 
@@ -53,7 +53,7 @@ def broadcast_(
 def broadcast_async_(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
-    """:func:`broadcast_async` in place."""
+    """In-place :func:`broadcast_async`."""
     return keep(submit_broadcast(tensor, root_rank, name, process_set, in_place=True))
 
 

@@ -1,4 +1,4 @@
-"""Reducescatter of one tensor or of a group: the reduction of all ranks' tensors, of which each rank gets some rows."""
+"""Reducescatter of one tensor or of a group: each rank gets some rows of the reduced tensors."""
 
 from __future__ import annotations
 
@@ -29,21 +29,22 @@ def reducescatter(
     """Reduce a tensor over all ranks and keep this rank's rows of the result.
 
     Args:
-        tensor: shape (rows, ...), equal on all ranks. Each rank gets about as many rows, in the order of the ranks; the
-            first ``rows % ranks`` ranks get one more.
+        tensor: shape (rows, ...), equal on all ranks. The rows are assigned to the ranks in order and as equally as
+            possible; the first ``rows % ranks`` ranks get one more.
         name: matches the call with those of the other ranks.
-        compression: how the tensor travels.
+        compression: how the tensor is compressed for transfer.
         op: Average or Sum.
-        process_set: whose ranks take part.
+        process_set: the ranks that take part.
         prescale_factor: multiplies the tensor before the reduction.
-        postscale_factor: multiplies it afterwards.
+        postscale_factor: multiplies the result.
 
     Returns:
-        A new tensor of this rank's rows. Its gradient is the allgather of the gradients, times the number of ranks for
-        Sum, times the factors.
+        A new tensor of this rank's rows. Its gradient is the allgather of the gradients, multiplied by the factors
+        and, for Sum, by the number of ranks.
 
     Raises:
-        ValueError: the tensor cannot be sent, ``op`` is neither Average nor Sum, or bool is to be averaged or scaled.
+        ValueError: the tensor has an unsupported dtype, layout or device, ``op`` is neither Average nor Sum, or a bool
+            tensor would be averaged or scaled.
         HorovodInternalError: the ranks disagree, the tensor has no dimension, or the job has ended.
     """
     factors = (prescale_factor, postscale_factor)
@@ -59,7 +60,7 @@ def reducescatter_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> int:
-    """:func:`reducescatter` that returns a handle at once. No gradient."""
+    """Asynchronous :func:`reducescatter`: returns a handle for :func:`synchronize`. Not differentiable."""
     arguments = (name, _checked_op(op), prescale_factor, postscale_factor, process_set)
     return keep(_submit([tensor], *arguments))
 
@@ -91,7 +92,7 @@ def grouped_reducescatter_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> int:
-    """:func:`grouped_reducescatter` that returns one handle at once. No gradient."""
+    """Asynchronous :func:`grouped_reducescatter`: returns one handle for :func:`synchronize`. Not differentiable."""
     arguments = (name, _checked_op(op), prescale_factor, postscale_factor, process_set)
     return keep(_submit(tensors, *arguments, as_list=True))
 

@@ -23,17 +23,18 @@ def sparse_allreduce_async(
     """Start to sum or average a sparse tensor over all ranks.
 
     Args:
-        tensor: a COO tensor, of equal shape on all ranks; the number of its entries may differ.
+        tensor: a COO tensor, of the same shape on all ranks; the number of entries may differ.
         name: matches the call with those of the other ranks.
         op: Average or Sum.
-        process_set: whose ranks take part.
+        process_set: the ranks that take part.
 
     Returns:
-        A function that waits and returns the sparse result. An entry of several ranks occurs several times in it: call
-        ``coalesce()`` to add them.
+        A function that waits and returns the sparse result. An index of several ranks occurs several times in it: call
+        ``coalesce()`` to add the values.
 
     Raises:
-        ValueError: ``op`` is neither Average nor Sum, bool is to be averaged, or the values cannot be sent.
+        ValueError: ``op`` is neither Average nor Sum, a bool tensor would be averaged, or the tensor has an
+            unsupported dtype.
     """
     if op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
         raise ValueError(f"sparse_allreduce supports op=hvd.Average and op=hvd.Sum, not {ReduceOp(op).name}")

@@ -1,4 +1,4 @@
-"""The samples of a dataset for this worker, in an epoch whose workers may change."""
+"""The samples of a dataset for this worker, in an epoch during which the workers may change."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
     after every step, before the commit.
 
     Args:
-        dataset: what has a length.
-        shuffle: another order in each epoch.
-        seed: of the order; equal on all ranks.
+        dataset: any object with a length.
+        shuffle: use a different order in each epoch.
+        seed: the seed of the order; the same on all ranks.
     """
 
     def __init__(self, dataset: Sized, shuffle: bool = True, seed: int = 0) -> None:
@@ -28,7 +28,7 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         self.shuffle = shuffle
         self.seed = seed
         self.epoch = 0
-        #: How many of the epoch's samples all workers together have processed.
+        #: How many samples of the epoch all workers together have processed.
         self.processed_num = 0
         self.rank = 0
         self.num_replicas = 1
@@ -39,7 +39,7 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         self.reset()
 
     def set_epoch(self, epoch: int) -> None:
-        """Start ``epoch``: call it at the end of each epoch, so that a restored state does not repeat the epoch."""
+        """Start ``epoch``. Call it at the end of each epoch, so that a restored state does not repeat the epoch."""
         self.epoch = epoch
         self.processed_num = 0
         self.reset()

@@ -13,7 +13,7 @@ def copied(value: Any, before: Any = None) -> Any:
 
     Args:
         value: tensors and plain data in dicts, lists and tuples.
-        before: an earlier copy, which the new one reuses: tensors that fit are overwritten.
+        before: an earlier copy; its tensors are overwritten where they fit.
     """
     if isinstance(value, torch.Tensor):
         if _fits(value, before):

@@ -17,7 +17,7 @@ from hvd_cluster.torch.functions import broadcast_object, broadcast_optimizer_st
 
 
 class StateHandler:
-    """How one kind of object is saved, restored and made equal on all ranks."""
+    """How one kind of object is saved, restored and synchronized between ranks."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -63,7 +63,7 @@ class OptimizerStateHandler(StateHandler):
         try:
             self.value.load_state_dict(copied(self._saved))
         except HorovodInternalError:
-            # Forget the gradients that were being reduced when the world broke.
+            # Raised by gradients that were being reduced when the world ended; they are discarded now.
             self.value.load_state_dict(copied(self._saved))
         for group in self.value.param_groups:
             for parameter in group["params"]:
@@ -99,25 +99,25 @@ _registry: list[tuple[type, type[StateHandler]]] = [
 
 
 def get_handler_registry() -> list[tuple[type, type[StateHandler]]]:
-    """The handler of each class; the first that fits is used."""
+    """The handler of each class; the first matching entry is used."""
     return _registry
 
 
 def set_handler_registry(registry: Iterable[tuple[type, type[StateHandler]]]) -> None:
-    """Replace the table of :func:`get_handler_registry` for new states."""
+    """Replace the registry for states that are created from now on."""
     _registry[:] = registry
 
 
 class TorchState(ObjectState):
-    """The state that a torch training function must not lose.
+    """The state of a torch training function that survives the loss of workers.
 
-    Assigning to an attribute that has a handler hands the new object to the handler, which saves it.
+    If an attribute has a handler, assigning to it passes the new object to the handler, which saves it.
 
     Args:
         model: a module.
         optimizer: an optimizer.
-        kwargs: further modules, optimizers, learning rate schedulers, scalers, samplers, and plain values that can be
-            pickled: ``epoch=0, batch=0``.
+        kwargs: further modules, optimizers, learning rate schedulers, scalers, samplers, and picklable values:
+            ``epoch=0, batch=0``.
     """
 
     def __init__(
@@ -155,7 +155,7 @@ class TorchState(ObjectState):
         super().restore()
 
     def sync(self) -> None:
-        """Replace everything by the state of rank 0, and save it."""
+        """Copy the state of rank 0 to all ranks, and save it."""
         for handler in self._handlers.values():
             handler.sync()
         super().sync()
