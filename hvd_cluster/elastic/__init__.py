@@ -1,1 +1,1 @@
-"""Elastic training for every framework: the state, the loop that restores it, the driver's notifications."""
+"""Elastic training for every framework: the state, the loop that restores it, and the driver's notifications."""

@@ -10,8 +10,8 @@ def built_optimizer(model: Any, optimizer: Any, state: str) -> Any:
 
     Args:
         model: a built model.
-        optimizer: the user's; None for the model's own, if it is compiled.
-        state: the name of the state, for the message.
+        optimizer: the user's optimizer; None for the optimizer that the model was compiled with, if any.
+        state: the class name of the state, for the error.
 
     Raises:
         ValueError: the model is not built.
@@ -29,9 +29,9 @@ def built_optimizer(model: Any, optimizer: Any, state: str) -> Any:
 
 
 def model_variables(model: Any, optimizer: Any = None) -> list[Any]:
-    """The weights of a model and the state of its optimizer, holding what the last step has made of them.
+    """The weights of a model and the state of its optimizer, up to date.
 
-    Seeds of random layers and sums of metrics are not among them: those are each rank's own.
+    Seeds of random layers and sums of metrics are not included: each rank has its own.
     """
     if hasattr(model, "jax_state_sync"):
         model.jax_state_sync()

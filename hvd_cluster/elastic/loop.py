@@ -1,4 +1,4 @@
-"""The loop around an elastic training function: run it, and run it again after the workers have changed."""
+"""The loop that runs an elastic training function, and runs it again after the workers have changed."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ def run(func: Callable[..., T]) -> Callable[..., T]:
 
 
 def run_fn(func: Callable[..., T], reset: Callable[[], None]) -> Callable[..., T]:
-    """Make ``func(state, ...)`` survive changes of the workers.
+    """Run ``func(state, ...)`` again whenever the workers have changed.
 
     Args:
         func: a training function whose first argument is a :class:`~hvd_cluster.elastic.state.State`.
-        reset: leaves the world and joins the next.
+        reset: leaves the world and joins the next one.
 
     Returns:
-        A function of the same arguments. It makes the state equal on all ranks and calls ``func``. When a collective
+        A function of the same arguments. It synchronizes the state and calls ``func``. When a collective
         fails (``HorovodInternalError``), the state is restored to its last commit (if that happens repeatedly to the
         same workers, the error is raised instead); when the hosts have changed (``HostsUpdatedInterrupt``), it is kept.
         Then the workers form a new world and ``func`` is called again.
@@ -101,6 +101,6 @@ def run_fn(func: Callable[..., T], reset: Callable[[], None]) -> Callable[..., T
 
 
 def rejoin() -> None:
-    """Leave the world of this process and join the next."""
+    """Leave the world of this process and join the next one."""
     basics.shutdown()
     basics.init()

@@ -90,7 +90,7 @@ class State:
         before, latest, number = self._agree((self._last_updated_timestamp, latest, int(changes)))
         self._last_updated_timestamp = latest
         if latest > before:
-            # If workers have only left, those that remain are equal already.
+            # If workers have only left, the remaining ones are equal already.
             raise HostsUpdatedInterrupt(number == HostUpdateResult.removed)
 
     def _agree(self, update: tuple[float, float, int]) -> tuple[float, float, int]:
@@ -115,7 +115,7 @@ class State:
 
 
 class ObjectState(State):
-    """Values that can be pickled, as attributes: ``ObjectState(bcast, rank, epoch=0, batch=0)``.
+    """Picklable values as attributes: ``ObjectState(bcast, rank, epoch=0, batch=0)``.
 
     Args:
         bcast_object: returns rank 0's object on every rank.

@@ -1,7 +1,7 @@
 """Lightning 2 on Horovod's collectives: ``Trainer(strategy=HorovodStrategy())``, or ``strategy="horovod"``.
 
-Importing this package registers the name; :mod:`hvd_cluster.oldpaths.strategy_hook` does so in programs that do not.
-Under the name, which Lightning 1 knew, the learning rate is scaled as there.
+Importing this package registers the name; :mod:`hvd_cluster.oldpaths.strategy_hook` registers it in programs that do
+not import it. By name, the strategy scales the learning rate, as in Lightning 1.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["HorovodEnvironment", "HorovodStrategy", "HorovodSyncBatchNorm"]
 submodule("strategies").StrategyRegistry.register(
     HorovodStrategy.strategy_name,
     HorovodStrategy,
-    description="One worker of hvdrun, spark.run, ray or local.run each; gradients through hvd.DistributedOptimizer",
+    description="On the workers of hvdrun, spark.run, Ray or local.run, with hvd.DistributedOptimizer",
     override=True,
     scale_lr=True,
 )

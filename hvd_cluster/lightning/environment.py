@@ -1,4 +1,4 @@
-"""Who this worker is, in Lightning's words."""
+"""The ranks of this worker, as Lightning's cluster environment."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ _ClusterEnvironment: Any = submodule("fabric.plugins.environments").ClusterEnvir
 
 
 class HorovodEnvironment(_ClusterEnvironment):
-    """The world of ``hvd.init()``, which is entered when Lightning first asks for it."""
+    """The world of ``hvd.init()``, which is called when Lightning first needs a rank."""
 
     @property
     def creates_processes_externally(self) -> bool:
-        """Always: the launcher has started the workers."""
+        """Always True: the launcher has started the workers."""
         return True
 
     @property
     def main_address(self) -> str:
-        """Where torch.distributed would meet; empty in a process that no launcher started."""
+        """The host of torch.distributed's rendezvous; empty if no launcher started this process."""
         return split_address(Topology.from_env().master)[0]
 
     @property
     def main_port(self) -> int:
-        """The port there; 0 in a process that no launcher started."""
+        """The port of torch.distributed's rendezvous; 0 if no launcher started this process."""
         return int(split_address(Topology.from_env().master)[1] or 0)
 
     @staticmethod
     def detect() -> bool:
-        """Whether a launcher of ours has started this process."""
+        """Whether one of our launchers started this process."""
         return Topology.from_env().launcher == "hvd_cluster"
 
     def world_size(self) -> int:
@@ -40,22 +40,22 @@ class HorovodEnvironment(_ClusterEnvironment):
         return basics.size()
 
     def global_rank(self) -> int:
-        """Index over all workers."""
+        """Index of this worker over all workers."""
         basics.init()
         return basics.rank()
 
     def local_rank(self) -> int:
-        """Index over the workers of this host."""
+        """Index of this worker over the workers of its host."""
         basics.init()
         return basics.local_rank()
 
     def node_rank(self) -> int:
-        """Index over the hosts."""
+        """Index of this host over the hosts."""
         basics.init()
         return basics.cross_rank()
 
     def set_world_size(self, size: int) -> None:
-        """Does nothing: the world is as it is."""
+        """Does nothing: the launcher determines the size."""
 
     def set_global_rank(self, rank: int) -> None:
-        """Does nothing: the rank is as it is."""
+        """Does nothing: the launcher determines the rank."""

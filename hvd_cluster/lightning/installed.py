@@ -1,4 +1,4 @@
-"""Which distribution of Lightning 2 the program uses: there are two, with the same classes twice."""
+"""Which distribution of Lightning 2 the program uses: there are two, each with its own copy of the classes."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 
 from hvd_cluster.errors import MissingExtraError
 
-#: The module with ``Trainer`` in it, by the name of its distribution.
+#: The module that has ``Trainer``, by the package to look for.
 _PACKAGES = {"lightning": "lightning.pytorch", "pytorch_lightning": "pytorch_lightning"}
 
 
 def lightning() -> Any:
-    """``lightning.pytorch`` or ``pytorch_lightning``: the one that is imported already, else the one that is there.
+    """``lightning.pytorch`` or ``pytorch_lightning``: the imported one, or else the installed one.
 
-    A Trainer of one of them takes no module and no strategy of the other.
+    A Trainer of one distribution does not accept modules and strategies of the other.
 
     Raises:
         MissingExtraError: neither is installed.
@@ -36,7 +36,7 @@ def lightning() -> Any:
 
 
 def submodule(name: str) -> Any:
-    """A module of that distribution, named as below ``lightning.pytorch``, or from ``fabric`` on."""
+    """A module of that distribution, by its path below ``lightning.pytorch``; or ``fabric`` and its path there."""
     package = lightning().__name__
     if name.partition(".")[0] != "fabric":
         return importlib.import_module(f"{package}.{name}")

@@ -11,7 +11,7 @@ import hvd_cluster.torch as hvd
 
 
 def connect(module: torch.nn.Module) -> None:
-    """Have every torchmetrics metric in ``module`` gather its state from all ranks, unless it has a way of its own."""
+    """Let the torchmetrics metrics in ``module`` gather their state from all ranks, unless one has a ``dist_sync_fn``."""
     for part in module.modules():
         if hasattr(part, "distributed_available_fn") and getattr(part, "dist_sync_fn", ...) is None:
             part.dist_sync_fn = gather  # type: ignore[assignment]
@@ -24,11 +24,11 @@ def is_distributed() -> bool:
 
 
 def gather(tensor: torch.Tensor, group: Any = None) -> list[torch.Tensor]:
-    """The tensors of all ranks, by rank. They have as many dimensions; sizes may differ.
+    """The tensors of all ranks, by rank. They have the same number of dimensions; sizes may differ.
 
     Args:
-        tensor: this rank's.
-        group: a process set whose ranks take part; None for all.
+        tensor: the tensor of this rank.
+        group: the process set that takes part; None for all ranks.
     """
     process_set = hvd.global_process_set if group is None else group
     if not tensor.dim():

@@ -1,4 +1,4 @@
-"""The optimizers of a LightningModule for the time of a fit: distributed ones in front of those that it configured."""
+"""Replaces the optimizers that a LightningModule configured by distributed ones during a fit."""
 
 from __future__ import annotations
 
@@ -10,35 +10,35 @@ import torch
 
 import hvd_cluster.torch as hvd
 
-#: More backward passes than a step ever has.
+#: More backward passes than any step has.
 _NEVER = 2**62
-#: Where param groups hold learning rates: ``OneCycleLR`` keeps its bounds there, too.
+#: The learning rates in param groups; ``OneCycleLR`` keeps its bounds there too.
 _GROUP_RATES = ("lr", "initial_lr", "max_lr", "min_lr")
-#: Where torch's schedulers hold learning rates.
+#: The attributes of torch's schedulers that are learning rates.
 _SCHEDULER_RATES = ("base_lrs", "max_lrs", "_last_lr")
 
 
 def distribute(
     optimizers: Sequence[Any], schedulers: Iterable[Any], module: torch.nn.Module, options: Mapping[str, Any]
 ) -> list[Any]:
-    """A distributed optimizer for each optimizer; schedulers of the one then are schedulers of the other.
+    """A distributed optimizer for each optimizer; the schedulers are moved to it.
 
     Args:
-        optimizers: what ``configure_optimizers`` returned; one that is distributed already, or has nothing to train,
-            stays as it is.
+        optimizers: the optimizers of ``configure_optimizers``; one that is already distributed, or has nothing to
+            train, is returned unchanged.
         schedulers: learning rate schedulers.
-        module: whose parameters' names the gradients are matched by.
+        module: the ranks match gradients by the names of its parameters.
         options: further arguments of ``hvd.DistributedOptimizer``.
 
     Raises:
-        ValueError: an optimizer is none of ``torch.optim``'s kind.
+        ValueError: an optimizer is not a ``torch.optim.Optimizer``.
     """
     names: dict[torch.Tensor, str] = {parameter: name for name, parameter in module.named_parameters()}
     return [_replaced(optimizer, schedulers, names, options) for optimizer in optimizers]
 
 
 def restore(optimizers: Sequence[Any], originals: Sequence[Any], schedulers: Iterable[Any]) -> list[Any]:
-    """What :func:`distribute` was given, in the state of now."""
+    """The optimizers that :func:`distribute` replaced, with their current state; moves the schedulers back."""
     for optimizer, original in zip(optimizers, originals, strict=True):
         _move(schedulers, optimizer, original)
     return list(originals)
@@ -46,7 +46,7 @@ def restore(optimizers: Sequence[Any], originals: Sequence[Any], schedulers: Ite
 
 @contextmanager
 def no_reduction(optimizers: Sequence[Any]) -> Iterator[None]:
-    """Gradients of backward passes inside are added up on this rank only."""
+    """Inside, the gradients of backward passes are accumulated on this rank only."""
     waiting = [optimizer for optimizer in optimizers if _is_distributed(optimizer)]
     for optimizer in waiting:
         optimizer.set_backward_passes_per_step(_NEVER)
@@ -58,7 +58,7 @@ def no_reduction(optimizers: Sequence[Any]) -> Iterator[None]:
 
 
 def finish_reduction(optimizers: Sequence[Any]) -> None:
-    """Wait until the gradients that the last backward pass has made are reduced."""
+    """Wait until the gradients of the last backward pass are reduced."""
     for optimizer in optimizers:
         if _is_distributed(optimizer):
             optimizer.finish_reduction()
@@ -70,7 +70,7 @@ def scale_rates(groups: Iterable[dict[str, Any]], schedulers: Iterable[dict[str,
     Args:
         groups: param groups of optimizers or of their state dicts.
         schedulers: the attributes of learning rate schedulers, or their state dicts.
-        factor: what the rates are multiplied by.
+        factor: the factor.
     """
     for group in groups:
         group.update({name: group[name] * factor for name in _GROUP_RATES if group.get(name) is not None})
@@ -83,7 +83,7 @@ def scale_rates(groups: Iterable[dict[str, Any]], schedulers: Iterable[dict[str,
 
 
 def share_state(optimizers: Iterable[Any]) -> None:
-    """Give every rank the state and the options of rank 0's optimizers."""
+    """Broadcast the state and the options of rank 0's optimizers to all ranks."""
     for optimizer in optimizers:
         if isinstance(optimizer, torch.optim.Optimizer) and not isinstance(optimizer, torch.optim.LBFGS):
             hvd.broadcast_optimizer_state(optimizer, root_rank=0)
@@ -94,13 +94,13 @@ def _replaced(
 ) -> Any:
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise ValueError(
-            f"configure_optimizers() returned a {type(optimizer).__name__}, and HorovodStrategy reduces the gradients "
-            "of torch.optim.Optimizer and its subclasses: return one of those"
+            f"configure_optimizers() returned a {type(optimizer).__name__}, but HorovodStrategy requires a "
+            "torch.optim.Optimizer"
         )
     held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     if _is_distributed(optimizer) or not any(parameter.requires_grad or parameter in names for parameter in held):
         return optimizer
-    # Parameters that the module does not know are matched by their places in the optimizer.
+    # If the module lacks a parameter, ranks match gradients by positions in the optimizer.
     named = [(names[parameter], parameter) for parameter in held] if all(p in names for p in held) else None
     distributed = hvd.DistributedOptimizer(optimizer, named_parameters=named, **options)
     _move(schedulers, optimizer, distributed)

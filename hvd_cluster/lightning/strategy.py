@@ -1,4 +1,4 @@
-"""HorovodStrategy: how Lightning's Trainer trains on the workers of one world."""
+"""HorovodStrategy: Lightning's Trainer on the workers of any launcher."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _ParallelStrategy: Any = submodule("strategies").ParallelStrategy
 _TorchSyncBatchNorm: Any = submodule("plugins.layer_sync").TorchSyncBatchNorm
 _FITTING: Any = submodule("trainer.states").TrainerFn.FITTING
 
-#: Lightning's names of reductions, torch.distributed's among them.
+#: Reductions by the names that Lightning and torch.distributed use.
 _OPS = {
     "mean": hvd.Average,
     "avg": hvd.Average,
@@ -41,31 +41,31 @@ _OPS = {
 
 
 class HorovodStrategy(_ParallelStrategy):
-    """Lightning on the workers that hvdrun, ``spark.run``, Ray, ``local.run``, torchrun, MPI or Slurm has started.
+    """Runs a Trainer on the workers that hvdrun, ``spark.run``, Ray, ``local.run``, torchrun, MPI or Slurm has started.
 
     ::
 
         trainer = Trainer(strategy=HorovodStrategy(), max_epochs=10)
         trainer.fit(module, loader)
 
-    Every worker runs the same script. Gradients are averaged by ``hvd.DistributedOptimizer`` while the backward pass
-    still runs; ``accumulate_grad_batches`` adds them up on each worker first. When ``on_after_backward`` is called they
-    are reduced, as under DDP, so that clipping and gradient norms are those of the global batch. All ranks start with
+    Every worker runs the same script. ``hvd.DistributedOptimizer`` averages gradients while the backward pass still
+    runs; ``accumulate_grad_batches`` first accumulates them on each worker. As with DDP, the gradients are reduced when
+    ``on_after_backward`` is called, so clipping and gradient norms are those of the global batch. All ranks start with
     the weights and the optimizer state of rank 0, and validate, test and predict with its buffers, such as the running
-    means of batch normalization. The learning rate stays as configured unless ``scale_lr=True``; ``strategy="horovod"``
-    stands for that, since the Horovod strategy of Lightning 1 always multiplied it.
+    means of batch normalization. The learning rate is not changed unless ``scale_lr=True``; ``strategy="horovod"`` sets
+    that, because the Horovod strategy of Lightning 1 always scaled it.
 
     Loaders get a ``DistributedSampler`` (``use_distributed_sampler``), ``self.log(..., sync_dist=True)`` and
-    torchmetrics metrics see all ranks, ``sync_batchnorm=True`` converts to ``hvd.SyncBatchNorm`` for the time of the
-    fit. Nothing needs torch.distributed's default group. On GPUs a worker uses the one at its ``local_rank``.
+    torchmetrics metrics reduce over all ranks, and ``sync_batchnorm=True`` converts to ``hvd.SyncBatchNorm`` during the
+    fit. Nothing needs torch.distributed's default group. With GPUs, a worker uses the one at its ``local_rank``.
 
     Args:
         compression: how gradients are compressed for transfer, for example ``hvd.Compression.fp16``.
         op: Average, Sum or Adasum.
         gradient_predivide_factor: as for ``hvd.DistributedOptimizer``.
-        groups: likewise.
-        sparse_as_dense: likewise.
-        scale_lr: multiply the learning rates of the optimizers, and those that torch's schedulers begin from, by the
+        groups: as for ``hvd.DistributedOptimizer``.
+        sparse_as_dense: as for ``hvd.DistributedOptimizer``.
+        scale_lr: multiply the learning rates of the optimizers, and the initial ones of torch's schedulers, by the
             number of ranks.
         accelerator, parallel_devices, checkpoint_io, precision_plugin: as for Lightning's own strategies.
     """
@@ -106,16 +106,16 @@ class HorovodStrategy(_ParallelStrategy):
         #: The optimizers that the module configured.
         self._configured: list[Any] = []
 
-    # --- who and where ----------------------------------------------------------------------------------------------
+    # --- ranks and devices --------------------------------------------------------------------------------------------
 
     @property
     def is_distributed(self) -> bool:
-        """Lightning injects samplers and synchronizes what is logged."""
+        """Always True: Lightning injects samplers and synchronizes logged values."""
         return True
 
     @property
     def num_nodes(self) -> int:
-        """The number of hosts; the launcher has decided it, whatever ``Trainer(num_nodes=)`` says."""
+        """The number of hosts, which the launcher determines; ``Trainer(num_nodes=...)`` is ignored."""
         hvd.init()
         return hvd.cross_size()
 
@@ -124,7 +124,7 @@ class HorovodStrategy(_ParallelStrategy):
 
     @property
     def root_device(self) -> torch.device:
-        """This worker's device."""
+        """The device of this worker."""
         devices = self.parallel_devices or [torch.device("cpu")]
         if devices[0].type == "cpu":
             return torch.device("cpu")
@@ -135,15 +135,15 @@ class HorovodStrategy(_ParallelStrategy):
 
     @property
     def distributed_sampler_kwargs(self) -> dict[str, int]:
-        """Which share of the samples is this rank's."""
+        """The arguments of the ``DistributedSampler`` that Lightning injects."""
         return {"num_replicas": self.world_size, "rank": self.global_rank}
 
     def set_world_ranks(self) -> None:
-        """Let the functions that are for rank zero only know who that is. Lightning calls it when a Trainer is made."""
+        """Set the rank for Lightning's ``rank_zero_only`` functions; called when a Trainer is created."""
         for module in (submodule("utilities.rank_zero"), import_module("lightning_utilities.core.rank_zero")):
             module.rank_zero_only.rank = self.global_rank
 
-    # --- the course of a fit ----------------------------------------------------------------------------------------
+    # --- fit ----------------------------------------------------------------------------------------------------------
 
     @property
     def _layer_sync(self) -> Any:
@@ -151,27 +151,27 @@ class HorovodStrategy(_ParallelStrategy):
 
     @_layer_sync.setter
     def _layer_sync(self, plugin: Any) -> None:
-        # What Trainer(sync_batchnorm=True) brings needs torch.distributed.
+        # The plugin of Trainer(sync_batchnorm=True) needs torch.distributed.
         self._layers = HorovodSyncBatchNorm() if isinstance(plugin, _TorchSyncBatchNorm) else plugin
 
     def setup_environment(self) -> None:
-        """Enter the world, and take the device.
+        """Call ``hvd.init()``, and set the device.
 
         Raises:
-            RuntimeError: there is no GPU for this worker.
+            RuntimeError: no GPU is left for this worker.
         """
         hvd.init()
         device = self.root_device
         if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
             raise RuntimeError(
-                f"rank {self.global_rank} is worker {self.local_rank} of its host, and needs a GPU of its own, but "
+                f"rank {self.global_rank} is worker {self.local_rank} of its host and needs its own GPU, but "
                 f"only {torch.cuda.device_count()} are visible: start fewer workers per host, or set "
                 'Trainer(accelerator="cpu")'
             )
         super().setup_environment()
 
     def setup(self, trainer: Any) -> None:
-        """Make model, optimizers and metrics ready; rank 0's weights become everybody's."""
+        """Set up model, optimizers and metrics, and broadcast the weights of rank 0."""
         if trainer.state.fn == _FITTING and self._layer_sync is not None:
             self.model = self._layer_sync.apply(self.model)
         super().setup(trainer)
@@ -181,11 +181,11 @@ class HorovodStrategy(_ParallelStrategy):
 
     @property
     def rate_factor(self) -> float:
-        """What the configured learning rates are multiplied by."""
+        """The factor of the configured learning rates."""
         return float(self.world_size) if self.scale_lr else 1.0
 
     def setup_optimizers(self, trainer: Any) -> None:
-        """Call ``configure_optimizers``, and distribute what it returns."""
+        """Call ``configure_optimizers``, and distribute the optimizers that it returns."""
         super().setup_optimizers(trainer)
         self._configured = list(self.optimizers)
         if self.scale_lr:
@@ -196,15 +196,15 @@ class HorovodStrategy(_ParallelStrategy):
         self.optimizers = distribute(self._configured, self._schedulers(), self.lightning_module, self._options)
 
     def on_validation_start(self) -> None:
-        """Have all ranks judge one model, which is the one that rank 0 saves."""
+        """Broadcast the buffers of rank 0, so that all ranks validate the model that rank 0 saves."""
         self._share_buffers()
 
     def on_test_start(self) -> None:
-        """Have all ranks judge one model."""
+        """Broadcast the buffers of rank 0, so that all ranks test the same model."""
         self._share_buffers()
 
     def on_predict_start(self) -> None:
-        """Have all ranks use one model."""
+        """Broadcast the buffers of rank 0, so that all ranks predict with the same model."""
         self._share_buffers()
 
     def _share_buffers(self) -> None:
@@ -212,11 +212,11 @@ class HorovodStrategy(_ParallelStrategy):
             share_buffers(self.lightning_module, root_rank=0)
 
     def model_to_device(self) -> None:
-        """Move the model to this worker's device."""
+        """Move the model to the device of this worker."""
         self.model.to(self.root_device)
 
     def backward(self, closure_loss: torch.Tensor, optimizer: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """The backward pass; when the hooks behind it run, the gradients are reduced."""
+        """Run the backward pass, and wait until its gradients are reduced before the hooks after it run."""
         self.pre_backward(closure_loss)
         loss = self.precision_plugin.pre_backward(closure_loss, self.lightning_module)
         self.precision_plugin.backward(loss, self.lightning_module, optimizer, *args, **kwargs)
@@ -226,11 +226,11 @@ class HorovodStrategy(_ParallelStrategy):
         return loss  # type: ignore[no-any-return]
 
     def block_backward_sync(self) -> AbstractContextManager[None]:
-        """Gradients of backward passes inside are added up on this rank only."""
+        """Inside, the gradients of backward passes are accumulated on this rank only."""
         return no_reduction(self.optimizers)
 
     def teardown(self) -> None:
-        """Leave a module as it was given, trained; its optimizers are the configured ones again."""
+        """Restore the original layers and optimizers, with their trained weights and state."""
         if self._layer_sync is not None and self.model is not None:
             self.model = self._layer_sync.revert(self.model)
         if self._configured:
@@ -241,18 +241,18 @@ class HorovodStrategy(_ParallelStrategy):
     def _schedulers(self) -> list[Any]:
         return [config.scheduler for config in self.lr_scheduler_configs]
 
-    # --- collectives ------------------------------------------------------------------------------------------------
+    # --- collectives --------------------------------------------------------------------------------------------------
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
-        """The reduction of a tensor over all ranks, as a new tensor; anything but a tensor is returned as it is.
+        """Reduce a tensor over all ranks, and return a new tensor; other objects are returned unchanged.
 
         Args:
-            tensor: with the same shape and dtype on all ranks; the mean of whole numbers is floating.
-            group: a process set whose ranks take part; None for all.
+            tensor: the same shape and dtype on all ranks; the mean of integers is a floating-point tensor.
+            group: the process set that takes part; None for all ranks.
             reduce_op: "mean", "sum", "min", "max" or "product", or torch.distributed's ``ReduceOp`` of that name.
 
         Raises:
-            ValueError: another ``reduce_op`` or ``group``.
+            ValueError: ``reduce_op`` or ``group`` is not supported.
         """
         if not isinstance(tensor, torch.Tensor):
             return tensor
@@ -261,35 +261,35 @@ class HorovodStrategy(_ParallelStrategy):
             raise ValueError(f"reduce_op={reduce_op!r} is not supported: use one of {', '.join(sorted(_OPS))}")
         op = _OPS[name]
         if op == hvd.Average and not (tensor.is_floating_point() or tensor.is_complex()):
-            # Lightning divides by the mean number of rows: one that is rounded down gives means that are too large.
+            # Lightning divides by the mean number of rows, which must not be rounded.
             tensor = tensor.to(torch.get_default_dtype())
         return hvd.allreduce(tensor.contiguous(), op=op, process_set=_process_set(group))
 
     def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
-        """Whether all ranks, or any of them, have decided so."""
+        """Whether ``decision`` is True on all ranks, or on any rank if ``all`` is False."""
         found = self.reduce(torch.tensor(int(decision)), reduce_op="min" if all else "max")
         return bool(found)
 
     def all_gather(self, tensor: torch.Tensor, group: Any = None, sync_grads: bool = False) -> torch.Tensor:
         """The tensors of all ranks, shape (ranks, *shape).
 
-        With ``sync_grads`` the gradient of this rank's tensor is the sum of what the ranks' results ask for.
+        With ``sync_grads``, the gradient is the sum of the gradients of all ranks with respect to this rank's tensor.
         """
         process_set = _process_set(group)
         with torch.set_grad_enabled(sync_grads and torch.is_grad_enabled()):
             gathered = hvd.allgather(tensor.contiguous().unsqueeze(0), process_set=process_set)
         if gathered.requires_grad:
-            # Horovod's allgather averages the gradients of the ranks, Lightning's adds them up.
+            # Horovod's allgather averages the gradients of the ranks; Lightning's sums them.
             gathered.register_hook(lambda gradient: gradient * len(gathered))
         return gathered
 
     def barrier(self, name: str | None = None) -> None:
-        """Wait until every rank has come here."""
+        """Block until every rank has called this."""
         hvd.init()
         hvd.barrier()
 
     def broadcast(self, obj: Any, src: int = 0) -> Any:
-        """``src``'s object, on every rank."""
+        """Broadcast the object of rank ``src`` to all ranks."""
         hvd.init()
         return hvd.broadcast_object(obj, src)
 
@@ -300,5 +300,5 @@ def _process_set(group: Any) -> Any:
     if isinstance(group, hvd.ProcessSet):
         return group
     raise ValueError(
-        f"group={group!r} is of torch.distributed, which HorovodStrategy does not use: give an hvd.ProcessSet, or None"
+        f"group={group!r} is not an hvd.ProcessSet or None: HorovodStrategy does not use torch.distributed"
     )

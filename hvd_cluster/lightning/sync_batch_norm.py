@@ -13,10 +13,10 @@ _LayerSync: Any = submodule("plugins.layer_sync").LayerSync
 
 
 class HorovodSyncBatchNorm(_LayerSync):
-    """Lets every batch normalization of a model see the batches of all ranks, for the time of a fit."""
+    """Computes batch normalization over the batches of all ranks during a fit."""
 
     def __init__(self) -> None:
-        #: What stood where, by the path in the model.
+        #: The replaced layers, by their path in the model.
         self._originals: dict[str, torch.nn.Module] = {}
 
     def apply(self, model: torch.nn.Module) -> torch.nn.Module:
@@ -28,7 +28,7 @@ class HorovodSyncBatchNorm(_LayerSync):
         return converted
 
     def revert(self, model: torch.nn.Module) -> torch.nn.Module:
-        """The layers that were there before, with the weights and the statistics of now."""
+        """The model with the original layers, which get the current weights and statistics."""
         for path, original in self._originals.items():
             layer = model.get_submodule(path)
             # The same tensors: an optimizer may hold them.

@@ -16,10 +16,10 @@ def broadcast_parameters(params: Any, root_rank: int = 0, prefix: str | None = N
     """Overwrite parameters with those of ``root_rank``, in place.
 
     Args:
-        params: of ``block.collect_params()``, or a dict of names and arrays, the same on all ranks. A parameter whose
-            shape is not known yet is broadcast as soon as it is.
+        params: the result of ``block.collect_params()``, or a dict of names and arrays; the same names on all ranks. A
+            parameter whose shape is not known yet is broadcast when it is initialized.
         root_rank: the global rank whose values are broadcast.
-        prefix: put in front of the names that the ranks are matched by, where two models have the same ones.
+        prefix: a prefix of the names by which the ranks match parameters, for two models with the same names.
 
     Raises:
         ValueError: ``params`` is something else.
@@ -37,12 +37,12 @@ def broadcast_parameters(params: Any, root_rank: int = 0, prefix: str | None = N
 def broadcast_object(
     obj: Any, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Any:
-    """Give every rank ``root_rank``'s object, which may be any object that cloudpickle supports."""
+    """Broadcast ``root_rank``'s object to all ranks; it may be any object that cloudpickle supports."""
     return objects.broadcast_object(obj, root_rank, name, process_set)
 
 
 def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[Any]:
-    """Give every rank the objects of all ranks, in the order of the ranks."""
+    """Gather the objects of all ranks on every rank, in the order of the ranks."""
     return objects.allgather_object(obj, name, process_set)
 
 

@@ -1,4 +1,4 @@
-"""Where arrays cross between MXNet and the engine: by DLPack, without a copy."""
+"""Passing arrays between MXNet and the engine, by DLPack and without a copy."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 
 def to_torch(arrays: Sequence[Any], *, for_writing: bool = False) -> list[torch.Tensor]:
-    """Torch tensors over the memory of MXNet arrays, once MXNet's own engine is done with them.
+    """Torch tensors over the memory of MXNet arrays, when MXNet's own engine has computed them.
 
     Raises:
         ValueError: an array is sparse.
@@ -25,7 +25,7 @@ def to_torch(arrays: Sequence[Any], *, for_writing: bool = False) -> list[torch.
 
 
 def to_mxnet(tensors: Sequence[torch.Tensor], like: Sequence[Any]) -> list[Any]:
-    """MXNet arrays over the memory of torch tensors, of the kind (``mx.nd`` or ``mx.np``) of the arrays ``like``."""
+    """MXNet arrays over the memory of torch tensors, each of the same kind (``mx.nd`` or ``mx.np``) as in ``like``."""
     arrays = [mx.nd.from_dlpack(tensor.__dlpack__()) for tensor in tensors]
     return [
         array.as_np_ndarray() if isinstance(model, mx.np.ndarray) else array

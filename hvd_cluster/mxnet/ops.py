@@ -140,7 +140,7 @@ def broadcast(
     priority: int = 0,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """A new array, of the values of the global rank ``root_rank``."""
+    """Broadcast the array of the global rank ``root_rank`` to all ranks; returns a new array."""
     collective = Collective(kind=Kind.BROADCAST, process_set=process_set, name=name, root=root_rank)
     return _results(collective, [tensor])[0]
 
@@ -168,17 +168,18 @@ def alltoall(
 
     Args:
         tensor: shape (rows, ...).
-        splits: how many rows go to each rank: a list, or an int32 array of shape (ranks,). Without it the rows are
-            split equally.
+        splits: the number of rows to send to each rank: a list, or an int32 array of shape (ranks,). By default the
+            rows are split equally.
         name: matches the call with those of the other ranks.
         priority: accepted and ignored.
         process_set: the ranks that take part.
 
     Returns:
-        The rows received, in the order of the ranks; with ``splits`` a pair of them and the rows that came from each.
+        The received rows, in the order of the ranks; with ``splits``, a pair of this array and the number of rows from
+        each rank.
 
     Raises:
-        ValueError: ``splits`` does not describe ``tensor``.
+        ValueError: ``splits`` does not match ``tensor``.
         HorovodInternalError: the ranks disagree, or the job has ended.
     """
     (sent,) = to_torch([tensor])
@@ -223,7 +224,7 @@ def grouped_reducescatter(
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
-    """Wait until all ranks have come here."""
+    """Block until every rank has called this."""
     Collective(kind=Kind.BARRIER, process_set=process_set).begin([]).wait()
 
 

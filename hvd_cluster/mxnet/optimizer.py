@@ -1,4 +1,4 @@
-"""An optimizer of MXNet's Module API whose gradients are those of all ranks."""
+"""An optimizer of MXNet's Module API that averages gradients over all ranks."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from hvd_cluster.mxnet.ops import grouped_allreduce_
 
 
 class DistributedOptimizer(mx.optimizer.Optimizer):  # type: ignore[misc,unused-ignore]
-    """An optimizer like ``optimizer`` that averages each gradient over the ranks before it applies it.
+    """An optimizer like ``optimizer`` that averages gradients over all ranks before it applies them.
 
     Args:
-        optimizer: any of MXNet's. All its attributes are this object's.
-        gradient_predivide_factor: divides by this before the sum, and by the rest after it.
+        optimizer: an MXNet optimizer; its attributes are attributes of this object too.
+        gradient_predivide_factor: divides an average by this before the sum and by the rest after it.
         num_groups: accepted and ignored: gradients that arrive together are reduced together.
         process_set: the ranks that take part; other ranks apply their own gradients.
 
@@ -32,7 +32,7 @@ class DistributedOptimizer(mx.optimizer.Optimizer):  # type: ignore[misc,unused-
         num_groups: int = 0,
         process_set: ProcessSet = global_process_set,
     ) -> None:
-        # Not the base class's __init__: whatever it would set is the wrapped optimizer's.
+        # Does not call the base class's __init__: the wrapped optimizer has the attributes that it sets.
         del num_groups
         if gradient_predivide_factor == 0.0:
             raise ValueError("gradient_predivide_factor=0 must be another number: gradients are divided by it")
@@ -42,7 +42,7 @@ class DistributedOptimizer(mx.optimizer.Optimizer):  # type: ignore[misc,unused-
 
     def __getattr__(self, item: str) -> Any:
         if item == "wrapped_optimizer":
-            raise AttributeError(item)  # while it is unpickled
+            raise AttributeError(item)  # during unpickling
         return getattr(self.wrapped_optimizer, item)
 
     def create_state(self, index: Any, weight: Any) -> Any:
@@ -54,12 +54,12 @@ class DistributedOptimizer(mx.optimizer.Optimizer):  # type: ignore[misc,unused-
         return self.wrapped_optimizer.create_state_multi_precision(index, weight)
 
     def update(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
-        """Reduce, and let the wrapped optimizer update."""
+        """Reduce the gradients, and update with the wrapped optimizer."""
         self._reduce(index, grad)
         self.wrapped_optimizer.update(index, weight, grad, state)
 
     def update_multi_precision(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
-        """Reduce, and let the wrapped optimizer update."""
+        """Reduce the gradients, and update with the wrapped optimizer."""
         self._reduce(index, grad)
         self.wrapped_optimizer.update_multi_precision(index, weight, grad, state)
 

@@ -1,4 +1,4 @@
-"""A Gluon trainer whose gradients are those of all ranks."""
+"""A Gluon trainer that averages gradients over all ranks."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from hvd_cluster.mxnet.ops import grouped_allreduce
 
 
 class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc,unused-ignore]
-    """``mx.gluon.Trainer`` that averages gradients over the ranks before each step, in as few requests as asked for.
+    """``mx.gluon.Trainer`` that averages gradients over all ranks before each step.
 
     Args:
-        params: of ``block.collect_params()``, the same on all ranks.
-        optimizer: as for ``mx.gluon.Trainer``; one that was wrapped by ``DistributedOptimizer`` is unwrapped.
+        params: the result of ``block.collect_params()``, the same on all ranks.
+        optimizer: as for ``mx.gluon.Trainer``; a ``DistributedOptimizer`` is unwrapped.
         optimizer_params: as for ``mx.gluon.Trainer``.
         compression: how gradients are compressed for transfer.
-        gradient_predivide_factor: divides by this before the sum, and by the rest after it.
-        prefix: put in front of the name of the requests, where several trainers step in turns that differ.
-        num_groups: how many requests a step has; 0 for one.
+        gradient_predivide_factor: divides an average by this before the sum and by the rest after it.
+        prefix: a prefix of the names of the requests, for several trainers whose steps ranks may interleave differently.
+        num_groups: the number of requests per step; 0 for one.
         process_set: the ranks that take part; other ranks apply their own gradients.
 
     Raises:

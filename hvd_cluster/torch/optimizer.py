@@ -59,7 +59,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         groups: the number of groups, or lists of parameters whose gradients are reduced together. Other gradients are
             sent in buckets of up to 25 MiB, or up to HOROVOD_FUSION_THRESHOLD if that is less.
         sparse_as_dense: convert sparse gradients to dense ones; by default the entries of all ranks are gathered.
-        process_set: whose ranks take part; others get an optimizer that reduces nothing.
+        process_set: the ranks that take part; other ranks apply their own gradients.
 
     Raises:
         ValueError: the arguments contradict each other or do not describe the parameters, or ``init()`` was not called.
