@@ -14,17 +14,17 @@ if TYPE_CHECKING:
 
 __all__ = ["__version__", "run"]
 
-#: What loads when it is first asked for: `import hvd_cluster` stays light.
+#: Names that are imported on first use, so that `import hvd_cluster` stays light.
 _LAZY = {"run": "hvd_cluster.launch.function"}
-#: Packages that need no import of their own: ``hvd_cluster.spark.run`` works after ``import hvd_cluster``.
+#: Packages that are imported on first use: ``hvd_cluster.spark.run`` works after ``import hvd_cluster``.
 _PACKAGES = (
     *("data", "elastic", "estimators", "keras", "lightning", "mxnet", "petastorm", "ray", "spark", "tensorflow"),
     "torch",
 )
 
-# Old paths under our own name (`hvd_cluster.spark.torch`), after every real file.
+# Old paths below `hvd_cluster` (`hvd_cluster.spark.torch`); real files come first.
 _serve("hvd_cluster", first=False)
-# `Trainer(strategy="horovod")`, without an import of hvd_cluster.lightning.
+# `Trainer(strategy="horovod")` works without importing hvd_cluster.lightning.
 _register_strategy()
 
 

@@ -1,29 +1,29 @@
-"""Every exception that hvd_cluster raises on purpose, as one tree.
+"""The exceptions of hvd_cluster, as one tree.
 
 ::
 
     RuntimeError
     ├── HorovodInternalError        a collective failed; an elastic job restores and continues
-    │   ├── RanksDisagreeError      the ranks asked for different things under one name; the world stays
+    │   ├── RanksDisagreeError      ranks submitted different requests under one name; the world stays
     │   ├── JoinUnsupportedError    a rank has joined, and the operation needs data of every rank; the world stays
     │   └── WorldEndedError         a rank died, failed or shut down: every later operation fails too
     ├── GradientChangedError        a gradient was changed or replaced before it was reduced
     ├── HostsUpdatedInterrupt       the set of hosts changed; an elastic job re-initialises
     └── LaunchError                 workers could not be started or did not finish
-        ├── NotEnoughSlotsError     the cluster has fewer places than the job needs
-        ├── StartTimeoutError       the places exist, but no worker reported in time
+        ├── NotEnoughSlotsError     the cluster has fewer slots than the job needs
+        ├── StartTimeoutError       the slots exist, but no worker reported in time
         └── WorkerFailedError       a worker raised, exited or was killed
     ValueError
     ├── NotInitializedError         an operation before ``hvd.init()``
-    ├── UnsupportedReductionError   an operation does not take this ``op``; a RuntimeError too
+    ├── UnsupportedReductionError   an operation does not support this ``op``; also a RuntimeError
     └── DataError                   the data, its schema or its store does not fit the job
-        └── RunInUseError           another program fits the same run of a store
+        └── RunInUseError           another program is fitting the same run of a store
     ImportError
-    ├── HorovodVersionMismatchError kept for programs that catch it; never raised here
+    ├── HorovodVersionMismatchError kept for programs that catch it; never raised
     └── MissingExtraError           an optional dependency is not installed
     ConnectionError
-    ├── AuthenticationError         a peer does not hold the job's secret
-    └── StaleWorldError             this process belongs to a world of an elastic job that is over
+    ├── AuthenticationError         a peer does not know the job's secret
+    └── StaleWorldError             this process belongs to an earlier world of an elastic job
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ class HorovodInternalError(RuntimeError):
 
 
 class RanksDisagreeError(HorovodInternalError):
-    """The ranks asked for different things under one name, e.g. tensors of different shapes; the world stays usable."""
+    """Ranks submitted different requests under one name, e.g. tensors of different shapes; the world stays usable."""
 
 
 class JoinUnsupportedError(HorovodInternalError):
-    """A rank has joined, and the operation needs data of every rank; the world stays."""
+    """A rank has joined, and the operation needs data of every rank; the world stays usable."""
 
 
 class WorldEndedError(HorovodInternalError):
@@ -60,7 +60,7 @@ class WorldEndedError(HorovodInternalError):
 class GradientChangedError(RuntimeError):
     """A gradient was changed or replaced while it was being reduced; the text names the parameter and the step.
 
-    The rank that did it raises this; the job ends with :class:`HorovodInternalError` on the others.
+    The rank on which this happened raises it; the job ends with :class:`HorovodInternalError` on the others.
     """
 
 
@@ -68,7 +68,7 @@ class HostsUpdatedInterrupt(RuntimeError):
     """The hosts of an elastic job changed.
 
     Args:
-        skip_sync: True when hosts were only removed, so the surviving state is still equal on all ranks.
+        skip_sync: True if hosts were only removed, so that the state is still equal on the remaining ranks.
     """
 
     def __init__(self, skip_sync: bool = False) -> None:
@@ -77,7 +77,7 @@ class HostsUpdatedInterrupt(RuntimeError):
 
 
 class HorovodVersionMismatchError(ImportError):
-    """The framework differs from the one built against. A pure-Python package never raises it."""
+    """The installed framework is not the one that Horovod was built with. Never raised: nothing is compiled."""
 
     def __init__(self, name: str, version: str, installed_version: str) -> None:
         super().__init__(name, version, installed_version)
@@ -90,14 +90,14 @@ class HorovodVersionMismatchError(ImportError):
 
 
 class NotInitializedError(ValueError):
-    """``hvd.init()`` has not been called, or ``hvd.shutdown()`` has."""
+    """``hvd.init()`` was not called, or ``hvd.shutdown()`` was."""
 
     def __init__(self, text: str = NOT_INITIALIZED_TEXT) -> None:
         super().__init__(text)
 
 
 class UnsupportedReductionError(ValueError, RuntimeError):
-    """A collective does not take this ``op``; a RuntimeError too, as in Horovod."""
+    """A collective does not support this ``op``; also a RuntimeError, as in Horovod."""
 
 
 class DataError(ValueError):
@@ -105,7 +105,7 @@ class DataError(ValueError):
 
 
 class RunInUseError(DataError):
-    """Another program fits the same ``run_id`` of a store at this moment; the text names its host and process."""
+    """Another program is fitting the same ``run_id`` of a store; the text names its host and process."""
 
 
 class LaunchError(RuntimeError):
@@ -113,22 +113,22 @@ class LaunchError(RuntimeError):
 
 
 class NotEnoughSlotsError(LaunchError):
-    """The cluster has fewer places for workers than the job needs."""
+    """The cluster has fewer slots than the job needs."""
 
 
 class StartTimeoutError(LaunchError, TimeoutError):
-    """No worker, or not every worker, reported within the start timeout."""
+    """Not all workers reported within the start timeout."""
 
 
 class WorkerFailedError(LaunchError):
     """A worker raised, exited or was killed.
 
     Args:
-        text: the whole story: the user's traceback first, then rank, host and log location.
-        rank: the rank that failed first, or None when no rank could be told.
-        exit_code: its exit code; negative is the number of the signal that ended it; None after an exception.
-        died: a process or a connection was lost, and no exception of the user's own was seen: the same call may well
-            succeed when it is made again.
+        text: the user's traceback, then rank, host and log location.
+        rank: the rank that failed first; None if it is unknown.
+        exit_code: its exit code; the negative number of the signal that ended it; None after an exception.
+        died: a process or a connection was lost, without an exception of the user's code: the same call may succeed if it
+            is repeated.
     """
 
     def __init__(self, text: str, rank: int | None = None, exit_code: int | None = None, died: bool = False) -> None:
@@ -142,11 +142,11 @@ class WorkerFailedError(LaunchError):
 
 
 class AuthenticationError(ConnectionError):
-    """A peer could not prove that it holds the job's secret."""
+    """A peer could not prove that it knows the job's secret."""
 
 
 class StaleWorldError(ConnectionError):
-    """This process belongs to a generation of an elastic job that is over: it is refused, not mixed in."""
+    """This process belongs to an earlier generation of an elastic job, and the current one refuses it."""
 
 
 class MissingExtraError(ImportError):
@@ -154,7 +154,7 @@ class MissingExtraError(ImportError):
 
     Args:
         package: the package that is missing.
-        extra: the extra of hvd-cluster that brings it, in a version that is known to work.
+        extra: the extra of hvd-cluster that installs it, in a supported version.
         purpose: what it is needed for, as the end of "needed ...".
     """
 

@@ -1,4 +1,4 @@
-"""Packages that import what defines a public name when the name is first used."""
+"""Lazy packages, which import the module of a public name when the name is first used."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ def lazy(package: str, homes: Mapping[str, str], *loaded: str) -> tuple[Callable
     """The ``__getattr__`` and the ``__dir__`` of a package.
 
     Args:
-        package: its name.
+        package: the name of the package.
         homes: public name -> the module below the package that defines it.
-        loaded: public names that the package itself defines.
+        loaded: public names that the package defines itself.
     """
 
     def get(name: str) -> Any:

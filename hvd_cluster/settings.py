@@ -1,7 +1,7 @@
-"""Every knob, in one table: its name in the environment, its default, its unit and its rule.
+"""All knobs in one table: the environment variable, default, unit and rule of each.
 
-An argument beats the environment, the environment beats the default. Nothing else in the package reads a
-``HOROVOD_*`` knob from the environment; who this worker is comes from :mod:`hvd_cluster.topology`.
+An argument takes precedence over the environment, and the environment over the default. Only this module reads
+``HOROVOD_*`` knobs from the environment; :mod:`hvd_cluster.topology` reads the ranks.
 """
 
 from __future__ import annotations
@@ -53,47 +53,47 @@ def _log_level(text: str) -> str:
 
 
 def _knob(name: str, default: T, parse: Callable[[str], T], *, is_common: bool = False) -> T:
-    """A dataclass field that remembers its environment variable, how to read it, and whether it binds all ranks."""
+    """A dataclass field with its environment variable, its parser, and whether it must be equal on all ranks."""
     return field(default=default, metadata={"env": name, "parse": parse, "is_common": is_common})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What a worker's engine and the launchers are told, already parsed and checked."""
+    """The knobs of the engine and the launchers, parsed and checked."""
 
-    #: Bytes of one fused bucket; 0 turns fusion off.
+    #: Bytes of one fused bucket; 0 disables fusion.
     fusion_threshold_bytes: int = _knob("HOROVOD_FUSION_THRESHOLD", 128 * MIB, _at_least_zero_int)
-    #: Milliseconds by which the engine delays requests that no thread waits for, to negotiate several at once; by
-    #: default it chooses: 1 between hosts, and 5 within one, where what is negotiated takes cores from the computation.
+    #: Milliseconds by which the engine delays requests that no thread waits for, to negotiate several at once. The
+    #: default is 1 between hosts, and 5 within one host, where negotiation takes CPU time from the computation.
     cycle_time_ms: float | None = _knob("HOROVOD_CYCLE_TIME", None, _at_least_zero)
-    #: Number of requests whose signature is remembered, so that they travel as a short id; 0 turns the cache off.
+    #: Number of requests whose signature is cached, so that they are sent as a short id; 0 disables the cache.
     cache_capacity: int = _knob("HOROVOD_CACHE_CAPACITY", 1024, _at_least_zero_int, is_common=True)
-    #: Keep grouped requests out of buckets of other requests.
+    #: Do not fuse grouped requests with other requests.
     disable_group_fusion: bool = _knob("HOROVOD_DISABLE_GROUP_FUSION", False, _flag)
-    #: Find the fusion threshold and the cycle time while the job trains; what is set explicitly stays.
+    #: Tune the fusion threshold and the cycle time while the job trains, unless they are set explicitly.
     autotune: bool = _knob("HOROVOD_AUTOTUNE", False, _flag)
-    #: Where rank 0 writes what autotune has tried; empty for nowhere.
+    #: The file to which rank 0 writes what autotune has tried; empty for none.
     autotune_log: str = _knob("HOROVOD_AUTOTUNE_LOG", "", str)
-    #: Samples that only teach what a step is like. Horovod's defaults for this and the next two (3, 10, 20) need more
-    #: than 200 steps; ours, with one step disregarded after each change, at most 48.
+    #: Warm-up samples, which only show what a step is like. Horovod's defaults for this and the next two (3, 10, 20)
+    #: need more than 200 steps; ours, with one step ignored after each change, at most 48.
     autotune_warmup_samples: int = _knob("HOROVOD_AUTOTUNE_WARMUP_SAMPLES", 1, _at_least_zero_int)
-    #: Training steps that each choice is measured for.
+    #: Training steps for which each choice is measured.
     autotune_steps_per_sample: int = _knob("HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE", 3, _at_least_one_int)
-    #: Measurements at most, of one choice each.
+    #: Maximum number of measurements, each of one choice.
     autotune_max_samples: int = _knob("HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES", 11, _at_least_one_int)
-    #: Accepted, and without effect: a model of the costs takes the place of a Gaussian process.
+    #: Accepted and ignored: a cost model replaces the Gaussian process.
     autotune_noise: float = _knob("HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE", 0.8, _share)
-    #: Seconds for connecting a transport and for one collective of it.
+    #: Seconds to connect a transport, and for one collective on it.
     gloo_timeout_s: float = _knob("HOROVOD_GLOO_TIMEOUT_SECONDS", 30.0, _above_zero)
     #: Network interface for the data sockets; empty lets the rendezvous choose the one that reaches the driver.
     gloo_interface: str = _knob("HOROVOD_GLOO_IFACE", "", str)
-    #: A folder that all hosts share: where ranks on several hosts meet under mpirun, srun or jsrun.
+    #: A folder that all hosts share, through which ranks find each other under mpirun, srun or jsrun.
     rendezvous_folder: str = _knob("HOROVOD_RENDEZVOUS_FOLDER", "~/.hvd_cluster", str)
     #: Let the workers of one host exchange votes and tensors through shared memory.
     shared_memory: bool = _knob("HOROVOD_SHARED_MEMORY", True, _flag, is_common=True)
-    #: Between hosts, let one rank of each do the work for all of its host.
+    #: Between hosts, let one rank of each host communicate for all of its ranks.
     hierarchical_allreduce: bool = _knob("HOROVOD_HIERARCHICAL_ALLREDUCE", True, _flag, is_common=True)
-    #: MiB that each rank may allocate for tensors in shared memory; None is an equal share of the machine's memory.
+    #: MiB that each rank may allocate for tensors in shared memory; None for an equal share of the host's memory.
     shared_memory_region_mb: float | None = _knob(
         "HOROVOD_SHARED_MEMORY_REGION_MB", None, _at_least_zero, is_common=True
     )
@@ -101,13 +101,13 @@ class Settings:
     timeline: str = _knob("HOROVOD_TIMELINE", "", str)
     #: Mark the start of every cycle in the timeline.
     timeline_mark_cycles: bool = _knob("HOROVOD_TIMELINE_MARK_CYCLES", False, _flag)
-    #: MiB of the timeline's file and its elder together; the oldest events go when more come.
+    #: MiB of the current and the previous file of the timeline together; the oldest events are dropped.
     timeline_max_mb: float = _knob("HOROVOD_TIMELINE_MAX_MB", 256.0, _above_zero)
-    #: Never warn about tensors that some ranks submitted and others did not.
+    #: Do not warn about tensors that only some ranks have submitted.
     stall_check_disable: bool = _knob("HOROVOD_STALL_CHECK_DISABLE", False, _flag)
     #: Seconds until a tensor that waits for other ranks is reported.
     stall_warning_s: float = _knob("HOROVOD_STALL_CHECK_TIME_SECONDS", 60.0, _above_zero)
-    #: Seconds until such a tensor aborts the job; 0 means never.
+    #: Seconds until such a tensor aborts the job; 0 for never.
     stall_shutdown_s: float = _knob("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", 0.0, _at_least_zero)
     #: Allow process sets to be added and removed after ``init``.
     dynamic_process_sets: bool = _knob("HOROVOD_DYNAMIC_PROCESS_SETS", False, _flag, is_common=True)
@@ -115,20 +115,19 @@ class Settings:
     elastic: bool = _knob("HOROVOD_ELASTIC", False, _flag)
     #: Seconds that an elastic job waits for enough slots, and its workers for the next world.
     elastic_timeout_s: float = _knob("HOROVOD_ELASTIC_TIMEOUT", 600.0, _above_zero)
-    #: Seconds that a member of an elastic job gets to leave a world that is broken: one that hangs is ended then.
+    #: Seconds that a worker of an elastic job has to leave a broken world before it is killed.
     elastic_leave_timeout_s: float = _knob("HOROVOD_ELASTIC_LEAVE_TIMEOUT", 300.0, _above_zero)
     #: Seconds that a launcher waits for all workers to report.
     start_timeout_s: float = _knob("HOROVOD_START_TIMEOUT", 30.0, _above_zero)
     #: The same on Spark, where executors may have to be allocated first.
     spark_start_timeout_s: float = _knob("HOROVOD_SPARK_START_TIMEOUT", 600.0, _above_zero)
-    #: Addresses of the GPUs that Spark gave to this worker, with commas between; the launcher on Spark sets it.
+    #: Addresses of the GPUs that Spark assigned to this worker, comma-separated; set by the launcher on Spark.
     spark_gpus: str = _knob("HOROVOD_SPARK_GPUS", "", str)
-    #: Folder of this host with the rows that came to this worker's task without a store; the launcher on Spark sets it.
+    #: Local folder with the rows that this worker's task received without a store; set by the launcher on Spark.
     rows_dir: str = _knob("HOROVOD_ROWS_DIR", "", str)
-    #: The workers' messages at or above this level are seen; None leaves it to the program, which sees warnings by
-    #: Python's own default.
+    #: The level of the workers' log messages; None leaves it to the program (Python's default is warnings).
     log_level: str | None = _knob("HOROVOD_LOG_LEVEL", None, _log_level)
-    #: Leave the time out before those messages.
+    #: Omit the time from these messages.
     log_hide_time: bool = _knob("HOROVOD_LOG_HIDE_TIME", False, _flag)
 
     def __post_init__(self) -> None:
@@ -151,7 +150,7 @@ class Settings:
         An empty variable counts as unset.
 
         Raises:
-            ValueError: one or more variables or overrides cannot be used; all of them are named.
+            ValueError: one or more variables or overrides cannot be used; the text names all of them.
         """
         environ = os.environ if environ is None else environ
         values: dict[str, Any] = {}
@@ -171,10 +170,10 @@ class Settings:
 
     @classmethod
     def given(cls, environ: Mapping[str, str] | None = None) -> frozenset[str]:
-        """Names of the settings that the environment states, default or not: autotune leaves them alone."""
+        """Names of the settings that the environment sets, even to their default; autotune does not change them."""
         environ = os.environ if environ is None else environ
         return frozenset(knob.name for knob in fields(cls) if environ.get(knob.metadata["env"], "").strip())
 
     def common(self) -> dict[str, object]:
-        """What has to be equal on all ranks of a world, by the name of its variable."""
+        """The settings that must be equal on all ranks of a world, by their environment variables."""
         return {knob.metadata["env"]: getattr(self, knob.name) for knob in fields(self) if knob.metadata["is_common"]}

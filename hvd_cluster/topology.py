@@ -1,8 +1,8 @@
-"""Who this worker is: the one value that a launcher hands to it.
+"""Topology: the rank, host and rendezvous of a worker, which the launcher passes to it.
 
-:class:`Topology` travels as environment variables. :meth:`Topology.from_env` reads our own (``HOROVOD_*``) and those of
-torchrun, Open MPI, MPICH (PMI), Slurm and LSF's jsrun, so that a script finds its place under any of these launchers;
-with none of them it is alone, a world of one.
+:class:`Topology` is passed as environment variables. :meth:`Topology.from_env` reads ours (``HOROVOD_*``) and those of
+torchrun, Open MPI, MPICH (PMI), Slurm and LSF's jsrun, so that a script runs under any of these launchers; without one,
+it is a world of one.
 
 :func:`export` is the only place in the package that writes the environment of the running process.
 """
@@ -20,7 +20,7 @@ SECRET_VARIABLE = "_HOROVOD_SECRET_KEY"
 
 @dataclass(frozen=True, kw_only=True)
 class Topology:
-    """The place of one worker in its world."""
+    """The ranks of one worker, and how it reaches the others."""
 
     #: Index over all workers, 0 .. size - 1.
     rank: int = 0
@@ -34,7 +34,7 @@ class Topology:
     cross_rank: int = 0
     #: Number of hosts that have a worker of this local_rank.
     cross_size: int = 1
-    #: Name or address under which the other hosts reach this one.
+    #: Name or address at which other hosts reach this one.
     host: str = "127.0.0.1"
     #: "host:port" of the job's key-value store; empty when the launcher is not ours.
     rendezvous: str = ""
@@ -42,15 +42,15 @@ class Topology:
     secret: bytes = field(default=b"", repr=False)
     #: Counts the worlds of an elastic job.
     generation: int = 0
-    #: Distinguishes jobs that run side by side.
+    #: Distinguishes concurrent jobs.
     job_id: str = ""
-    #: Names this process in an elastic job, in which ranks change; empty in others.
+    #: Identifies this process in an elastic job, in which ranks change; empty in other jobs.
     worker: str = ""
-    #: Names a world that ``init(comm=...)`` made of some of the job's processes; empty for the job's own.
+    #: The name of a world that ``init(comm=...)`` made of some processes of the job; empty for the world of all.
     world: str = ""
     #: "host:port" for torch.distributed's own rendezvous (MASTER_ADDR, MASTER_PORT), on the host of rank 0.
     master: str = ""
-    #: Who started this worker: hvd_cluster, torchrun, openmpi, pmi, slurm, lsf, mpi4py, or "" for none of them.
+    #: The launcher of this worker: hvd_cluster, torchrun, openmpi, pmi, slurm, lsf, mpi4py, or "".
     launcher: str = ""
 
     def __post_init__(self) -> None:
@@ -61,10 +61,10 @@ class Topology:
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None) -> Topology:
-        """Read the topology from the environment of whichever launcher started this process.
+        """Read the topology from the variables of the launcher that started this process.
 
         Raises:
-            ValueError: a launcher's variables are there but incomplete or contradictory.
+            ValueError: a launcher's variables are incomplete or contradict each other.
         """
         environ = os.environ if environ is None else environ
         for marker, read in _READERS.items():
@@ -114,7 +114,7 @@ class Topology:
         """The same rank, with its indices on its host and over the hosts.
 
         Args:
-            host_keys: by rank, a string that is equal for ranks of one host.
+            host_keys: by rank, a string that is equal for the ranks of one host.
         """
         hosts: dict[str, list[int]] = {}  # in the order of each host's first rank
         for rank, key in enumerate(host_keys):
@@ -131,23 +131,23 @@ class Topology:
         )
 
     def with_cross_indices(self, local_ranks: Sequence[int]) -> Topology:
-        """The same place, with its indices over the hosts as everybody's index on its host gives them.
+        """The same rank, with its indices over the hosts, from the local ranks of all workers.
 
         Args:
-            local_ranks: by rank, the local rank.
+            local_ranks: the local rank of each rank.
         """
         peers = [rank for rank, local_rank in enumerate(local_ranks) if local_rank == self.local_rank]
         return replace(self, cross_rank=peers.index(self.rank), cross_size=len(peers))
 
     def with_master(self, host: str, port: int) -> Topology:
-        """The same place, with torch.distributed's rendezvous at ``host:port``."""
+        """The same rank, with torch.distributed's rendezvous at ``host:port``."""
         return replace(self, master=join_address(host, port))
 
 
 def export(
     variables: Mapping[str, str | None], environ: MutableMapping[str, str] | None = None
 ) -> dict[str, str | None]:
-    """Write ``variables`` into the environment; a value of None removes the variable. Returns what was there before."""
+    """Write ``variables`` into the environment; a value of None removes the variable. Returns the previous values."""
     environ = os.environ if environ is None else environ
     before = {name: environ.get(name) for name in variables}
     for name, value in variables.items():
@@ -159,7 +159,7 @@ def export(
 
 
 def is_job_variable(name: str) -> bool:
-    """Whether the variable ``name`` describes a worker's place in a job; workers of another job must not inherit it."""
+    """Whether ``name`` is a variable of a worker's topology, which workers of another job must not inherit."""
     return name == "HOROVOD_ELASTIC" or name.startswith("TORCHELASTIC_") or name in _own_variables()
 
 
@@ -169,7 +169,7 @@ def _own_variables() -> frozenset[str]:
 
 
 def inherited_env() -> dict[str, str]:
-    """A copy of this process's environment for a launcher to hand on: what it means is the child's business."""
+    """A copy of this process's environment, for a launcher to pass to child processes."""
     return dict(os.environ)
 
 
@@ -212,7 +212,7 @@ def _torchrun(environ: Mapping[str, str]) -> Topology:
         local_rank=int(environ["LOCAL_RANK"]),
         local_size=local_size,
         cross_rank=int(environ["GROUP_RANK"]),
-        # With unequal nodes only the ranks together know it: hvd.init() finds it.
+        # Wrong if nodes have different numbers of workers; hvd.init() then corrects it.
         cross_size=int(environ.get("GROUP_WORLD_SIZE", int(environ["WORLD_SIZE"]) // local_size)),
         host=environ.get("HOSTNAME", "127.0.0.1"),
         job_id=environ.get("TORCHELASTIC_RUN_ID", ""),
@@ -225,10 +225,10 @@ def _torchrun(environ: Mapping[str, str]) -> Topology:
 def _reader_of(
     launcher: str, rank: str, size: str, local_rank: str, local_size: str
 ) -> Callable[[Mapping[str, str]], Topology]:
-    """A reader for launchers that state the local indices, but none over the hosts.
+    """A reader for launchers that set the local indices, but none over the hosts.
 
-    Those are guessed here, right where ranks are dealt to equal hosts in blocks; ``hvd.init()``, where all ranks meet,
-    finds the right ones.
+    The latter are guessed, correctly if ranks are assigned to equal hosts in blocks or in turns; ``hvd.init()``
+    corrects them.
     """
 
     def read(environ: Mapping[str, str]) -> Topology:
@@ -288,13 +288,13 @@ def _master(environ: Mapping[str, str]) -> str:
 #: The indices of a worker, as Open MPI and LSF name them.
 _INDICES = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")
 
-#: The variable by which a launcher is recognised -> the reader of its variables, most specific first.
+#: The variable that identifies a launcher -> the reader of its variables, most specific first.
 _READERS: dict[str, Callable[[Mapping[str, str]], Topology]] = {
     "HOROVOD_RANK": _ours,
     "TORCHELASTIC_RUN_ID": _torchrun,
     "OMPI_COMM_WORLD_RANK": _reader_of("openmpi", *(f"OMPI_COMM_WORLD_{index}" for index in _INDICES)),
     "JSM_NAMESPACE_RANK": _reader_of("lsf", *(f"JSM_NAMESPACE_{index}" for index in _INDICES)),
-    # Not PMI_RANK: `srun --mpi=pmi2` sets it too, and says nothing local beside it.
+    # Not PMI_RANK: `srun --mpi=pmi2` sets it too, but no local indices.
     "MPI_LOCALRANKID": _reader_of("pmi", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
     "SLURM_STEP_TASKS_PER_NODE": _slurm,
 }

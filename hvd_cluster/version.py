@@ -1,3 +1,3 @@
-"""The version of the package: a module of its own, so that launchers need not import the package's root."""
+"""The version of the package, in its own module so that launchers need not import the package's root."""
 
 __version__ = "0.1.0"

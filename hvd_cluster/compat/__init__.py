@@ -1,11 +1,11 @@
 """``import hvd_cluster.compat`` makes ``import horovod...`` resolve to hvd_cluster, here and in workers launched here.
 
-``horovod`` is then a module of its own (``horovod.__version__`` is "0.28.1", and its metadata says so too); the paths
-below it forward to ours by :mod:`hvd_cluster.oldpaths.table`. Where the real Horovod is installed, the import refuses:
-two libraries cannot serve one name: the halves of a program would wait for each other forever.
+``horovod`` is then a separate module (``horovod.__version__`` is "0.28.1", and so is the version in its metadata); the
+paths below it forward to ours by :mod:`hvd_cluster.oldpaths.table`. If the real Horovod is installed, the import raises
+``ImportError``: parts of a program that use different libraries would wait for each other forever.
 
-Where petastorm is not installed, ``import petastorm...`` leads to :mod:`hvd_cluster.petastorm`; where Databricks'
-sparkdl is not, ``from sparkdl import HorovodRunner`` to :mod:`hvd_cluster.spark.horovod_runner`.
+If petastorm is not installed, ``import petastorm...`` resolves to :mod:`hvd_cluster.petastorm`; if Databricks' sparkdl
+is not, ``from sparkdl import HorovodRunner`` resolves to :mod:`hvd_cluster.spark.horovod_runner`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from hvd_cluster.oldpaths.finder import OldPathFinder, serve, shim_folder
 
 
 def real_horovod() -> str:
-    """Where the real Horovod is, in words; "" where there is none."""
+    """A description of the installed Horovod; "" if there is none."""
     ours = Path(shim_folder()).resolve()
     for found in distributions(name="horovod"):
         if Path(str(found.locate_file(""))).resolve() != ours:
@@ -35,11 +35,11 @@ def real_horovod() -> str:
 def _install() -> None:
     if where := real_horovod():
         raise ImportError(
-            f"hvd_cluster.compat answers for `import horovod`, but the real Horovod is here: {where}. Uninstall it "
+            f"hvd_cluster.compat serves `import horovod`, but the real Horovod is also present: {where}. Uninstall it "
             "(pip uninstall horovod), or import hvd_cluster's own names, such as hvd_cluster.torch, without compat."
         )
     serve("horovod", first=True)
-    # Their own packages, where they are installed and import, come before ours.
+    # If these packages are installed, they come before ours.
     serve("petastorm", first=False)
     serve("sparkdl", first=False)
 

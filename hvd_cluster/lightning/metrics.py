@@ -11,7 +11,7 @@ import hvd_cluster.torch as hvd
 
 
 def connect(module: torch.nn.Module) -> None:
-    """Let the torchmetrics metrics in ``module`` gather their state from all ranks, unless one has a ``dist_sync_fn``."""
+    """Let the torchmetrics metrics in ``module`` gather their state from all ranks if they have no ``dist_sync_fn``."""
     for part in module.modules():
         if hasattr(part, "distributed_available_fn") and getattr(part, "dist_sync_fn", ...) is None:
             part.dist_sync_fn = gather  # type: ignore[assignment]

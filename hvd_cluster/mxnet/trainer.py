@@ -22,7 +22,7 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc,unused-ignore]
         optimizer_params: as for ``mx.gluon.Trainer``.
         compression: how gradients are compressed for transfer.
         gradient_predivide_factor: divides an average by this before the sum and by the rest after it.
-        prefix: a prefix of the names of the requests, for several trainers whose steps ranks may interleave differently.
+        prefix: a prefix of the names of the requests, for several trainers whose steps are in no fixed order.
         num_groups: the number of requests per step; 0 for one.
         process_set: the ranks that take part; other ranks apply their own gradients.
 

@@ -1,4 +1,4 @@
-"""Names of Horovod that import, and explain themselves when they are used: what stands behind them is not here."""
+"""Placeholders for names of Horovod that hvd_cluster does not have: using one raises an error with an alternative."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ class AbsentFeatureError(NotImplementedError, AttributeError):
 
 
 class Absent(ABCMeta):
-    """The class of the placeholders: calling one, or asking for an attribute, raises; subclassing one does not.
+    """The class of the placeholders: calling one, or reading an attribute, raises; subclassing one does not.
 
-    Each placeholder is a class itself, so that a program can name it as a base, in ``isinstance`` and in annotations.
+    Each placeholder is a class, so that a program can use it as a base class, in ``isinstance`` and in annotations.
     """
 
     _hvd_old_name: str
@@ -24,7 +24,7 @@ class Absent(ABCMeta):
         raise AbsentFeatureError(cls._hvd_text())
 
     def __getattr__(cls, name: str) -> NoReturn:
-        # Dunders are questions of Python's own, such as inspect's for __wrapped__.
+        # Python itself looks up dunders, for example __wrapped__ in inspect.
         text = f"{cls.__name__} has no attribute {name}" if name.startswith("__") else cls._hvd_text()
         raise AbsentFeatureError(text)
 
@@ -39,13 +39,13 @@ class Absent(ABCMeta):
 
 @functools.cache
 def absent(module: str, name: str, instead: str) -> Absent:
-    """The placeholder of a name; the same one each time, as pickle asks.
+    """The placeholder of a name; always the same object, which pickle requires.
 
     Args:
         module: the old module.
         name: the name in it.
         instead: what it belonged to in Horovod, and what to use now, as the end of a sentence.
     """
-    old_name = f"horovod.{module.partition('.')[2]}.{name}"  # also where it is asked for below our own name
+    old_name = f"horovod.{module.partition('.')[2]}.{name}"  # also if it is imported below hvd_cluster
     about = {"__module__": module, "__qualname__": name, "_hvd_old_name": old_name, "_hvd_instead": instead}
     return Absent(name, (), about)

@@ -1,4 +1,4 @@
-"""The import system's way to the old paths: one finder for each root that we answer for."""
+"""Import hooks for old paths: one finder for each root that this process serves."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 
 def shim_folder() -> str:
-    """The folder, on this machine, whose ``horovod`` package turns compat on; Horovod's metadata is beside it."""
+    """The folder on this machine with the ``horovod`` package that imports compat, and with Horovod's metadata."""
     return str(Path(__file__).parents[1] / "compat" / "shim")
 
 
 class OldPathFinder(MetaPathFinder, Loader):
-    """Serves ``root`` and every old path below it; nothing of the new place is imported before the old path is."""
+    """Serves ``root`` and every old path below it; new modules are imported when their old path is."""
 
     def __init__(self, root: str) -> None:
         self.root = root
@@ -34,7 +34,7 @@ class OldPathFinder(MetaPathFinder, Loader):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """The spec of an old path; None where the import system had better look elsewhere.
+        """The spec of an old path; None if other finders should look for it.
 
         Raises:
             ModuleNotFoundError: a path below an old one that no row serves.
@@ -44,12 +44,12 @@ class OldPathFinder(MetaPathFinder, Loader):
             return self._program(fullname, below.removesuffix(".__main__"))
         row = None if below is None else row_of(below, self._table)
         if row is None and below is not None and isinstance(sys.modules.get(fullname.rpartition(".")[0]), Forwarder):
-            # Without name=, or `from horovod.spark import conf` would swap this text for one that does not help.
+            # Without name=: otherwise `from horovod.spark import conf` would replace this text by Python's own.
             raise ModuleNotFoundError(
                 f"No module named {fullname!r}: hvd_cluster serves no such path of {self._owner}'s. "
                 f"It serves {', '.join(self._near(below))}"
             )
-        if row is None or row.module == fullname:  # the new place itself: if its file is missing, so is the module
+        if row is None or row.module == fullname:  # the new path itself: its file is missing
             return None
         return ModuleSpec(fullname, self, origin=row.module or None, is_package=True)
 
@@ -61,12 +61,12 @@ class OldPathFinder(MetaPathFinder, Loader):
         return Forwarder(spec.name, below, row, self._table)
 
     def exec_module(self, module: ModuleType) -> None:
-        # So that `try: import horovod.tensorflow` fails where the framework or our module is absent.
+        # So that `try: import horovod.tensorflow` fails if the framework is not installed.
         if module.__spec__ is not None and module.__spec__.origin:
             importlib.import_module(module.__spec__.origin)
 
     def find_distributions(self, context: DistributionFinder.Context) -> Iterable[Distribution]:
-        """What ``importlib.metadata`` finds of Horovod here; in child processes it finds the folder by itself."""
+        """Horovod's metadata for ``importlib.metadata``; child processes find it in the folder on their path."""
         if self.root != "horovod" or shim_folder() in sys.path:
             return ()
         from importlib.metadata import DistributionFinder, MetadataPathFinder
@@ -75,7 +75,7 @@ class OldPathFinder(MetaPathFinder, Loader):
         return MetadataPathFinder.find_distributions(inside)
 
     def _program(self, fullname: str, below: str) -> ModuleSpec | None:
-        """What ``python -m`` runs for an old path: it takes every one for a package, and asks for its ``__main__``."""
+        """What ``python -m`` runs for an old path; it imports ``__main__`` of it because all old paths are packages."""
         row = row_of(below, self._table)
         program = None if row is None or not row.module else find_spec(row.module)
         if program is None or program.origin is None:
@@ -83,7 +83,7 @@ class OldPathFinder(MetaPathFinder, Loader):
         return spec_from_file_location(fullname, program.origin)
 
     def _near(self, below: str) -> list[str]:
-        """The paths that are served beside one that is not, or beside the nearest of its parents that has any."""
+        """The served paths beside one that is not served, or beside its nearest parent that has any."""
         while below:
             below = below.rpartition(".")[0]
             inside = sorted(path for path in self._table if path.startswith(f"{below}." if below else "") and path)
@@ -102,11 +102,11 @@ class OldPathFinder(MetaPathFinder, Loader):
 
 
 def serve(root: str, *, first: bool) -> None:
-    """Answer for ``root``, before (``first``) or after what lies on ``sys.path``. Calling it again changes nothing."""
+    """Serve ``root``, before (``first``) or after what is on ``sys.path``. Further calls have no effect."""
     if not serves(root):
         sys.meta_path.insert(0 if first else len(sys.meta_path), OldPathFinder(root))
 
 
 def serves(root: str) -> bool:
-    """Whether this process answers for ``root``."""
+    """Whether this process serves ``root``."""
     return any(isinstance(finder, OldPathFinder) and finder.root == root for finder in sys.meta_path)

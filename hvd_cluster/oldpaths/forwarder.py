@@ -1,4 +1,4 @@
-"""The module object that stands at an old path and forwards to the new place."""
+"""The module object at an old path, which forwards to the new module."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ _ABSENT = object()
 
 
 class Forwarder(ModuleType):
-    """A module without content of its own: it shows its row's names, its row's module and the modules below.
+    """A module without its own content: it has the names of its row, of the row's module and of the modules below.
 
-    What is assigned is assigned where it lives, so that all see a patched ``horovod.torch.allreduce``; deleting an
-    assigned name brings back what was there, which is how ``mock.patch`` and pytest's ``monkeypatch`` undo theirs.
+    Assigning to a name assigns it in the module that defines it, so that a patched ``horovod.torch.allreduce`` is
+    patched everywhere. Deleting an assigned name restores the previous value: ``mock.patch`` and pytest's
+    ``monkeypatch`` undo their changes in this way.
     """
 
     def __init__(self, name: str, path: str, row: Row, table: Mapping[str, Row] = TABLE) -> None:
@@ -27,7 +28,7 @@ class Forwarder(ModuleType):
         vars(self).update(_path=path, _row=row, _children=children_of(path, table), _replaced={})
 
     def __getattr__(self, name: str) -> Any:
-        if name == "__path__":  # with our module's path, the import system would load its files a second time
+        if name == "__path__":  # with our module's __path__, the import system would load its files again
             raise AttributeError(name)
         row: Row = vars(self)["_row"]
         if name in row.names:
@@ -67,7 +68,7 @@ class Forwarder(ModuleType):
             setattr(*home, before)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # A script's `import horovod.torch as hvd` is a global of the function that goes to the workers.
+        # A script's `import horovod.torch as hvd` is a global of the function that is sent to the workers.
         return old_module, (self.__name__,)
 
     def __dir__(self) -> list[str]:
@@ -80,7 +81,7 @@ class Forwarder(ModuleType):
         return sorted(names)
 
     def _home_of(self, name: str) -> tuple[ModuleType, str] | None:
-        """Where ``name`` lives now; None for a name of this module object alone (dunders, the import system's own)."""
+        """The module and attribute of ``name`` now; None for names of this module object only, such as dunders."""
         row: Row = vars(self)["_row"]
         if name.startswith("__") or name in vars(self)["_children"]:
             return None
@@ -97,10 +98,10 @@ class Forwarder(ModuleType):
 
 
 def old_module(name: str) -> ModuleType:
-    """The module at an old path, in a process that need not answer for its root yet: a Spark or Ray task, say.
+    """The module at an old path, also in a process that does not serve its root yet, such as a Spark or Ray task.
 
     Raises:
-        ImportError: the real Horovod is installed there.
+        ImportError: the real Horovod is installed.
     """
     root = name.partition(".")[0]
     if root != __name__.partition(".")[0] and root not in sys.modules:
@@ -109,5 +110,5 @@ def old_module(name: str) -> ModuleType:
 
 
 def _is_submodule(value: Any, package: str) -> bool:
-    """Whether ``value`` is a module below ``package`` of ours: our own files are not old paths."""
+    """Whether ``value`` is a submodule of ``package``: our own files are not old paths."""
     return isinstance(value, ModuleType) and value.__name__.startswith(f"{package}.")

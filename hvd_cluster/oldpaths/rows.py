@@ -1,4 +1,4 @@
-"""One row of the table of old paths, and the names that rows of several of Horovod's packages share."""
+"""The rows of the table of old paths, and names that several rows share."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One old module."""
+    """An old module: where its names are now."""
 
-    #: Our module that has what the old one had; empty when ``names`` says it all.
+    #: Our module that replaces it; empty if ``names`` has all names.
     module: str = ""
-    #: Old name -> "module:attribute" of ours, for names that live elsewhere or are spelt differently now.
+    #: Old name -> our "module:attribute", for names that are elsewhere or have another name now.
     names: Mapping[str, str] = field(default_factory=dict)
-    #: Old name of what is not here -> what it belonged to and what to use instead, as the end of a sentence.
+    #: Old name that hvd_cluster does not have -> what it belonged to and what to use instead, as the end of a sentence.
     absent: Mapping[str, str] = field(default_factory=dict)
 
 
 def names_from(module: str, *names: str) -> dict[str, str]:
-    """Names that ``module`` of ours has under the same spelling."""
+    """Names that our ``module`` has under the same name."""
     return {name: f"{module}:{name}" for name in names}
 
 
 def absent_names(instead: str, *names: str) -> dict[str, str]:
-    """Names that are not here, for one reason."""
+    """Names that hvd_cluster does not have, with one alternative."""
     return dict.fromkeys(names, instead)
 
 

@@ -1,8 +1,8 @@
-"""The shim folder on PYTHONPATH: it gives workers and their child processes the old paths that this process serves.
+"""The shim folder on PYTHONPATH, by which workers and their child processes serve the same old paths as this process.
 
 A worker unpickles ``horovod.torch.allreduce`` before it runs any line of the user's script, and child processes of a
-script inherit only the environment. The folder holds a package ``horovod``; importing it does what
-``import hvd_cluster.compat`` does.
+script inherit only the environment. The folder contains a package ``horovod``; importing it imports
+``hvd_cluster.compat``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """``Trainer(strategy="horovod")`` in a program that does not import :mod:`hvd_cluster.lightning`.
 
-Lightning 1 knew the name by itself. An import hook adds it to the registry of Lightning 2 when the program imports
-Lightning; neither Lightning nor torch is imported for it.
+Lightning 1 had a strategy of this name. An import hook adds ours to the registry of Lightning 2 when the program
+imports Lightning; the hook itself imports neither Lightning nor torch.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from types import ModuleType
 from typing import Any
 
 _NAME = "horovod"
-#: The modules that hold the registry, one for each distribution of Lightning.
+#: The modules that contain the registry, one for each distribution of Lightning.
 _REGISTRIES = ("lightning.pytorch.strategies", "pytorch_lightning.strategies")
 
 
 class StrategyHook(MetaPathFinder):
-    """Registers the name as soon as a registry's module has been executed."""
+    """Registers the name when a registry's module has been executed."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """The spec that the other finders have for a registry's module, with the registration added."""
+        """The spec of a registry's module from the other finders, with the registration added."""
         if fullname not in _REGISTRIES:
             return None
         others = [finder for finder in sys.meta_path if finder is not self]
@@ -38,13 +38,13 @@ class StrategyHook(MetaPathFinder):
                 _execute(module)
                 _register(module)
 
-            # The loader stays the module's own: resources and sources are read through it.
+            # Patch the loader instead of replacing it: resources and sources are read through it.
             vars(spec.loader)["exec_module"] = exec_module
         return spec
 
 
 def register_strategy() -> None:
-    """Have Lightning know the name: at once where it is imported, else when it is. Calling it again changes nothing."""
+    """Register the name now if Lightning is imported, or else when it is. Further calls have no effect."""
     if not any(isinstance(finder, StrategyHook) for finder in sys.meta_path):
         sys.meta_path.insert(0, StrategyHook())
     for name in _REGISTRIES:

@@ -1,10 +1,10 @@
-"""Where each module path of Horovod, petastorm and sparkdl lives now: the only place to edit when a path is added.
+"""The tables that map module paths of Horovod, petastorm and sparkdl to ours; the only place to add a path.
 
 A row maps the path below the root (``torch.mpi_ops`` for ``horovod.torch.mpi_ops``) to one of our modules, whose
-attributes it then has (not its submodules: a path is served where a row says so), or to single names, each as
-``"module:attribute"``, or to both; a name in ``names`` wins. Programs also import names from modules that merely
-imported them, so rows list those too. A name in ``absent`` imports, and says what to use instead when it is used.
-Paths between the rows (``common``, ``spark.common``) need no row of their own.
+attributes it then has (but not its submodules, which need rows), or to single names, each as ``"module:attribute"``, or
+to both; ``names`` take precedence. Programs also import names from modules that only imported them, so rows list those
+too. A name in ``absent`` can be imported, and raises an error with an alternative when it is used. Packages between the
+rows (``common``, ``spark.common``) need no row.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from hvd_cluster.oldpaths.frameworks import FRAMEWORKS
 from hvd_cluster.oldpaths.launchers import LAUNCHERS
 from hvd_cluster.oldpaths.rows import RUN, Row, names_from
 
-#: The release whose behaviour we answer for; programs compare it with a minimum.
+#: The release with which we are compatible; programs compare it with a minimum.
 HOROVOD_VERSION = "0.28.1"
 
 #: Old path below the root -> its row.
@@ -73,7 +73,7 @@ SPARKDL_TABLE: Mapping[str, Row] = {
     "horovod.tensorflow.keras": Row(module="hvd_cluster.spark.log_callback"),
 }
 
-#: Modules of ours that have moved: their path below ``hvd_cluster`` before -> the path now.
+#: Modules of ours that have moved: old path below ``hvd_cluster`` -> new path.
 _MOVED = {
     "data.converter": "petastorm.converter",
     "data.petastorm": "petastorm",
