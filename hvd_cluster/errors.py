@@ -127,8 +127,8 @@ class WorkerFailedError(LaunchError):
         text: the user's traceback, then rank, host and log location.
         rank: the rank that failed first; None if it is unknown.
         exit_code: its exit code; the negative number of the signal that ended it; None after an exception.
-        died: a process or a connection was lost, without an exception of the user's code: the same call may succeed if it
-            is repeated.
+        died: a process or a connection was lost, without an exception of the user's code: the same call may
+            succeed if it is repeated.
     """
 
     def __init__(self, text: str, rank: int | None = None, exit_code: int | None = None, died: bool = False) -> None:
