@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import subprocess
@@ -74,7 +75,7 @@ def test_the_estimator_fits_and_scores(tmp_path: Path) -> None:
 
 
 def test_files_that_the_documents_link_to_exist() -> None:
-    for document in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]:
+    for document in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]:
         for target in re.findall(r"\]\(([^)#:]+)\)", document.read_text()):
             assert (document.parent / target).exists(), f"{document.name}: {target}"
 
@@ -84,7 +85,24 @@ def test_the_migration_guide_lists_every_old_path() -> None:
     assert set(TABLE) <= {"" if path == "(itself)" else path for path in listed}
 
 
-def test_files_that_the_structure_page_names_exist() -> None:
-    named = re.findall(r"`(hvd_cluster/[\w/]+\.py)`", (ROOT / "docs" / "structure.md").read_text())
-    assert len(named) > 30
-    assert [name for name in named if not (ROOT / name).exists()] == []
+@functools.cache
+def package_sources() -> dict[Path, str]:
+    return {path: path.read_text() for path in (ROOT / "hvd_cluster").rglob("*.py")}
+
+
+PAGES = [ROOT / "docs" / "structure.md", *sorted((ROOT / "docs" / "structure").glob("*.md"))]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_files_and_objects_that_a_page_about_the_structure_names_exist(page: Path) -> None:
+    text = page.read_text()
+    # The page of a package names files by their path below the package.
+    folders = [ROOT, ROOT / "hvd_cluster", ROOT / "hvd_cluster" / page.stem]
+    files = re.findall(r"`([\w/]+(?:\.py|/))`", text)
+    assert len(files) >= 5
+    assert [file for file in files if not any((folder / file).exists() for folder in folders)] == []
+    sources = package_sources()
+    for name in re.findall(r"\*\*`?(\w+)`?\*\*", text):
+        assert any(re.search(rf"\b(?:class|def) {name}\b", source) for source in sources.values()), name
+    for name, file in re.findall(r"\*\*`?(\w+)`?\*\* \(`([\w/]+\.py)`", text):
+        assert any(name in sources.get(folder / file, "") for folder in folders), f"{name} in {file}"
