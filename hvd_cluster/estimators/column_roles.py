@@ -1,4 +1,4 @@
-"""What the columns of the data are for, by an estimator's params; and everything that is wrong with these, at once."""
+"""The role of each column by the params of an estimator, and the check of these params."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from hvd_cluster.launch.call import pack
 
 #: Params that name columns.
 _LISTS_OF_COLUMNS = ("feature_cols", "label_cols", "continuous_cols", "categorical_cols")
-#: Params that workers never see.
-_STAY_WITH_DRIVER = ("store", "driver_callbacks")
+#: Params that are not sent to workers.
+_DRIVER_PARAMS = ("store", "driver_callbacks")
 
 
 class ColumnRoles(Stage):
-    """The part of an estimator that knows its columns."""
+    """The part of an estimator that deals with columns."""
 
     @abstractmethod
     def _mistakes(self) -> list[str]:
-        """What is wrong with the params of this framework, each with its remedy; empty if nothing."""
+        """Problems of the params of this framework, each with its remedy."""
 
     def _inputs(self, dataset: Dataset) -> Inputs:
-        """The columns of ``dataset`` by what they are for; dtypes are settled by the trial."""
+        """The columns of ``dataset`` by role; the trial of the model adds the dtypes."""
         labels, weight_col = tuple(self._value("label_cols")), self._value("sample_weight_col")
         others = {*labels, weight_col}
         return Inputs(
@@ -37,24 +37,27 @@ class ColumnRoles(Stage):
         )
 
     def _feature_columns(self, names: list[str]) -> list[str]:
-        """``feature_cols``, or all columns that serve no other purpose."""
+        """``feature_cols``, or all columns without another role."""
         if self._value("feature_cols") is not None:
             return list(self._value("feature_cols"))
         others = {*(self._value("label_cols") or []), self._value("sample_weight_col"), self._value("validation")}
         return [name for name in names if name not in others]
 
     def _columns(self, names: list[str]) -> list[str]:
-        """Every column that workers read, once."""
+        """The columns that workers read, each once."""
         weight = [self._value("sample_weight_col")] if self._value("sample_weight_col") else []
         more = [name for one in ("continuous_cols", "categorical_cols") for name in self._value(one) or []]
         return list(dict.fromkeys([*self._feature_columns(names), *self._value("label_cols"), *weight, *more]))
 
-    def _check(self, names: list[str], is_held_out: bool) -> None:
-        """Raise for everything that is wrong with the params and the columns, all at once.
+    def _check(self, names: list[str], has_validation: bool) -> None:
+        """Check the params and the columns, and report all problems at once.
 
         Args:
             names: the columns of the data.
-            is_held_out: the validation rows are apart already, and need no column that marks them.
+            has_validation: the validation rows are separate already, without a column that marks them.
+
+        Raises:
+            ValueError: something is wrong.
         """
         wrong = [
             f"{row.name}=None: give a value; the default is {row.default!r}"
@@ -64,16 +67,16 @@ class ColumnRoles(Stage):
         if self._value("backend") is not None and self._value("num_proc") is not None:
             wrong.append('At most one of parameters "backend" and "num_proc" may be specified')
         if not self._value("label_cols"):
-            wrong.append("label_cols is required: name the column that the model is to predict")
+            wrong.append("label_cols is required: name the column that the model predicts")
         if self._value("data_module") is None:
             wrong += [
-                f"{name} is for a data_module of your own: give that, or name the columns in feature_cols"
+                f"{name} needs a data_module: give one, or name the columns in feature_cols"
                 for name in ("continuous_cols", "categorical_cols")
                 if self._value(name) is not None
             ]
         wrong += self._mistakes()
         named = [name for one in _LISTS_OF_COLUMNS for name in self._value(one) or []]
-        more = ("sample_weight_col",) if is_held_out else ("sample_weight_col", "validation")
+        more = ("sample_weight_col",) if has_validation else ("sample_weight_col", "validation")
         named += [self._value(name) for name in more if isinstance(self._value(name), str)]
         missing = [name for name in dict.fromkeys(named) if name not in names]
         if missing:
@@ -83,13 +86,8 @@ class ColumnRoles(Stage):
         if wrong:
             raise ValueError("\n".join(wrong))
 
-    def _read_columns(self, names: list[str]) -> list[str]:
-        """Every column that is read from the data: those for workers, and the one that marks validation rows."""
-        marks = [self._value("validation")] if isinstance(self._value("validation"), str) else []
-        return [*self._columns(names), *marks]
-
     def _check_picklable(self) -> None:
-        """Name what cannot travel to the workers, before anything is written."""
+        """Raise if something cannot be sent to the workers, before anything is written."""
 
         def fit(**params: Any) -> None: ...
 
@@ -101,22 +99,22 @@ class ColumnRoles(Stage):
         return f"{type(self).__name__}.fit"
 
     def _sent_params(self) -> dict[str, Any]:
-        """The params that workers get."""
-        travels = [name for name, row in self.param_rows.items() if row.saved and name not in _STAY_WITH_DRIVER]
-        return {name: self._value(name) for name in travels}
+        """The params that are sent to workers."""
+        sent = [name for name, row in self.param_rows.items() if row.saved and name not in _DRIVER_PARAMS]
+        return {name: self._value(name) for name in sent}
 
     def _unpickled_params(self) -> dict[str, Any]:
-        """What workers unpickle of them."""
+        """The part of them that workers unpickle."""
         return self._sent_params()
 
 
 def as_group(value: Any, count: int) -> tuple[Any, ...]:
-    """One thing for each label column: a single one stands for all."""
+    """One value for each label column; a single value stands for all."""
     return tuple(value) if isinstance(value, (list, tuple)) else (value,) * count
 
 
 def wrong_counts(lists: dict[str, Any], count: int, of: str) -> list[str]:
-    """A complaint for each of ``lists`` (None is fine) that has not one entry for each of ``count`` columns."""
+    """A message for each of ``lists`` that does not have one entry for each of ``count`` columns; None is allowed."""
     return [
         f"{name} has {len(value)} entries for {count} {of}: give one for each"
         for name, value in lists.items()

@@ -1,4 +1,4 @@
-"""What every estimator does, whatever its framework: check, write the data, run the workers, make a model of it."""
+"""What estimators of all frameworks share: check, write the data, run the workers, make the model."""
 
 from __future__ import annotations
 
@@ -19,12 +19,10 @@ from hvd_cluster.data.reader import ParquetReader
 from hvd_cluster.data.schema import missing_columns_text
 from hvd_cluster.data.store import Store
 from hvd_cluster.errors import DataError, WorkerFailedError
-from hvd_cluster.estimators import parquet_folders
 from hvd_cluster.estimators.backend import Backend, LocalBackend, SparkBackend, as_backend
 from hvd_cluster.estimators.column_roles import ColumnRoles
-from hvd_cluster.estimators.data_plan import DataPlan, Prepared
 from hvd_cluster.estimators.driver import DriverRun
-from hvd_cluster.estimators.first_rows import first_rows
+from hvd_cluster.estimators.fit_data import FitData, FrameData, Layout, Prepared, StoredParquet
 from hvd_cluster.estimators.frames import Frame, column_names, kind_of
 from hvd_cluster.estimators.params import EstimatorParams
 from hvd_cluster.estimators.run.epochs import EpochListener
@@ -50,31 +48,46 @@ _PROBE_ROWS = 8
 
 _NO_CHECKPOINTS_TEXT = (
     "this fit has no progress bar and no checkpoints: its workers cannot open a connection to this process, as on a "
-    "remote Spark Connect server; if one dies, training begins anew. Give the fit a store that the driver and all "
+    "remote Spark Connect server; if one dies, training restarts. Give the fit a store that the driver and all "
     'workers see, such as store="s3://bucket/work"'
 )
 _NO_CACHE_TEXT = (
-    "inmemory_cache_all has no effect with reader_pool_type='process': a process beside a worker lives for one pass "
-    "over the rows; take reader_pool_type='thread' to keep rows in memory"
+    "inmemory_cache_all has no effect with reader_pool_type='process': a reader process ends after one pass over the "
+    "rows; use reader_pool_type='thread' to keep rows in memory"
 )
 
 
-class DistributedEstimator(ColumnRoles, EstimatorParams, Estimator):
-    """Base of the estimators; a framework brings the abstract methods."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Preflight:
+    """A fit that has passed every check that can be made before its rows are written."""
 
-    #: First part of the run ids that are made up.
+    backend: Backend
+    store: Store
+    lease: RunLease
+    run_id: str
+    layout: Layout
+    #: What the run resumes from, if anything.
+    checkpoint: Checkpoint | Snapshot | None
+    #: Workers report to the driver through files in the store.
+    reports_through_store: bool
+
+
+class DistributedEstimator(ColumnRoles, EstimatorParams, Estimator):
+    """Base of the estimators; each framework implements the abstract methods."""
+
+    #: First part of generated run ids.
     run_prefix = "run"
 
     @abstractmethod
     def _train_spec(self, dataset: Dataset, store: Store, run_id: str, seed: int) -> Any:
-        """The spec (a ``FitSpec``) of the run over the materialised ``dataset``, tried on a few rows."""
+        """The ``FitSpec`` of the run over the materialised ``dataset``, after a trial on a few rows."""
 
     @abstractmethod
     def _checkpoint(self, store: Store, run_id: str) -> Checkpoint | Snapshot | None:
-        """The run's checkpoint, tried on the model and the optimizer; None where there is none.
+        """The run's checkpoint, after a trial on the model and the optimizer; None if there is none.
 
         Raises:
-            DataError: it is of another model or optimizer, or no checkpoint at all.
+            DataError: it is of another model or optimizer, or not a checkpoint.
         """
 
     @abstractmethod
@@ -83,67 +96,39 @@ class DistributedEstimator(ColumnRoles, EstimatorParams, Estimator):
 
     @abstractmethod
     def _create_model(self, results: list[Any], spec: Any) -> Any:
-        """The model from what the workers returned."""
+        """The model, from the workers' results."""
 
     @abstractmethod
     def get_model_class(self) -> type[Any]:
-        """The class of the fitted model; subclasses may bring their own."""
+        """The class of the fitted model. Subclasses may override it."""
 
     def _fit(self, dataset: Any) -> Any:
         kind, names = kind_of(dataset), column_names(dataset)
         backend = self._backend_for(kind, dataset)
-        delivery = DataPlan(
+        data = FrameData(
             kind=kind,
+            data=dataset,
             backend=backend,
             has_store=self._value("store") is not None,
             has_module=self._value("data_module") is not None,
             validation=self._value("validation") or None,
         )
-        delivery.require_store()
-
-        @contextlib.contextmanager
-        def prepared(store: Store, name: str, seed: int) -> Iterator[Prepared]:
-            data = dataset
-            if kind is Frame.RAY:
-                from hvd_cluster.estimators.ray import data as ray_data
-
-                ray_data.require_shared(self._value("store"))
-                data = ray_data.parts_of(dataset, self._read_columns(names))
-            with delivery.prepared(
-                data,
-                store,
-                name,
-                columns=self._columns(names),
-                num_proc=backend.num_processes(),
-                partitions_per_process=self._value("partitions_per_process"),
-                seed=seed,
-                allow_ragged=self._value("transformation_fn") is not None,
-            ) as ready:
-                yield ready
-
-        def try_first(store: Store, run_id: str, seed: int) -> None:
-            if not delivery.writes_rows:
-                return
-            allow_ragged = self._value("transformation_fn") is not None
-            with first_rows(kind, dataset, self._columns(names), allow_ragged=allow_ragged) as sample:
-                if sample is not None:
-                    self._train_spec(sample, store, run_id, seed)
-
-        self._check(names, is_held_out=False)
-        return self._fit_prepared(backend, prepared, delivery.keeps_with_driver, try_first)
+        data.require_store()
+        self._check(names, has_validation=False)
+        return self._fit_data(data, names, backend)
 
     def fit_on_parquet(self, params: Any = None, dataset_idx: int | str | None = None) -> Any:
-        """Fit the Parquet that lies at the store's paths for training and validation data already.
+        """Fit the Parquet that is already at the store's paths for training and validation data.
 
         Args:
-            params: a param map, or a list of such, as :meth:`fit` takes.
+            params: a param map, or a list of them, as in :meth:`fit`.
             dataset_idx: which data set of the store; what ``prepare_data`` yields.
 
         Returns:
-            The model, or a list of them for a list of param maps.
+            The model, or a list of models for a list of param maps.
 
         Raises:
-            ValueError: as :meth:`fit`, and where there is no store.
+            ValueError: as in :meth:`fit`, and if there is no store.
             DataError: no Parquet can be read there.
         """
         if isinstance(params, (list, tuple)):
@@ -151,113 +136,117 @@ class DistributedEstimator(ColumnRoles, EstimatorParams, Estimator):
         if params:
             return self.copy(params).fit_on_parquet(None, dataset_idx)
         if self._value("store") is None:
-            raise ValueError("fit_on_parquet needs a store: it reads the data that lies at the store's paths")
-        store = Store.create(self._value("store"))
-        names = parquet_folders.column_names(store, dataset_idx)
+            raise ValueError("fit_on_parquet needs a store: it reads the data at the store's paths")
+        data = StoredParquet(Store.create(self._value("store")), dataset_idx)
+        names, backend = data.column_names(), as_backend(self._get_or_create_backend())
+        self._check(names, has_validation=True)
+        return self._fit_data(data, names, backend)
 
-        @contextlib.contextmanager
-        def prepared(store: Store, _name: str, _seed: int) -> Iterator[Prepared]:
-            columns, num_proc = self._columns(names), backend.num_processes()
-            yield Prepared(
-                parquet_folders.dataset(store, dataset_idx, columns, num_proc),
-                part_dirs=parquet_folders.part_dirs(store, dataset_idx),
+    def _fit_data(self, data: FitData, names: list[str], backend: Backend) -> Any:
+        """Check everything that can be checked, write the rows, run the workers, and make the model."""
+        with (
+            self._preflight(data, names, backend) as ready,
+            self._naming_checkpoint(ready.store, ready.run_id),
+            data.prepared(ready.store, ready.lease.token, ready.layout) as prepared,
+            tracking.tracked(self, ready.run_id) as tracker,
+        ):
+            spec = dataclasses.replace(
+                self._train_spec(prepared.dataset, ready.store, ready.run_id, ready.layout.seed),
+                part_dirs=prepared.part_dirs,
+                store_on_driver=data.keeps_with_driver,
+                report_through_store=ready.reports_through_store,
             )
+            if ready.checkpoint is not None:
+                self._check_resumed(ready.checkpoint, spec, prepared, ready.layout.num_proc)
+            results = self._driver_run(ready, prepared, tracker).results(spec)
+            model = self._create_model(results, spec)
+            tracker.finish(model)
+            return model
 
-        backend = as_backend(self._get_or_create_backend())
-        self._check(names, is_held_out=True)
-        return self._fit_prepared(backend, prepared, keeps_with_driver=False)
-
-    def _fit_prepared(
-        self,
-        backend: Backend,
-        prepared: Callable[[Store, str, int], contextlib.AbstractContextManager[Prepared]],
-        keeps_with_driver: bool,
-        try_first: Callable[[Store, str, int], None] | None = None,
-    ) -> Any:
-        """Fit the data.
-
-        Args:
-            backend: runs the workers.
-            prepared: writes the data, to a store, under a name, with a seed.
-            keeps_with_driver: workers do not see where the driver keeps the run.
-            try_first: tries the model on a few rows before that.
-        """
+    @contextlib.contextmanager
+    def _preflight(self, data: FitData, names: list[str], backend: Backend) -> Iterator[Preflight]:
+        """Everything that a fit can check before its rows are written; holds the run until the context ends."""
         self._check_picklable()
         if self._value("inmemory_cache_all") and self._value("reader_pool_type") == "process":
             logger.warning("%s", _NO_CACHE_TEXT)
         run_id = self._value("run_id") or _new_run_id(self.run_prefix)
         given_seed = self._value("random_seed")
-        # By the name of the run, so that resuming it splits and shuffles as before.
+        # From the run id, so that a resumed run splits and shuffles as before.
         seed = zlib.crc32(run_id.encode()) if given_seed is None else given_seed
-        out_of_reach = backend.driver_is_out_of_reach
-        with contextlib.ExitStack() as stack:
-            store = stack.enter_context(self._opened_store(save_runs=not (keeps_with_driver and out_of_reach)))
-            if not store.saving_runs and self._value("store") is None:
+        is_out_of_reach, has_store = backend.driver_is_out_of_reach, self._value("store") is not None
+        with self._opened_store(save_runs=not (data.keeps_with_driver and is_out_of_reach)) as store:
+            if not store.saving_runs and not has_store:
                 logger.warning("%s", _NO_CHECKPOINTS_TEXT)
             store.check_writable()
-            lease = stack.enter_context(self._leased(store, run_id))
-            found = self._checkpoint(store, run_id)
-            backend.check()
-            if try_first is not None:
-                try_first(store, run_id, seed)
-            backend.check_unpickles(self._fit_name, self._unpickled_params())
-            try:
-                with prepared(store, lease.token, seed) as data, tracking.tracked(self, run_id) as tracker:
-                    spec = dataclasses.replace(
-                        self._train_spec(data.dataset, store, run_id, seed),
-                        part_dirs=data.part_dirs,
-                        store_on_driver=keeps_with_driver,
-                        report_through_store=out_of_reach and self._value("store") is not None,
-                    )
-                    if found is not None:
-                        if data.rows is None:  # else the workers see what there is
-                            found.require_data(run_id, Fingerprint.of(data.dataset, spec.inputs))
-                        logger.warning("%s", _resumed_text(found, spec))
-                        if kept := found.kept_text(spec, backend.num_processes()):
-                            logger.warning("%s", kept)
-                    epochs = EpochListener(
-                        self._value("driver_callbacks"),
-                        finished=found.epochs if found is not None else 0,
-                        views=[LossWatch(run_id), *tracker.callbacks],
-                    )
-                    with ProgressBar(run_id, enabled=self._value("verbose") > 0) as bar:
-                        train_fn = self._train_fn()
-                        run = DriverRun(
-                            backend=backend,
-                            train_fn=train_fn if data.rows is None else data.rows.wrapped(train_fn),
-                            store=store,
-                            max_restarts=self._value("max_restarts"),
-                            bar=bar,
-                            epochs=epochs,
-                            require_held=lease.require_held,
-                            rows=None if data.rows is None else data.rows.rows,
-                        )
-                        results = run.results(spec)
-                    model = self._create_model(results, spec)
-                    tracker.finish(model)
-                    return model
-            except WorkerFailedError as error:
-                error.args = (str(error) + self._left_text(store, run_id),)
-                raise
-            except KeyboardInterrupt:
-                left = (
-                    self._left_text(store, run_id)
-                    or " It left no checkpoint to resume from: that takes a store (store=)."
+            with RunLease(store, run_id, exclusive=store.saving_runs, is_shared=has_store) as lease:
+                checkpoint = self._checkpoint(store, run_id)
+                backend.check()
+                layout = Layout(
+                    columns=self._columns(names),
+                    num_proc=backend.num_processes(),
+                    partitions_per_process=self._value("partitions_per_process"),
+                    seed=seed,
+                    allow_ragged=self._value("transformation_fn") is not None,
                 )
-                logger.warning("run %r was interrupted.%s", run_id, left)
-                raise
+                with data.sample(layout) as sample:
+                    if sample is not None:
+                        self._train_spec(sample, store, run_id, seed)
+                backend.check_unpickles(self._fit_name, self._unpickled_params())
+                yield Preflight(
+                    backend=backend,
+                    store=store,
+                    lease=lease,
+                    run_id=run_id,
+                    layout=layout,
+                    checkpoint=checkpoint,
+                    reports_through_store=is_out_of_reach and has_store,
+                )
 
-    def _leased(self, store: Store, run_id: str) -> RunLease:
-        """The run as this fit's own, where the store is one that others see."""
-        return RunLease(
-            store,
-            run_id,
-            exclusive=store.saving_runs,
-            is_shared=self._value("store") is not None,
+    @contextlib.contextmanager
+    def _naming_checkpoint(self, store: Store, run_id: str) -> Iterator[None]:
+        """Say what a fit that failed or was interrupted can resume from."""
+        try:
+            yield
+        except WorkerFailedError as error:
+            error.args = (str(error) + self._checkpoint_text(store, run_id),)
+            raise
+        except KeyboardInterrupt:
+            text = self._checkpoint_text(store, run_id) or " It left no checkpoint: resuming needs a store (store=)."
+            logger.warning("run %r was interrupted.%s", run_id, text)
+            raise
+
+    def _check_resumed(self, found: Checkpoint | Snapshot, spec: Any, prepared: Prepared, num_proc: int) -> None:
+        """Check that the data is that of the checkpoint, and log where the run resumes.
+
+        Raises:
+            DataError: the run began with other data.
+        """
+        if prepared.rows is None:  # otherwise the workers compare the rows
+            found.require_data(spec.run_id, Fingerprint.of(prepared.dataset, spec.inputs))
+        logger.warning("%s", _resumed_text(found, spec))
+        if kept := found.kept_text(spec, num_proc):
+            logger.warning("%s", kept)
+
+    def _driver_run(self, ready: Preflight, prepared: Prepared, tracker: tracking.Tracker) -> DriverRun:
+        """What starts the workers, and starts them again when one dies."""
+        train_fn, rows = self._train_fn(), prepared.rows
+        return DriverRun(
+            backend=ready.backend,
+            train_fn=train_fn if rows is None else rows.wrapped(train_fn),
+            store=ready.store,
+            max_restarts=self._value("max_restarts"),
+            bar=ProgressBar(ready.run_id, enabled=self._value("verbose") > 0),
+            epochs=EpochListener(
+                self._value("driver_callbacks"),
+                finished=ready.checkpoint.epochs if ready.checkpoint is not None else 0,
+                views=[LossWatch(ready.run_id), *tracker.callbacks],
+            ),
+            require_held=ready.lease.require_held,
+            rows=None if rows is None else rows.rows,
         )
 
     def _fit_fields(self, dataset: Dataset, store: Store, run_id: str, seed: int) -> dict[str, Any]:
-        """The fields of a ``FitSpec`` that the shared params decide; ``inputs`` and ``output_shapes`` are missing."""
+        """The fields of a ``FitSpec`` that shared params determine: all but ``inputs`` and ``output_shapes``."""
         value = self._value
         same = (
             "batch_size", "epochs", "shuffle", "train_steps_per_epoch", "validation_steps_per_epoch",
@@ -281,15 +270,15 @@ class DistributedEstimator(ColumnRoles, EstimatorParams, Estimator):
         }
 
     def _transformation(self) -> Callable[[dict[str, Any]], dict[str, Any]] | None:
-        """The function from row to row that the readers apply."""
+        """The function from row to row that readers apply."""
         names = ("transformation_fn", "transformation_edit_fields", "transformation_removed_fields")
         return RowTransform.of(*(self._value(name) for name in names))
 
     def _first_rows(self, dataset: Dataset, seed: int, *, transformed: bool = True) -> dict[str, torch.Tensor]:
-        """A few rows to try the model on: as in a training batch, or as stored, which is how ``transform`` reads them.
+        """A few rows to try the model on: as in a training batch, or as stored, which is what ``transform`` reads.
 
         Raises:
-            DataError: ``transformation_fn`` failed, or leaves out columns that are needed.
+            DataError: ``transformation_fn`` failed, or removed columns that are needed.
         """
         reader = ParquetReader(
             dataset.train,
@@ -318,13 +307,13 @@ class DistributedEstimator(ColumnRoles, EstimatorParams, Estimator):
         )
 
     def _metadata_of(self, spec: Any) -> dict[str, Any]:
-        """What the model keeps of its training."""
+        """What the model keeps about its training."""
         return Metadata.of(spec).to_dict()
 
     def _get_model_kwargs(
         self, model: Any, history: list[dict[str, Any]], optimizer: Any, run_id: str, metadata: dict[str, Any]
     ) -> dict[str, Any]:
-        """The constructor's arguments of the model class; subclasses may add to them."""
+        """The arguments of the model class. Subclasses may add to them."""
         return {
             "history": history,
             "model": model,
@@ -336,23 +325,23 @@ class DistributedEstimator(ColumnRoles, EstimatorParams, Estimator):
             "_metadata": metadata,
         }
 
-    def _left_text(self, store: Store, run_id: str) -> str:
-        """What a failed run has left to go on from, in a line of its own; empty if nothing."""
-        if self._value("store") is None:  # its folder goes with this fit
+    def _checkpoint_text(self, store: Store, run_id: str) -> str:
+        """How to resume a failed run, as a line of its own; empty if it has no checkpoint."""
+        if self._value("store") is None:  # its folder is deleted with this fit
             return ""
         try:
             found = self._checkpoint(store, run_id)
-        except (OSError, DataError):  # the workers' failure is the one to tell
+        except (OSError, DataError):  # the workers' failure matters more
             return ""
         if found is None:
             return ""
         return (
             f"\nRun {run_id!r} has a checkpoint of epoch {found.epochs} of {self._value('epochs')}: fit again with "
-            f"run_id={run_id!r} to go on from there."
+            f"run_id={run_id!r} to resume from it."
         )
 
     def _get_or_create_backend(self) -> Any:
-        """The ``backend`` param, or a SparkBackend of ``num_proc`` workers. Subclasses may bring their own."""
+        """The ``backend`` param, or a SparkBackend of ``num_proc`` workers. Subclasses may override it."""
         return self._value("backend") or SparkBackend(self._value("num_proc"), verbose=self._value("verbose"))
 
     def _backend_for(self, kind: Frame, data: Any) -> Backend:
@@ -370,7 +359,7 @@ class DistributedEstimator(ColumnRoles, EstimatorParams, Estimator):
 
     @contextlib.contextmanager
     def _opened_store(self, save_runs: bool) -> Iterator[Store]:
-        """The ``store`` param as a Store; where there is none, a temporary folder, which keeps runs if told so."""
+        """The ``store`` param as a Store; without it a temporary folder, which keeps checkpoints if ``save_runs``."""
         if self._value("store") is not None:
             yield Store.create(self._value("store"))
             return
@@ -381,15 +370,15 @@ class DistributedEstimator(ColumnRoles, EstimatorParams, Estimator):
 def _resumed_text(found: Checkpoint | Snapshot, spec: Any) -> str:
     run_id, finished, epochs = spec.run_id, found.epochs, spec.epochs
     if not found.is_over(spec):
-        return f"run {run_id!r} goes on after epoch {finished} of {epochs}"
+        return f"run {run_id!r} resumes after epoch {finished} of {epochs}"
     if finished < epochs:
         return (
             f"run {run_id!r} was stopped after epoch {finished} of {epochs} and has nothing left to train: choose "
-            "another run_id to train anew"
+            "another run_id to train again"
         )
     return (
-        f"run {run_id!r} has finished {finished} of {epochs} epochs and has nothing left to train: raise epochs to go "
-        "on, or choose another run_id to train anew"
+        f"run {run_id!r} has finished {finished} of {epochs} epochs and has nothing left to train: raise epochs to "
+        "continue, or choose another run_id to train again"
     )
 
 

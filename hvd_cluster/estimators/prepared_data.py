@@ -17,7 +17,7 @@ from hvd_cluster.data.materializing import materialize
 from hvd_cluster.data.store import Store
 from hvd_cluster.data.writing import validation as validation_rule
 from hvd_cluster.errors import DataError
-from hvd_cluster.estimators import parquet_folders
+from hvd_cluster.estimators.fit_data import StoredParquet
 from hvd_cluster.estimators.frames import column_names
 from hvd_cluster.estimators.run_lease import RunLease
 
@@ -110,7 +110,7 @@ def get_simple_meta_from_parquet(
         DataError: no Parquet can be read there, or columns are missing.
     """
     columns = [*label_columns, *feature_columns, *([sample_weight_col] if sample_weight_col else [])]
-    return _properties(parquet_folders.dataset(Store.create(store), dataset_idx, columns, 1))
+    return _properties(StoredParquet(Store.create(store), dataset_idx).dataset(columns, 1))
 
 
 def _properties(dataset: Dataset) -> tuple[int, int, dict[str, Any], float]:

@@ -23,7 +23,7 @@ from hvd_cluster.data.materializing import materialize
 from hvd_cluster.data.reader import ParquetReader
 from hvd_cluster.data.store import Store
 from hvd_cluster.errors import DataError
-from hvd_cluster.estimators import parquet_folders
+from hvd_cluster.estimators.fit_data import StoredParquet
 from hvd_cluster.estimators.frames import column_names
 from hvd_cluster.petastorm import make_batch_reader, make_reader
 from hvd_cluster.petastorm.converter import make_spark_converter
@@ -252,7 +252,7 @@ def test_a_table_of_another_format_is_refused_by_every_entry(tmp_path: Path, mar
         ),
         "materialize": lambda: materialize(str(table), tmp_path / "work", columns=["id"]),
         "columns": lambda: column_names(str(table)),
-        "store": lambda: parquet_folders.dataset(store, None, ["id"], 1),
+        "store": lambda: StoredParquet(store, None).dataset(["id"], 1),
         "store's columns": lambda: store.get_parquet_dataset(str(table)),
         "converter": lambda: make_spark_converter(str(table)),
         "make_reader": lambda: make_reader(table.as_uri()),

@@ -177,7 +177,7 @@ def mismatched(store, backend, width=1):
 
 @pytest.fixture
 def nothing_may_be_written(monkeypatch):
-    monkeypatch.setattr("hvd_cluster.estimators.data_plan.materialize", lambda *given, **more: pytest.fail("written"))
+    monkeypatch.setattr("hvd_cluster.estimators.fit_data.materialize", lambda *given, **more: pytest.fail("written"))
 
 
 @pytest.mark.parametrize("shape", [(2_000_000, 1), (200, 60_000)], ids=["many rows", "wide rows"])

@@ -257,7 +257,7 @@ def test_rows_that_a_process_does_not_keep_are_told(frame, one_worker, caplog):
 
 
 def test_columns_for_a_data_module_need_one(frame, one_worker):
-    with pytest.raises(ValueError, match="continuous_cols is for a data_module of your own"):
+    with pytest.raises(ValueError, match="continuous_cols needs a data_module"):
         fit(frame, one_worker, continuous_cols=["a"])
 
 
@@ -330,7 +330,7 @@ def test_a_failure_of_a_view_does_not_end_a_fit(caplog):
         raise KeyError("no tracking server")
 
     listener = EpochListener([heard.append], views=[broken])
-    listener.hear([{"epoch": 0}, {"epoch": 1}])
+    listener.add([{"epoch": 0}, {"epoch": 1}])
     assert [record["epoch"] for record in heard] == [0, 1]
     assert sum("a view of the fit failed at epoch 0" in text for text in caplog.messages) == 1
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from hvd_cluster.errors import LaunchError, WorkerFailedError
-from hvd_cluster.estimators.restarts import is_worth_another_start
 from hvd_cluster.launch.outcome import ErrorReport, Outcome
 from hvd_cluster.spark.messages import Message, RanksAssigned, TaskLost, TaskStarted, WorkerEnded
 from hvd_cluster.spark.progress import Progress, short_reason
@@ -97,7 +96,7 @@ def test_results_that_spark_cannot_bring_are_not_the_death_of_a_worker(spark_say
     done = [WorkerEnded(Outcome(rank, "a", value=b"")) for rank in range(2)]
     error = _after(*STARTED, *done, TaskLost(0), TaskLost(1)).failure(spark_says)
     assert str(error) == f"All workers finished, but Spark could not bring their results. Spark says: {spark_says}"
-    assert is_worth_another_start(error, 0, 1) is not comes_again
+    assert (isinstance(error, WorkerFailedError) and error.died) is not comes_again  # whether a fit starts again
 
 
 def test_while_a_worker_runs_spark_has_not_lost_results_but_the_worker() -> None:

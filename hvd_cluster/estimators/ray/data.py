@@ -46,16 +46,16 @@ def first_table(dataset: Any, rows: int) -> Any:
     raise DataError(NO_ROWS_TEXT)
 
 
-def require_shared(store: Any) -> None:
-    """Raise where a fit without a store would write to a folder that not all Ray nodes see.
+def require_shared() -> None:
+    """Check that a fit without a store writes to a disk that all Ray nodes see.
 
     Raises:
-        DataError: so it would.
+        DataError: the cluster has other machines than this one.
     """
     from hvd_cluster.ray import nodes
 
     others = sorted({node.hostname for node in nodes.living() if node.address != nodes.own_address()})
-    if store is None and others:
+    if others:
         raise DataError(
             f"store is required with a Ray Dataset on several machines ({', '.join(others)}): give a folder that all "
             'nodes see, for example store="/mnt/work" or store="s3://bucket/work"'

@@ -39,7 +39,7 @@ class EpochListener:
         self._has_ended = False
         self._lock = threading.Lock()
 
-    def hear(self, records: Sequence[dict[str, Any]]) -> None:
+    def add(self, records: Sequence[dict[str, Any]]) -> None:
         """Take records, known ones among them; from any thread.
 
         Raises:

@@ -86,7 +86,7 @@ class ReceivedFiles:
         self._run_id = run_id
         self._pieces: dict[str, list[bytes]] = {}
 
-    def hear(self, fields: Mapping[str, Any]) -> None:
+    def add(self, fields: Mapping[str, Any]) -> None:
         """Take a piece. A checkpoint appears when it is whole; one that a dead worker left unfinished is forgotten."""
         suffix = fields["suffix"]
         if fields["piece"] == 0:

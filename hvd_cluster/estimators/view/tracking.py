@@ -1,4 +1,4 @@
-"""A fit in MLflow: one run, with the params, the metrics of each epoch, and the model in MLflow's own flavour."""
+"""Tracks a fit in MLflow: one run with its params, the metrics of each epoch, and the model."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from hvd_cluster.estimators.view.params_text import text_of
 
 logger = logging.getLogger(__name__)
 
-#: What MLflow takes as the value of a param.
+#: Characters of a param's value that MLflow accepts.
 _MAX_PARAM_CHARS = 500
 
 
-class NoTracker:
-    """Where nothing is tracked."""
+class Tracker:
+    """What a fit reports to while it runs; this one does nothing."""
 
     callbacks: tuple[Callable[[dict[str, Any]], Any], ...] = ()
 
     def finish(self, model: Any) -> None:
-        """The fit has a model."""
+        """Report the model of a fit that has ended."""
 
 
-class MlflowTracker(NoTracker):
-    """One run of MLflow. It is named by the fit's run id, and only the driver writes to it."""
+class MlflowTracker(Tracker):
+    """One run of MLflow, named by the fit's run id. Only the driver writes to it."""
 
     def __init__(self, mlflow: Any, client: Any, mlflow_run_id: str) -> None:
         self._mlflow = mlflow
@@ -47,15 +47,15 @@ class MlflowTracker(NoTracker):
 
 
 @contextlib.contextmanager
-def tracked(stage: HasParams, run_id: str) -> Iterator[NoTracker]:
-    """The run of a fit, ended as finished or failed with the context.
+def tracked(stage: HasParams, run_id: str) -> Iterator[Tracker]:
+    """The tracker of a fit; its MLflow run ends with the context, as finished or failed.
 
     Raises:
-        MissingExtraError: MLflow is wanted and not installed.
+        MissingExtraError: ``mlflow`` is set, but MLflow is not installed.
     """
     wanted = stage._value("mlflow")
     if not wanted:
-        yield NoTracker()
+        yield Tracker()
         return
     try:
         import mlflow
@@ -69,14 +69,14 @@ def tracked(stage: HasParams, run_id: str) -> Iterator[NoTracker]:
         for name, value in _params(stage).items():
             client.log_param(run.info.run_id, name, value)
         yield MlflowTracker(mlflow, client, run.info.run_id)
-    except BaseException:  # raised again: the run must not look as if it went on
+    except BaseException:  # raised again: the run must not look as if it still ran
         client.set_terminated(run.info.run_id, "FAILED")
         raise
     client.set_terminated(run.info.run_id, "FINISHED")
 
 
 def _experiment_id(client: Any, wanted: bool | str, parent: Any) -> str:
-    """The experiment that is named, made if need be; else that of the active run, or the one that is set."""
+    """The named experiment, created if needed; for True that of the active run, or the current one."""
     if wanted is True:
         if parent is not None:
             return str(parent.info.experiment_id)
@@ -88,7 +88,7 @@ def _experiment_id(client: Any, wanted: bool | str, parent: Any) -> str:
 
 
 def _params(stage: HasParams) -> dict[str, str]:
-    """The params that were given, as text that gives no secrets away."""
+    """The params that were given, as text without secrets."""
     given = {name: stage._value(name) for name, row in stage.param_rows.items() if stage.isSet(row.key)}
     shown = {name: text_of(name, value) for name, value in given.items() if name not in ("backend", "mlflow")}
     return {name: text[:_MAX_PARAM_CHARS] for name, text in shown.items()}

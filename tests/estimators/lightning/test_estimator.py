@@ -136,7 +136,7 @@ def test_a_run_that_is_resumed_ends_with_the_weights_of_an_undisturbed_one(frame
     straight = fitted(tmp_path / "a", "one", 4)
     first = fitted(tmp_path / "b", "two", 2)
     resumed = fitted(tmp_path / "b", "two", 4)
-    assert "run 'two' goes on after epoch 2 of 4" in caplog.text
+    assert "run 'two' resumes after epoch 2 of 4" in caplog.text
     assert difference(first, resumed) > 1e-3
     assert difference(straight, resumed) == 0
     assert [record["epoch"] for record in resumed.getHistory()] == [0, 1, 2, 3]

@@ -17,10 +17,10 @@ from hvd_cluster.estimators.view.progress_bar import ProgressBar
 
 
 @pytest.mark.long
-def test_the_driver_finds_in_the_store_what_workers_cannot_send(tmp_path):
+def test_the_driver_reads_progress_from_the_store_if_workers_cannot_connect(tmp_path):
     store = Store.create(tmp_path)
     spec = SimpleNamespace(run_id="r", store=store, report_through_store=True)
-    shown, heard = [], []
+    shown, seen = [], []
 
     class Bar(ProgressBar):
         def __call__(self, rank, fields):
@@ -33,13 +33,13 @@ def test_the_driver_finds_in_the_store_what_workers_cannot_send(tmp_path):
         max_restarts=0,
         require_held=lambda: None,
         bar=Bar("r"),
-        epochs=EpochListener([heard.append]),
+        epochs=EpochListener([seen.append]),
     )
 
-    def hear(rank, fields):
-        run.epochs.hear([fields["record"]]) if "record" in fields else run.bar(rank, fields)
+    def on_event(rank, fields):
+        run.epochs.add([fields["record"]]) if "record" in fields else run.bar(rank, fields)
 
-    with run._watched(spec, hear):
+    with run._watched(spec, on_event):
         reports = Reports(spec, rank=0)
         Reports(spec, rank=1).step(epoch=0, step=99)
         for epoch in range(2):
@@ -48,29 +48,29 @@ def test_the_driver_finds_in_the_store_what_workers_cannot_send(tmp_path):
             assert not reports.is_due(last=False)
             reports.epoch({"epoch": epoch, "train": {"loss": 0.5}})
             deadline_s = time.monotonic() + 30
-            while len(heard) <= epoch and time.monotonic() < deadline_s:
+            while len(seen) <= epoch and time.monotonic() < deadline_s:
                 time.sleep(0.05)
-    assert [record["epoch"] for record in heard] == [0, 1]
+    assert [record["epoch"] for record in seen] == [0, 1]
     assert shown
     assert set(shown) == {3}
     assert store.exists(path_of(store, "r"))
 
 
-def test_the_driver_is_told_nothing_of_an_earlier_fit_nor_of_half_a_file(tmp_path, monkeypatch):
-    monkeypatch.setattr(driver, "_LOOK_S", 0.01)
-    looks = queue.Queue()
+def test_the_driver_ignores_progress_of_an_earlier_fit_and_half_a_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(driver, "_POLL_S", 0.01)
+    polls = queue.Queue()
 
     class Watched(DriverRun):
         def _progress(self, run_id):
-            told = super()._progress(run_id)
-            looks.put(None)
-            return told
+            found = super()._progress(run_id)
+            polls.put(None)
+            return found
 
-    def look_twice():  # the first may have begun before what was written
-        while not looks.empty():
-            looks.get()
+    def poll_twice():  # the first may have begun before what was written
+        while not polls.empty():
+            polls.get()
         for _ in range(2):
-            looks.get(timeout=30)
+            polls.get(timeout=30)
 
     store = Store.create(tmp_path)
     spec = SimpleNamespace(run_id="r", store=store, report_through_store=True)
@@ -84,17 +84,17 @@ def test_the_driver_is_told_nothing_of_an_earlier_fit_nor_of_half_a_file(tmp_pat
         bar=ProgressBar("r"),
         epochs=EpochListener([]),
     )
-    heard = []
-    with run._watched(spec, lambda rank, fields: heard.append(fields)):
-        look_twice()
-        assert heard == []
+    seen = []
+    with run._watched(spec, lambda rank, fields: seen.append(fields)):
+        poll_twice()
+        assert seen == []
         for half in (b'{"step": {"epo', b"\xff", b""):
             store.write(path_of(store, "r"), half)
-            look_twice()
-        assert heard == []
+            poll_twice()
+        assert seen == []
         Reports(spec, rank=0).epoch({"epoch": 0, "seconds": 2.0})
-        look_twice()
-    assert heard == [{"record": {"epoch": 0, "seconds": 2.0}}]
+        poll_twice()
+    assert seen == [{"record": {"epoch": 0, "seconds": 2.0}}]
 
 
 def test_a_store_that_cannot_be_written_costs_the_progress_alone(tmp_path, caplog):

@@ -29,10 +29,10 @@ def test_a_checkpoint_travels_to_the_driver_in_pieces_and_appears_whole(tmp_path
         progress.attach(None)
     received = ReceivedFiles(store, "r")
     for fields in (sent[0], *sent[:2]):  # a worker that died sent only the beginning
-        received.hear(fields)
+        received.add(fields)
         assert read(store, "r") is None
     for fields in sent:
-        received.hear(fields)
+        received.add(fields)
     assert read(store, "r") == blob
     assert read(store, "r", ".best") == b"best"
     assert RunFiles(store, "r", on_driver=True, resume=b"given").last() == b"given"

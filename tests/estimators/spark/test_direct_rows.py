@@ -97,7 +97,7 @@ def test_a_backend_that_brings_no_rows_needs_a_store(data):
         def num_processes(self):
             return 2
 
-    with pytest.raises(ValueError, match="store is required: Mine does not bring the rows"):
+    with pytest.raises(ValueError, match="store is required: Mine does not send the rows"):
         estimator(backend=Mine(), num_proc=None).fit(data)
 
 

@@ -170,7 +170,7 @@ def test_a_fit_says_that_it_continues_with_a_run(frame, one_worker, tmp_path, ca
     for epochs in (1, 3, 3):
         fit(frame, one_worker, epochs=epochs, store=tmp_path, run_id="r")
     told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert told[0] == "run 'r' goes on after epoch 1 of 3"
+    assert told[0] == "run 'r' resumes after epoch 1 of 3"
     assert told[1].startswith("run 'r' has finished 3 of 3 epochs and has nothing left to train")
     assert len(told) == 2
 
@@ -231,7 +231,7 @@ def test_a_failed_run_says_how_to_continue(frame, tmp_path):
     text = str(caught.value)
     assert "cannot be written: File too large" in text
     assert "the checkpoint of epoch 2 is kept: run again with run_id='r'" in text
-    last = "Run 'r' has a checkpoint of epoch 2 of 3: fit again with run_id='r' to go on from there."
+    last = "Run 'r' has a checkpoint of epoch 2 of 3: fit again with run_id='r' to resume from it."
     assert text.splitlines()[-1] == last
     assert isinstance(caught.value.__cause__, DataError)
 

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from survivors import KillingLoss, estimator, what_was_learned
 
 from hvd_cluster.estimators import LocalBackend
-from hvd_cluster.estimators.data_plan import DataPlan
+from hvd_cluster.estimators.fit_data import FrameData
 from hvd_cluster.estimators.frames import Frame
 from hvd_cluster.estimators.run.data_module import PetastormDataModule
 
@@ -39,29 +39,29 @@ def test_rows_that_would_lie_on_the_drivers_own_disk_need_a_store(frame, kind):
     [
         ({"kind": Frame.PARQUET, "validation": "v"}, "cannot be read where it is"),
         ({"kind": Frame.PARQUET, "validation": 0.2, "has_module": True}, "cannot be read where it is"),
-        ({"kind": Frame.SPARK, "backend": LocalBackend(1)}, "does not bring the rows of a Spark DataFrame"),
+        ({"kind": Frame.SPARK, "backend": LocalBackend(1)}, "does not send the rows of a Spark DataFrame"),
         ({"kind": Frame.PARQUET, "validation": 0.2}, None),
         ({"kind": Frame.PANDAS, "has_store": True}, None),
         ({"kind": Frame.PANDAS, "backend": LocalBackend(1)}, None),
     ],
 )
 def test_a_store_is_required_where_rows_have_no_other_way(given, text):
-    usual = {"backend": Elsewhere(1), "has_store": False, "has_module": False, "validation": None}
-    delivery = DataPlan(**{**usual, **given})
+    usual = {"data": None, "backend": Elsewhere(1), "has_store": False, "has_module": False, "validation": None}
+    data = FrameData(**{**usual, **given})
     if text is None:
-        delivery.require_store()
+        data.require_store()
         return
     with pytest.raises(ValueError, match=f"store is required: .*{text}.*; give a folder"):
-        delivery.require_store()
+        data.require_store()
 
 
 def test_a_data_module_cannot_read_spark_rows_without_a_store():
     class Brings(LocalBackend):
         brings_rows = True
 
-    delivery = DataPlan(kind=Frame.SPARK, backend=Brings(1), has_store=False, has_module=True, validation=None)
+    data = FrameData(kind=Frame.SPARK, data=None, backend=Brings(1), has_store=False, has_module=True, validation=None)
     with pytest.raises(ValueError, match=r"store is required: a data_module reads Parquet"):
-        delivery.require_store()
+        data.require_store()
 
 
 def test_parquet_that_workers_elsewhere_see_is_read_by_a_module_in_place_without_a_store(frame, tmp_path):
