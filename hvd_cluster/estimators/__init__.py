@@ -1,12 +1,12 @@
-"""Estimators: a DataFrame in, a fitted model out, trained by several workers.
+"""Estimators: fit a model to a DataFrame with several workers.
 
 >>> from hvd_cluster.estimators import TorchEstimator
 >>> model = TorchEstimator(model=net, optimizer=opt, loss=loss_fn, feature_cols=["x"], label_cols=["y"],
 ...                        num_proc=2, store="work/").fit(df)
 >>> scored = model.transform(df)
 
-Where pyspark is installed the classes are Spark ML stages; without it they are the same classes over a small base of
-our own, and fit pandas DataFrames, Arrow tables and Parquet folders in local processes.
+If pyspark is installed, the classes are Spark ML stages. Without it they have a small base of our own instead, and fit
+pandas DataFrames, Arrow tables and Parquet folders in local processes.
 """
 
 from __future__ import annotations

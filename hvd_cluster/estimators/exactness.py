@@ -1,8 +1,7 @@
-"""Which values of a column another dtype cannot hold.
+"""Values of a column that another dtype cannot hold.
 
-Every floating dtype rounds fractions, and that is what training in float32 means. What counts as lost is a whole number
-that becomes another one (ids, epoch seconds, times as counts), a number beyond the range, and a fraction that becomes a
-whole number.
+Every floating dtype rounds fractions, as is usual when training in float32. Reported are whole numbers that become
+other ones (ids, epoch seconds, times as counts), numbers beyond the range, and fractions that become whole numbers.
 """
 
 from __future__ import annotations
@@ -10,8 +9,8 @@ from __future__ import annotations
 import torch
 
 
-def lost(tensor: torch.Tensor, dtype: str) -> int | float | bool | None:
-    """A value of a column that is lost in another dtype; None where there is none.
+def inexact_value(tensor: torch.Tensor, dtype: str) -> int | float | bool | None:
+    """A value of a column that another dtype cannot hold; None if it holds all of them.
 
     Args:
         tensor: the column, of any shape.
@@ -31,7 +30,7 @@ def lost(tensor: torch.Tensor, dtype: str) -> int | float | bool | None:
     elif wanted.is_floating_point:
         if max(abs(int(tensor.max())), abs(int(tensor.min()))) <= _exact_up_to(wanted):
             return None
-        # Compared as float64, and the way back for what that cannot hold itself.
+        # Compared as float64, and converted back for values that float64 cannot hold either.
         after = tensor.to(wanted)
         changed = after.double() != tensor.double()
         if tensor.dtype == torch.int64:
@@ -48,8 +47,8 @@ def lost(tensor: torch.Tensor, dtype: str) -> int | float | bool | None:
     return tensor[changed][0].item() if bool(changed.any()) else None
 
 
-def lost_text(name: str, value: float, dtype: str) -> str:
-    """What to say of a lost value of a column."""
+def inexact_text(name: str, value: float, dtype: str) -> str:
+    """The warning about a value of a column that its dtype cannot hold."""
     becomes = torch.tensor(value).to(getattr(torch, dtype)).item()
     return (
         f"column {name!r} holds {value}, which becomes {becomes} in the model's {dtype}: different values may become "
@@ -59,5 +58,5 @@ def lost_text(name: str, value: float, dtype: str) -> str:
 
 
 def _exact_up_to(floating: torch.dtype) -> int:
-    """The largest number up to which the dtype holds every whole one."""
+    """The largest number up to which the dtype holds every whole number."""
     return round(2 / torch.finfo(floating).eps)

@@ -1,4 +1,4 @@
-"""The kinds of data that a fit and a transform take, told apart without importing what is not there."""
+"""The kinds of data that ``fit`` and ``transform`` accept, recognised without importing their packages."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def kind_of(data: Any) -> Frame:
     """The kind of ``data``.
 
     Raises:
-        DataError: it is none of those that there are.
+        DataError: it is of another kind.
     """
     if isinstance(data, (str, os.PathLike)):
         return Frame.PARQUET
@@ -47,7 +47,7 @@ def kind_of(data: Any) -> Frame:
 
 
 def column_names(data: Any) -> list[str]:
-    """The names of all columns, in order; without reading a row.
+    """The names of all columns, in order. Reads no row.
 
     Raises:
         DataError: no Parquet can be read at the path, or a Ray Dataset has no rows.
@@ -57,7 +57,7 @@ def column_names(data: Any) -> list[str]:
         return list(data.column_names)
     if kind is Frame.RAY:
         names = data.columns()
-        if names is None:  # nobody has ever seen a row of it
+        if names is None:  # Ray has seen no row of it
             raise DataError(NO_ROWS_TEXT)
         return [str(name) for name in names]
     if kind is Frame.PARQUET:
@@ -73,7 +73,7 @@ def _parquet_columns(path: str) -> list[str]:
 
 
 def parquet_columns(store: Store, path: str, shown: str) -> list[str]:
-    """The names of the columns of Parquet in a store; ``shown`` is how messages tell the place.
+    """The names of the columns of Parquet in a store; ``shown`` is its place for messages.
 
     Raises:
         DataError: no Parquet can be read there.

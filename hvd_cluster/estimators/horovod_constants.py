@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-#: How the intermediate data hold a column: as an array, as a sparse vector's parts, or unchanged.
+#: Storage formats of a column in the intermediate data: an array, the parts of a sparse vector, or unchanged.
 ARRAY = "array"
 CUSTOM_SPARSE = "custom_sparse_format"
 NOCHANGE = "nochange"
@@ -10,8 +10,8 @@ NOCHANGE = "nochange"
 BYTES_PER_GIB = 2**30
 TOTAL_BUFFER_MEMORY_CAP_GIB = 4
 METRIC_PRINT_FREQUENCY = 1000
-#: Accepted where petastorm's readers take it; pyarrow reads here.
+#: Accepted for petastorm's readers, and without effect: pyarrow reads HDFS.
 PETASTORM_HDFS_DRIVER = "libhdfs"
 
-#: The oldest Lightning that Horovod's estimator takes; programs compare theirs with it.
+#: The oldest Lightning that Horovod's estimator supports.
 MIN_PL_VERSION = "1.3.8"

@@ -1,6 +1,6 @@
-"""The params of all estimators and models: one table each, and the accessors made from it.
+"""The params of estimators and models: tables of them, and the accessors made from these.
 
-Horovod's names, defaults and accessor spellings are public and stay, odd ones included.
+Names, defaults and accessors are Horovod's, its odd spellings included.
 """
 
 from __future__ import annotations
@@ -24,187 +24,157 @@ ESTIMATOR_ROWS = (
     Row("num_proc", None, "number of workers; None: all slots of the Spark session, or 1 for local data", whole(1)),
     Row("store", None, "folder or Store for intermediate data, checkpoints and logs"),
     Row("backend", None, "what runs the workers, instead of num_proc; see hvd_cluster.estimators.Backend", saved=False),
-    Row("model", None, "the model to train; the one given is left as it is"),
+    Row("model", None, "the model to train; it is not changed"),
     Row("optimizer", None, "optimizer over the model's parameters"),
     Row("loss", None, "fn(output, label) -> scalar, or a list with one for each label column", values.functions),
-    Row(
-        "metrics",
-        [],
-        "list or dict of fn(output, label) -> number, or of lists with one for each label",
-        values.metrics,
-    ),
+    Row("metrics", [], "list or dict of fn(output, label) -> number, or of lists with one per label", values.metrics),
     Row("loss_weights", None, "weight of each label column's loss; None: equal weights of sum 1", values.numbers),
-    Row("sample_weight_col", None, "column with the weight of each row's loss", values.text, aliases=("weightCol",)),
+    Row("sample_weight_col", None, "column with the weight of each row's loss", values.text, alias="weightCol"),
     Row(
         "feature_cols",
         None,
-        "columns that go into the model, in its order; None: all others",
+        "the model's columns, in order; None: all others",
         values.column_names,
-        aliases=("featuresCol",),
+        alias="featuresCol",
     ),
     Row(
         "label_cols",
         None,
-        "columns that the outputs are compared with, in their order",
+        "columns that the outputs are compared with, in order",
         values.column_names,
-        aliases=("labelCol",),
+        alias="labelCol",
     ),
-    Row("continuous_cols", None, "handed to data_module", values.column_names),
-    Row("categorical_cols", None, "handed to data_module", values.column_names),
+    Row("continuous_cols", None, "passed to data_module", values.column_names),
+    Row("categorical_cols", None, "passed to data_module", values.column_names),
     Row(
         "validation",
         None,
         "share of the rows, or the column that marks them (True or > 0)",
         values.share_or_column,
-        aliases=("validationIndicatorCol",),
+        alias="validationIndicatorCol",
     ),
     Row("callbacks", [], "list of fn(record, model), called on every rank after each epoch", values.items),
     Row("driver_callbacks", [], "list of fn(record), called in the driver after each epoch", values.callables),
-    Row("batch_size", 32, "rows of a training batch, per worker", whole(1), optional=False),
+    Row("batch_size", 32, "rows of a training batch, per worker", whole(1)),
     Row("val_batch_size", None, "rows of a validation batch, per worker; None: batch_size", whole(1)),
-    Row("epochs", 1, "how often the training rows are gone through", whole(1), optional=False),
-    Row("verbose", 1, "0: silent; 1: a progress bar and the workers' output; 2: more", whole(0), optional=False),
+    Row("epochs", 1, "passes over the training rows", whole(1)),
+    Row("verbose", 1, "0: silent; 1: a progress bar and the workers' output; 2: more", whole(0)),
     Row("gradient_compression", None, "a compressor such as hvd.Compression.fp16"),
-    Row(
-        "compress_sparse_cols",
-        False,
-        "no effect: columns of sparse vectors are always stored compactly",
-        values.flag,
-        optional=False,
-    ),
-    Row("random_seed", None, "seed of the split, the order and the workers; None: from run_id", whole(0)),
+    Row("compress_sparse_cols", False, "no effect: columns of sparse vectors are always stored compactly", values.flag),
+    Row("random_seed", None, "seed of the split, the order and the workers; None: derived from run_id", whole(0)),
     Row(
         "shuffle_buffer_size",
         None,
-        "no effect any more",
+        "no longer has an effect",
         values.deprecated("all rows of an epoch are shuffled"),
-        setters=("ShufflingBufferSize",),
-        getters=("ShufflingBufferSize",),
+        accessors=("ShufflingBufferSize",),
     ),
-    Row("shuffle", True, "a new order of the training rows in each epoch", values.flag, optional=False),
-    Row("partitions_per_process", 10, "Parquet files per worker in the intermediate data", whole(1), optional=False),
+    Row("shuffle", True, "shuffle the training rows in each epoch", values.flag),
+    Row("partitions_per_process", 10, "Parquet files per worker in the intermediate data", whole(1)),
     Row("run_id", None, "name of the run; one that has a checkpoint is resumed", values.text),
-    Row("train_steps_per_epoch", None, "steps of an epoch; None: once through the rows", whole(1)),
+    Row("train_steps_per_epoch", None, "steps of an epoch; None: one pass over the rows", whole(1)),
     Row("validation_steps_per_epoch", None, "the same for validation", whole(1)),
     Row("transformation_fn", None, "fn(row) -> row, applied in the reader; a row is a dict of values", values.function),
     Row(
         "transformation_edit_fields",
         None,
-        "what transformation_fn changes: list of (name, numpy dtype, shape, is nullable)",
+        "what it changes: list of (name, numpy dtype, shape, is nullable)",
         values.items,
     ),
-    Row("transformation_removed_fields", None, "columns that transformation_fn takes away", values.column_names),
+    Row("transformation_removed_fields", None, "columns that transformation_fn removes", values.column_names),
     Row(
         "train_reader_num_workers",
         2,
         "reader threads",
         whole(1),
-        optional=False,
-        setters=("TrainReaderNumWorker", "TrainReaderNumWorkers"),
-        getters=("TrainReaderNumWorker", "TrainReaderNumWorkers"),
+        accessors=("TrainReaderNumWorker", "TrainReaderNumWorkers"),
     ),
     Row(
         "val_reader_num_workers",
         2,
         "the same for validation",
         whole(1),
-        optional=False,
-        setters=("ValReaderNumWorker", "ValReaderNumWorkers"),
-        getters=("ValReaderNumWorker", "ValReaderNumWorkers"),
+        accessors=("ValReaderNumWorker", "ValReaderNumWorkers"),
     ),
-    Row(
-        "tensorflow_dataset_prefetch_buffer_size",
-        0,
-        "batches that tf.data takes in advance, where Keras runs on TensorFlow; 0 lets it choose",
-        whole(0),
-        optional=False,
-    ),
+    Row("tensorflow_dataset_prefetch_buffer_size", 0, "batches that tf.data prefetches; 0 lets it choose", whole(0)),
     Row(
         "reader_pool_type",
         "thread",
-        "where data is read: threads of the worker, a process beside it, or one thread ('dummy')",
+        "where data is read; 'dummy': in a single thread",
         values.one_of("thread", "process", "dummy"),
-        optional=False,
     ),
     Row("label_shapes", None, "shape of each label column's batch; None: the output's", values.shapes),
     Row(
         "inmemory_cache_all",
         False,
-        "keep the rows in memory after they were read",
+        "keep rows in memory once they are read",
         values.flag,
-        optional=False,
-        setters=("InMemoryCacheAll",),
-        getters=("InMemoryCacheAll",),
+        accessors=("InMemoryCacheAll",),
     ),
-    Row("use_gpu", True, "train on the worker's own GPU, where all workers have one", values.flag, optional=False),
-    Row("mp_start_method", None, "of multiprocessing, in the workers", values.one_of("fork", "spawn", "forkserver")),
+    Row("use_gpu", True, "train on the worker's own GPU, if all workers have one", values.flag),
     Row(
-        "backward_passes_per_step",
-        1,
-        "batches of one step; the gradients are averaged over them",
-        whole(1),
-        optional=False,
+        "mp_start_method",
+        None,
+        "multiprocessing's start method in the workers",
+        values.one_of("fork", "spawn", "forkserver"),
     ),
-    Row("scale_lr", True, "multiply the learning rate by the number of workers", values.flag, optional=False),
-    Row("data_module", None, "a DataModule class of the user's own, which reads the data", values.function),
-    Row(
-        "terminate_on_nan",
-        True,
-        "end the fit with an error when the loss or the weights are not finite numbers",
-        values.flag,
-        optional=False,
-    ),
-    Row("max_restarts", 3, "how often workers start again after one of them died", whole(0), optional=False),
-    Row("checkpoint_every_epochs", 1, "epochs from one checkpoint to the next", whole(1), optional=False),
-    Row("checkpoint_every_steps", None, "steps from one checkpoint to the next within an epoch; None: none", whole(1)),
-    Row("output_cols", None, "columns that the model adds", values.column_names, aliases=("predictionCol",)),
-    Row("output_kinds", None, "the form of each of them; see the model's output_kinds", values.output_kinds),
-    Row("mlflow", None, "True or the name of an experiment: keep params, metrics and model in MLflow", values.tracking),
+    Row("backward_passes_per_step", 1, "batches per step; their gradients are averaged", whole(1)),
+    Row("scale_lr", True, "multiply the learning rate by the number of workers", values.flag),
+    Row("data_module", None, "a DataModule subclass that reads the data", values.function),
+    Row("terminate_on_nan", True, "end the fit with an error when the loss or the weights are not finite", values.flag),
+    Row("max_restarts", 3, "how often workers are started again after one of them died", whole(0)),
+    Row("checkpoint_every_epochs", 1, "epochs between two checkpoints", whole(1)),
+    Row("checkpoint_every_steps", None, "steps between two checkpoints within an epoch; None: none", whole(1)),
+    Row("output_cols", None, "columns that the model adds", values.column_names, alias="predictionCol"),
+    Row("output_kinds", None, "the form of each of these columns; see the model's output_kinds", values.output_kinds),
+    Row("mlflow", None, "True or the name of an experiment: log params, metrics and model to MLflow", values.tracking),
 )
 
-#: Params of TorchEstimator beside those.
+#: Further params of TorchEstimator.
 TORCH_ROWS = (
     Row("input_shapes", None, "shape of each feature column's batch, -1 for the rows; None: as stored", values.shapes),
-    Row(
-        "loss_constructors", None, "function without arguments that makes the loss, or a list of them", values.functions
-    ),
-    Row("train_minibatch_fn", None, "one training step of the user's own", values.function),
-    Row("validation_minibatch_fn", None, "one validation step of the user's own", values.function),
+    Row("loss_constructors", None, "function without arguments that makes the loss, or a list", values.functions),
+    Row("train_minibatch_fn", None, "replaces a training step", values.function),
+    Row("validation_minibatch_fn", None, "replaces a validation step", values.function),
     Row("lr_scheduler", None, "fn(optimizer) -> a scheduler of torch.optim.lr_scheduler", values.function),
     Row(
         "lr_scheduler_interval",
         "epoch",
-        "how often it moves: 'epoch' or 'step'",
+        "how often the scheduler is stepped: 'epoch' or 'step'",
         values.one_of("epoch", "step"),
-        optional=False,
     ),
-    Row("gradient_clip_norm", None, "bound of the norm of all gradients together", values.positive),
-    Row("gradient_clip_value", None, "bound of each element of a gradient", values.positive),
+    Row("gradient_clip_norm", None, "upper bound of the norm over all gradients", values.positive),
+    Row("gradient_clip_value", None, "upper bound of the absolute value of each gradient element", values.positive),
     Row("mixed_precision", None, "'bf16' or 'fp16' for the forward pass", values.one_of("bf16", "fp16")),
     Row("class_weights", None, "'balanced', or a dict label -> weight of its rows' loss", values.class_weights),
-    Row("early_stopping", None, "EarlyStopping(...), or the number of epochs without a better loss", values.stopping),
-    Row("return_best", False, "return the weights of the best epoch, not of the last", values.flag, optional=False),
+    Row(
+        "early_stopping",
+        None,
+        "EarlyStopping(...), or the number of epochs without a better loss that end the fit",
+        values.stopping,
+    ),
+    Row("return_best", False, "return the weights of the best epoch, not of the last", values.flag),
 )
 
 #: Params of every fitted model.
 MODEL_ROWS = (
     Row("history", None, "one record for each epoch", attribute="_history"),
     Row("model", None, "the trained model"),
-    Row("feature_columns", None, "columns that go into the model", values.column_names, aliases=("featuresCol",)),
+    Row("feature_columns", None, "columns that go into the model", values.column_names, alias="featuresCol"),
     Row(
         "label_columns",
         None,
-        "columns that it was trained on",
+        "label columns that it was trained on",
         values.column_names,
-        setters=("LabelColoumns", "LabelColumns"),  # the first is Horovod's spelling
-        aliases=("labelCol",),
+        setters=("LabelColoumns", "LabelColumns"),
+        alias="labelCol",
     ),
     Row(
         "output_cols",
         None,
         "columns that transform adds; None: <label>__output",
         values.column_names,
-        aliases=("predictionCol",),
+        alias="predictionCol",
         param="outputCols",
     ),
     Row(
@@ -213,18 +183,16 @@ MODEL_ROWS = (
         "form of each: 'plain', 'vector', 'array', 'probability', 'argmax' or 'columns'; several of one output",
         values.output_kinds,
     ),
-    Row("batch_size", 1024, "rows that transform scores at once", whole(1), optional=False),
+    Row("batch_size", 1024, "rows that transform scores at once", whole(1)),
     Row("run_id", None, "the run that made the model", values.text),
-    Row(
-        "_metadata", None, "schema of the training data, shapes and dtypes at the model's edge", setters=("_Metadata",)
-    ),
+    Row("_metadata", None, "columns, shapes and dtypes that the model takes and returns", setters=("_Metadata",)),
 )
 
-#: Params of TorchModel beside those.
+#: Further params of TorchModel.
 TORCH_MODEL_ROWS = (
     Row("optimizer", None, "the optimizer after training"),
     Row("loss", None, "the loss that it was trained with"),
-    Row("loss_constructors", None, "what made the loss"),
+    Row("loss_constructors", None, "functions that made the loss"),
     Row("input_shapes", None, "shape of each feature column's batch", values.shapes),
 )
 
@@ -237,18 +205,18 @@ def with_params(*tables: Iterable[Row]) -> Callable[[C], C]:
         namespace: Any = cls
         namespace.param_rows = rows
         namespace.param_keywords = {row.param_name: row.name for row in rows.values()}
-        namespace.param_aliases = {alias: row.name for row in rows.values() for alias in row.aliases}
+        namespace.param_aliases = {row.alias: row.name for row in rows.values() if row.alias}
         accessors = namespace.alias_accessors = {}
         for row in rows.values():
             setattr(cls, row.key, Param(Params._dummy(), row.param_name, row.doc, typeConverter=row.convert))
             if row.param:
                 setattr(cls, row.name, property(operator.attrgetter(row.key)))
             camel = "".join(part.capitalize() for part in row.name.strip("_").split("_"))
-            for name in row.setters or (camel,):
+            for name in row.setters or row.accessors or (camel,):
                 _define(cls, f"set{name}", _setter(row))
-            for name in row.getters or (camel,):
+            for name in row.accessors or (camel,):
                 _define(cls, f"get{name}", _getter(row))
-            for alias in row.aliases:
+            if alias := row.alias:
                 accessors[f"set{alias[0].upper()}{alias[1:]}"] = _setter(row)
                 accessors[f"get{alias[0].upper()}{alias[1:]}"] = _single_getter(row)
         keywords = [
@@ -265,7 +233,7 @@ def with_params(*tables: Iterable[Row]) -> Callable[[C], C]:
 def _define(cls: type, name: str, method: Callable[..., Any]) -> None:
     found = getattr(cls, name, None)
     if found is not None and not getattr(found, "is_generated", False):
-        return  # what a class or a base of it writes by hand stays
+        return  # a method that a class or its base defines stays
     method.__name__ = name
     method.__qualname__ = f"{cls.__qualname__}.{name}"
     vars(method)["is_generated"] = True
@@ -293,15 +261,15 @@ def _single_getter(row: Row) -> Callable[..., Any]:
         value = self.getOrDefault(getattr(self, row.key))
         return value[0] if isinstance(value, list) and len(value) == 1 else value
 
-    getter.__doc__ = f"``{row.name}``: {row.doc}; a list only where there are several."
+    getter.__doc__ = f"``{row.name}``: {row.doc}; a list only if there are several."
     return getter
 
 
 @with_params(ESTIMATOR_ROWS)
 class EstimatorParams(Stage):
-    """The params that every estimator has, for programs that build an estimator of their own."""
+    """The params of every estimator, for programs that write their own estimator."""
 
 
 @with_params(MODEL_ROWS)
 class ModelParams(Stage):
-    """The params that every fitted model has."""
+    """The params of every fitted model."""

@@ -1,4 +1,4 @@
-"""Data that is prepared once for several fits, under the names of ``horovod.spark.common.util``.
+"""Prepares data once for several fits, under the names of ``horovod.spark.common.util``.
 
 >>> with prepare_data(2, store, df, label_columns=["y"], feature_columns=["x"], validation=0.1) as index:
 ...     model = estimator.fit_on_parquet(dataset_idx=index)
@@ -21,7 +21,7 @@ from hvd_cluster.estimators.fit_data import StoredParquet
 from hvd_cluster.estimators.frames import column_names
 from hvd_cluster.estimators.run_lease import RunLease
 
-#: Indices are drawn: other processes, and earlier ones that died, have theirs at the same store.
+#: Indices are random, because other processes use the same store.
 _NUM_INDICES = 2**31
 _prepared: dict[int, Dataset] = {}
 
@@ -39,7 +39,7 @@ def prepare_data(
     partitions_per_process: int = 10,
     verbose: int = 0,  # noqa: ARG001 - likewise
 ) -> Iterator[int]:
-    """Write a DataFrame to the store's paths for training and validation data, for the time of the context.
+    """Write a DataFrame to the store's paths for training and validation data until the context ends.
 
     Args:
         num_processes: workers that will read it.
@@ -53,8 +53,8 @@ def prepare_data(
         verbose: no effect.
 
     Yields:
-        The index of the data set, for ``fit_on_parquet`` and :func:`get_dataset_properties`. Every context has one of
-        its own, in whatever process: data of another fit is never overwritten.
+        The index of the data set, for ``fit_on_parquet`` and :func:`get_dataset_properties`. It is unique over all
+        processes, so that the data of other fits is never overwritten.
 
     Raises:
         DataError: columns are missing or cannot be trained on, or a part has no rows.
@@ -76,7 +76,7 @@ def prepare_data(
             num_proc=num_processes,
             partitions_per_process=partitions_per_process,
             dataset_id=str(index),
-            in_place=False,  # the index says nothing of another place
+            in_place=False,  # the index names a place in the store
         )
         _prepared[index] = dataset
         try:
@@ -87,12 +87,12 @@ def prepare_data(
 
 
 def get_dataset_properties(dataset_idx: int) -> tuple[int, int, dict[str, Any], float]:
-    """``(train_rows, val_rows, metadata, avg_row_size)`` of a data set inside its context.
+    """``(train_rows, val_rows, metadata, avg_row_size)`` of a data set while its context is open.
 
     ``metadata`` has a dict ``{"shape", "dtype", "intermediate_format"}`` for each column; the average is in bytes.
 
     Raises:
-        KeyError: no context of that index is open.
+        KeyError: no context with this index is open.
     """
     return _properties(_prepared[dataset_idx])
 
@@ -104,7 +104,7 @@ def get_simple_meta_from_parquet(
     sample_weight_col: str | None = None,
     dataset_idx: int | str | None = None,
 ) -> tuple[int, int, dict[str, Any], float]:
-    """The same for Parquet that lies at the store's paths already.
+    """The same for Parquet that is already at the store's paths.
 
     Raises:
         DataError: no Parquet can be read there, or columns are missing.
@@ -128,16 +128,16 @@ def _properties(dataset: Dataset) -> tuple[int, int, dict[str, Any], float]:
 
 
 def clear_training_cache() -> None:
-    """Remove the data of all contexts that are open."""
+    """Remove the data of all open contexts."""
     while _prepared:
         _prepared.popitem()[1].remove()
 
 
 def check_validation(validation: Any, df: Any = None) -> None:
-    """Refuse what cannot say which rows are for validation.
+    """Check that a value can select the validation rows.
 
     Raises:
-        DataError: it is of another type or out of range, or ``df`` has no such column.
+        DataError: it has another type or is out of range, or ``df`` has no such column.
     """
     checked = validation_rule.check(validation)
     if isinstance(checked, str) and df is not None and checked not in column_names(df):
@@ -152,7 +152,7 @@ def check_shape_compatibility(
     output_shapes: Sequence[Sequence[int]] | None = None,
     label_shapes: Sequence[Sequence[int]] | None = None,
 ) -> None:
-    """Check that each column has as many numbers a row as its shape, in which -1 stands for the rows.
+    """Check that each column has as many numbers per row as its shape, in which -1 stands for the rows.
 
     Raises:
         ValueError: lists have unequal lengths, or sizes differ; all at once.
@@ -168,7 +168,7 @@ def check_shape_compatibility(
             wrong.append(f"{what} has {len(shapes)} entries for {len(columns)} columns: give one for each")
             continue
         wrong += [
-            f"column {name!r} has {metadata[name]['shape']} numbers a row, but {what} says {list(shape)}"
+            f"column {name!r} has {metadata[name]['shape']} numbers per row, but {what} says {list(shape)}"
             for name, shape in zip(columns, shapes, strict=True)
             if metadata[name]["shape"] != math.prod(size for size in shape if size != -1)
         ]
@@ -177,7 +177,7 @@ def check_shape_compatibility(
 
 
 def to_list(var: Any, length: int) -> list[Any] | None:
-    """``var`` as a list of ``length`` entries: None stays, a single value stands for all.
+    """``var`` as a list of ``length`` entries, or None; a single value is repeated.
 
     Raises:
         ValueError: it is a list of another length.
@@ -198,12 +198,12 @@ def get_spark_df_output_schema(
     output_columns: Sequence[str],
     metadata: Any = None,  # noqa: ARG001 - Horovod's signature
 ) -> Any:
-    """The Spark schema of a transformed DataFrame: a column of each label's type for each output.
+    """The Spark schema of a transformed DataFrame, in which each output has the type of its label.
 
     Args:
         df_schema: schema of the DataFrame.
         label_columns, output_columns: one output for each label.
-        metadata: no effect: the schema has the types.
+        metadata: no effect; the types come from the schema.
     """
     from pyspark.sql.types import StructField, StructType
 

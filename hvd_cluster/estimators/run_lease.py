@@ -1,8 +1,8 @@
-"""Who fits a run of a store: one process at a time, as long as it lives.
+"""A lease on a run of a store: only one living process at a time may fit it.
 
-A lease is one small file in the store's folder ``.leases``, which its holder writes again every two seconds with a
-higher count. A holder of this machine lives as long as its process; any other one as long as the count goes up within
-this process's own time. So no clocks are compared.
+A lease is a small file in the store's folder ``.leases``. Its holder renews it every two seconds, with a higher count.
+A holder on this machine is alive while its process is; any other holder while its count keeps growing, by the clock of
+the process that watches it. The clocks of machines are never compared.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 _RENEWAL_S = 2.0
 #: Seconds without a renewal after which another machine's lease of the same run has expired.
 _EXPIRY_S = 10.0
-#: The same before the data of another run's lease are removed, and how often that is looked at.
+#: The same for leases of other runs, after which their data is removed; and seconds between two checks for them.
 _SWEEP_EXPIRY_S, _SWEEP_S = 60.0, 30.0
 _POLL_S = 0.1
 
@@ -41,16 +41,16 @@ _CLAIMED, _HELD = "claimed", "held"
 
 @dataclass(frozen=True)
 class Holder:
-    """What a lease says of the process that holds it."""
+    """The process that holds a lease, as its file describes it."""
 
     run_id: str
     host: str
     pid: int
-    #: UTC, for people.
+    #: UTC, for messages.
     since: str
-    #: Identifies the running system, and the namespace of the pid; empty where that is not known.
+    #: Identifies the running system and the namespace of the pid; empty if unknown.
     system: str
-    #: When the process began, in ticks of that system.
+    #: When the process started, in clock ticks of that system.
     process_start: str
     state: str = _CLAIMED
     #: Number of renewals.
@@ -64,8 +64,8 @@ class Holder:
         return cls(run_id, socket.gethostname(), pid, f"{now:%Y-%m-%d %H:%M:%S} UTC", _system(), _start_of(pid) or "")
 
     @property
-    def lives(self) -> bool | None:
-        """Whether its process lives; None where only its renewals can tell."""
+    def is_alive(self) -> bool | None:
+        """Whether its process is alive; None if only its renewals can show that."""
         if not self.system or self.system != _system():
             return None
         return _start_of(self.pid) == self.process_start
@@ -75,20 +75,20 @@ class Holder:
 
 
 class RunLease:
-    """A context in which this process alone fits a run.
+    """A context in which only this process fits a run.
 
-    The token of the lease is also the id of the data set that the fit writes: the next holder of any lease in the store
-    removes the data of those that have expired.
+    The token of the lease is also the id of the data set that the fit writes: holders of other leases in the store
+    remove the data of leases that have expired.
 
     Args:
         store: where the run is kept.
         run_id: its name.
-        exclusive: refuse a run that another lease is for.
-        is_shared: other programs see the store; if not, nothing is written there.
-        token: names the lease and the data set; None for a new one.
+        exclusive: refuse a run that has another lease.
+        is_shared: other programs see the store; if not, no lease is written.
+        token: name of the lease and the data set; None for a new one.
 
     Raises:
-        RunInUseError: (on entering) another living process fits the run.
+        RunInUseError: (on entering) another living process is fitting the run.
         OSError: (on entering) the store cannot be written.
     """
 
@@ -105,7 +105,7 @@ class RunLease:
         self._lock = threading.Lock()
         self._ended = threading.Event()
         self._is_lost = False
-        #: By token: the count that was seen first, the one that was seen last, and since when by this process's clock.
+        #: By token: the first count seen, the last one, and since when by this process's clock.
         self._seen: dict[str, tuple[int, int, float]] = {}
         self._thread = threading.Thread(target=self._renew, name="hvd-run-lease", daemon=True)
 
@@ -118,7 +118,7 @@ class RunLease:
             if self._exclusive:
                 self._wait_alone()
             self._write(state=_HELD)
-        except BaseException:  # raised again: a claim that stays would keep others away
+        except BaseException:  # raised again: a claim left behind would block other fits
             self._release()
             raise
         return self
@@ -128,62 +128,66 @@ class RunLease:
             self._release()
 
     def require_held(self) -> None:
-        """Raise where another process has taken the run over: this one did not renew its lease for too long.
+        """Check that this process still holds the run.
 
         Raises:
-            RunInUseError: so it is.
+            RunInUseError: another process has taken the run over, since this one did not renew its lease for too long.
         """
         if self._is_lost:
             raise RunInUseError(
                 f"run {self._run_id!r}: another fit has taken the run over, because this process did not renew its "
-                f"lease in {self._store.prefix!r} for {_EXPIRY_S:g} s (it was stopped, or the store did not answer)"
+                f"lease in {self._store.prefix!r} for {_EXPIRY_S:g} s (it was suspended, or the store did not respond)"
             )
 
     def _wait_alone(self) -> None:
         """Return when no other living process claims or holds the run."""
-        has_said = False
+        has_warned = False
         while others := {
-            token: each for token, each in self._others(own_run=True).items() if self._counts(token, each)
+            token: each for token, each in self._others(own_run=True).items() if self._is_valid(token, each)
         }:
             for token, other in others.items():
-                is_known_to_live = other.lives or self._has_renewed(token, other)
-                # Of two claims the first by name stays; the other sees it, and goes.
-                if is_known_to_live and (other.state == _HELD or token < self.token):
+                is_known_alive = other.is_alive or self._has_renewed(token, other)
+                # Of two claims the first by name wins; the other process sees it and gives up.
+                if is_known_alive and (other.state == _HELD or token < self.token):
                     raise RunInUseError(
                         f"run_id={self._run_id!r} is being fitted by another program ({other}): wait for it, or choose "
                         "another run_id"
                     )
-                if not is_known_to_live and not has_said:
-                    has_said = True
+                if not is_known_alive and not has_warned:
+                    has_warned = True
                     logger.warning(
-                        "run %r was begun by %s: waiting up to %g s for a sign that it still runs",
+                        "run %r was started by %s: waiting up to %g s to see whether that is still running",
                         self._run_id,
                         other,
                         _EXPIRY_S,
                     )
             time.sleep(_POLL_S)
 
-    def _counts(self, token: str, other: Holder) -> bool:
-        """Whether a lease is to be respected; one that has expired is removed, with its data."""
-        if other.lives is False or (other.lives is None and self._idle_s(token, other) > _EXPIRY_S):
+    def _is_valid(self, token: str, other: Holder) -> bool:
+        """Whether a lease is still held. An expired one is removed, with its data."""
+        if self._has_expired(token, other, _EXPIRY_S):
             self._remove(token, other)
             return False
         return True
 
+    def _has_expired(self, token: str, other: Holder, expiry_s: float) -> bool:
+        is_alive = other.is_alive
+        return is_alive is False or (is_alive is None and self._idle_s(token, other) > expiry_s)
+
     def _has_renewed(self, token: str, other: Holder) -> bool:
-        """Whether it was renewed since this process saw it first."""
+        """Whether it was renewed since this process first saw it."""
         self._idle_s(token, other)
         return self._seen[token][0] != other.count
 
     def _idle_s(self, token: str, other: Holder) -> float:
-        """Seconds, by this process's clock, in which it was not renewed."""
+        """Seconds since its last renewal, by this process's clock."""
         now_s = time.monotonic()
         first, last, since_s = self._seen.get(token, (other.count, other.count, now_s))
         self._seen[token] = (first, other.count, since_s if last == other.count else now_s)
         return now_s - self._seen[token][2]
 
     def _others(self, *, own_run: bool) -> dict[str, Holder]:
-        """The other leases by token: of this run, or all."""
+        """The other leases of this run, or of all runs, by token."""
         start = f"{_hash(self._run_id)}." if own_run else ""
         found = {}
         for path in self._store.list(self._folder):
@@ -191,7 +195,7 @@ class RunLease:
             token = name.removesuffix(".json").partition(".")[2]
             if not name.endswith(".json") or not name.startswith(start) or token in {"", self.token}:
                 continue
-            with suppress(FileNotFoundError, ValueError, TypeError):  # it has ended meanwhile, or is of another version
+            with suppress(FileNotFoundError, ValueError, TypeError):  # released, or of another version
                 found[token] = Holder(**json.loads(self._store.read(f"{self._folder}/{name}")))
         return found
 
@@ -211,7 +215,7 @@ class RunLease:
                 self._store.write(path, content)
 
     def _renew(self) -> None:
-        """Runs in a thread: keeps the lease, and removes what those leave that have expired."""
+        """The thread: renews the lease, and removes expired ones with their data."""
         swept_s = -_SWEEP_S
         while True:
             try:
@@ -224,28 +228,27 @@ class RunLease:
                     self._is_lost = True
                     return
                 self._write()
-            except OSError as error:  # the store may answer the next time
+            except OSError as error:  # the store may respond next time
                 logger.warning("the lease of run %r cannot be renewed: %s", self._run_id, error)
                 if self._ended.wait(_RENEWAL_S):
                     return
 
     def _sweep(self) -> None:
         for token, other in self._others(own_run=False).items():
-            gone = other.lives is False or (other.lives is None and self._idle_s(token, other) > _SWEEP_EXPIRY_S)
-            if gone:
+            if self._has_expired(token, other, _SWEEP_EXPIRY_S):
                 self._remove(token, other)
 
     def _remove(self, token: str, other: Holder) -> None:
-        """Remove a lease whose holder is dead, after the data that it wrote."""
+        """Remove the data that a dead holder wrote, then its lease."""
         removed = retention.remove(self._store, token)
         if removed:
-            logger.info("removed %s, which %s has left", ", ".join(removed), other)
+            logger.info("removed %s, left behind by %s", ", ".join(removed), other)
         self._store.delete(self._path(token, other.run_id))
 
     def _release(self) -> None:
         self._ended.set()
         self._thread.join()
-        with self._lock, suppress(OSError):  # it expires
+        with self._lock, suppress(OSError):  # the lease expires
             if not self._is_lost:
                 self._store.delete(self._path(self.token, self._run_id))
             if not self._store.list(self._folder):
@@ -253,12 +256,12 @@ class RunLease:
 
 
 def _hash(run_id: str) -> str:
-    """A run's id in the form of a file name."""
+    """A run's id as a file name."""
     return hashlib.sha256(run_id.encode()).hexdigest()[:16]
 
 
 def _system() -> str:
-    """Identifies the system that runs, and the pids that this process sees; empty where there is no way to tell."""
+    """Identifies the running system and this process's pid namespace; empty if unknown."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
@@ -267,7 +270,7 @@ def _system() -> str:
 
 
 def _start_of(pid: int) -> str | None:
-    """When a process of this system began; None where it has ended, or waits to be reaped."""
+    """When a process of this system started; None if it has ended or is a zombie."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

@@ -1,4 +1,4 @@
-"""What a worker must know to train: one frozen, picklable value."""
+"""What a worker needs to train: frozen, picklable values."""
 
 from __future__ import annotations
 
@@ -22,29 +22,29 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Inputs:
-    """How columns become the model's arguments and its labels."""
+    """How columns become the model's arguments and labels."""
 
     feature_cols: tuple[str, ...]
     label_cols: tuple[str, ...]
     sample_weight_col: str | None = None
     #: Shape of each feature's batch, -1 for the rows; None: (rows, *shape of the column).
     input_shapes: tuple[tuple[int, ...], ...] | None = None
-    #: dtype of each feature, by torch's name; decided on the driver.
+    #: dtype of each feature, by torch's name; the driver chooses it.
     feature_dtypes: tuple[str, ...] = ()
     #: dtype of each label, likewise.
     label_dtypes: tuple[str, ...] = ()
-    #: Columns whose lost values have been reported.
+    #: Columns with a value that its dtype cannot hold, which have been reported.
     reported: set[str] = field(default_factory=set, compare=False, repr=False)
 
     def warn_of_inexact(self, batch: Mapping[str, torch.Tensor]) -> None:
-        """Log a warning for each column with a value that its dtype at the model's edge cannot hold, once a column."""
+        """Warn once for each column with a value that the model's dtype cannot hold."""
         wanted = (*zip(self.feature_cols, self.feature_dtypes), *zip(self.label_cols, self.label_dtypes))  # noqa: B905
         for name, dtype in wanted:
             if name not in batch or name in self.reported:
                 continue
-            if (value := exactness.lost(batch[name], dtype)) is not None:
+            if (value := exactness.inexact_value(batch[name], dtype)) is not None:
                 self.reported.add(name)
-                logger.warning("%s", exactness.lost_text(name, value, dtype))
+                logger.warning("%s", exactness.inexact_text(name, value, dtype))
 
     def features(self, batch: Mapping[str, torch.Tensor], device: torch.device) -> list[torch.Tensor]:
         """The model's positional arguments: one tensor for each feature column."""
@@ -60,8 +60,8 @@ class Inputs:
         """One tensor for each label column, in the column's shape.
 
         Raises:
-            DataError: a label of floats is to be int64, as the rows that were tried held whole numbers, and a value
-                is not whole.
+            DataError: a float label becomes int64, because the rows of the trial held whole numbers, and a value is
+                not whole.
         """
         for name in self.float_labels_as_int64(batch):
             values = batch[name]
@@ -70,7 +70,7 @@ class Inputs:
                 shown = float(wrong[0]) if len(wrong) else "infinite numbers"
                 raise DataError(
                     f"label column {name!r} holds {shown}: the loss takes whole numbers only (int64), and the rows "
-                    "that it was tried on held nothing else. Correct the column, or use a loss that takes floats"
+                    "of the trial held nothing else. Correct the column, or use a loss that takes floats"
                 )
         return [
             batch[name].to(device=device, dtype=getattr(torch, dtype))
@@ -78,7 +78,7 @@ class Inputs:
         ]
 
     def float_labels_as_int64(self, batch: Mapping[str, torch.Tensor]) -> list[str]:
-        """The label columns that are stored as floats and given to the loss as int64."""
+        """The label columns that are stored as floats and passed to the loss as int64."""
         pairs = zip(self.label_cols, self.label_dtypes, strict=True)
         return [name for name, dtype in pairs if dtype == "int64" and batch[name].is_floating_point()]
 
@@ -101,26 +101,26 @@ class Inputs:
 
 @dataclass(frozen=True, kw_only=True)
 class FitSpec:
-    """What a run of any framework has; a framework's own spec adds the model and how it is trained."""
+    """A run of any framework; each framework's spec adds the model and how it is trained."""
 
     run_id: str
     inputs: Inputs
     #: Shape of one row of each output.
     output_shapes: tuple[tuple[int, ...], ...]
     dataset: Dataset
-    #: Keeps checkpoints and logs; the data may lie in another one.
+    #: Keeps checkpoints and logs; the data may be in another store.
     store: Store
-    #: Folders that hold exactly the rows of each part (None: nothing is held out), for a ``data_module``.
+    #: Folders of exactly the training and the validation rows (None: there are none), for a ``data_module``.
     part_dirs: tuple[str, str | None] | None = None
-    #: Workers do not see ``store``: checkpoints travel to the driver, and ``resume`` brings one back.
+    #: Workers cannot see ``store``: they send checkpoints to the driver, and get one back in ``resume``.
     store_on_driver: bool = False
-    #: The driver hears nothing of the workers but what they write to the store.
+    #: Workers report to the driver through files in the store only.
     report_through_store: bool = False
-    #: A checkpoint to go on from, for where workers do not see the store; None to look there.
+    #: A checkpoint to resume from, if workers cannot see the store.
     resume: bytes | None = field(default=None, repr=False)
-    #: That of the best epoch so far, likewise.
+    #: The checkpoint of the best epoch so far, likewise.
     resume_best: bytes | None = field(default=None, repr=False)
-    #: What tells the rows that it was trained on from others, where they come without a store.
+    #: Digest of the rows that the checkpoint was trained on, if they reach workers without a store.
     data_digest: str = ""
     #: Rows of a batch, per worker.
     batch_size: int
@@ -128,7 +128,7 @@ class FitSpec:
     epochs: int
     seed: int
     shuffle: bool = True
-    #: None: as many as it takes to go through the rows once.
+    #: None: one pass over the rows.
     train_steps_per_epoch: int | None = None
     validation_steps_per_epoch: int | None = None
     train_reader_threads: int = 2
@@ -149,7 +149,7 @@ class FitSpec:
     verbose: int = 1
     #: End the fit when the loss or the weights are not finite.
     terminate_on_nan: bool = True
-    #: A checkpoint after every so many epochs, and within them after every so many steps (None: not).
+    #: Epochs between two checkpoints, and steps between two within an epoch (None: none).
     checkpoint_every_epochs: int = 1
     checkpoint_every_steps: int | None = None
     early_stopping: EarlyStopping | None = None
@@ -164,21 +164,21 @@ class FitSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainSpec(FitSpec):
-    """A PyTorch run, complete: :func:`hvd_cluster.estimators.torch.train.train` needs nothing else."""
+    """All that :func:`hvd_cluster.estimators.torch.train.train` needs."""
 
     model: torch.nn.Module
     optimizer: OptimizerState
-    #: Makes the objective in the worker: a loss may hold what must be built there.
+    #: Makes the objective in the worker: parts of a loss may have to be built there.
     objective: Callable[[], Objective]
     #: Groups of fn(output, label) -> number, one function for each label column in a group.
     metrics: tuple[tuple[Any, ...], ...] = ()
-    #: What each of them is called in the history.
+    #: The name of each in the history.
     metric_names: tuple[tuple[str, ...], ...] = ()
     train_minibatch_fn: Any = None
     validation_minibatch_fn: Any = None
     #: function(optimizer) -> a scheduler of ``torch.optim.lr_scheduler``; None for constant rates.
     lr_scheduler: Any = None
-    #: "epoch" or "step": how often the scheduler moves.
+    #: "epoch" or "step": how often the scheduler is stepped.
     lr_scheduler_interval: str = "epoch"
     gradient_clip_norm: float | None = None
     gradient_clip_value: float | None = None
@@ -190,12 +190,12 @@ class TrainSpec(FitSpec):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainResult:
-    """What rank 0 brings back; the other ranks return only ``rank``."""
+    """What a worker returns; only rank 0 fills in more than ``rank`` and ``size``."""
 
     rank: int
     size: int
-    #: ``torch.save`` of the model's and the optimizer's state (un-scaled learning rate), on the CPU; empty but on rank
-    #: 0.
+    #: ``torch.save`` of the model's and the optimizer's state on the CPU, with unscaled learning rates; empty except on
+    #: rank 0.
     state: bytes = field(default=b"", repr=False)
     #: One record for each epoch.
     history: list[dict[str, Any]] = field(default_factory=list)

@@ -1,7 +1,6 @@
-"""What a param may hold: each rule takes a value and returns it in its final form, or raises ValueError.
+"""Rules for the values of params: each takes a value and returns it in its final form, or raises ValueError.
 
-The text of the error completes "<param>=<value> ...". Stages hold the rules, so that these are functions that
-pickle knows.
+The text of the error completes "<param>=<value> ...". Stages hold the rules, so these can be pickled.
 """
 
 from __future__ import annotations
@@ -43,17 +42,17 @@ def flag(value: Any) -> bool:
 
 def text(value: Any) -> str:
     if not isinstance(value, str) or not value:
-        raise ValueError("must be a text that is not empty")
+        raise ValueError("must be a non-empty string")
     return value
 
 
 def column_names(value: Any) -> list[str]:
-    """A list of distinct column names, or an index or array of such; one name stands for a list of one."""
-    if hasattr(value, "tolist"):  # of pandas or NumPy, as in df.columns.drop("y")
+    """A list of distinct column names, or an index or array of them; a single name stands for a list of one."""
+    if hasattr(value, "tolist"):  # pandas or NumPy, as in df.columns.drop("y")
         value = value.tolist()
     names = [value] if isinstance(value, str) else list(value) if isinstance(value, Sequence) else []
     if not names or not all(isinstance(name, str) and name for name in names):
-        raise ValueError("must be a list of column names that is not empty")
+        raise ValueError("must be a non-empty list of column names")
     if len(set(names)) < len(names):
         raise ValueError("names a column twice")
     return names
@@ -79,7 +78,7 @@ def shapes(value: Any) -> list[list[int]]:
     for shape in items(value):
         sizes = [operator.index(size) for size in shape] if isinstance(shape, (list, tuple)) else []
         if not sizes or sizes.count(-1) > 1 or any(size < 1 and size != -1 for size in sizes):
-            raise ValueError("must be a list of shapes such as [[-1, 1, 28, 28]], -1 standing for the batch")
+            raise ValueError("must be a list of shapes such as [[-1, 1, 28, 28]], where -1 is the batch")
         found.append(sizes)
     return found
 
@@ -113,7 +112,7 @@ def callables(value: Any) -> list[Any]:
 
 
 def metrics(value: Any) -> Any:
-    """What :func:`callables` takes, or a dict of such by the name that each has in the history."""
+    """What :func:`callables` takes, or a dict from the name in the history to one of these."""
     if not isinstance(value, dict):
         return callables(value)
     if not all(isinstance(name, str) and name not in ("", "loss") for name in value):
@@ -141,7 +140,7 @@ def positive(value: Any) -> float:
 
 
 def output_kinds(value: Any) -> list[str]:
-    """A list of kinds of output columns; one stands for a list of one."""
+    """A list of kinds of output columns; a single kind stands for a list of one."""
     from hvd_cluster.estimators.scoring.output_columns import KINDS
 
     kinds = [value] if isinstance(value, str) else items(value)
@@ -172,7 +171,7 @@ def class_weights(value: Any) -> Any:
 
 
 def stopping(value: Any) -> Any:
-    """An EarlyStopping; a number stands for its patience."""
+    """An EarlyStopping, or its patience."""
     from hvd_cluster.estimators.run.early_stopping import EarlyStopping
 
     return value if isinstance(value, EarlyStopping) else EarlyStopping(patience=whole(1)(value))
@@ -184,5 +183,5 @@ def deprecated(remedy: str) -> Rule:
 
 def _deprecated(remedy: str, value: Any) -> Any:
     if value is not None:
-        warnings.warn(f"this param has no effect any more: {remedy}", DeprecationWarning, stacklevel=6)
+        warnings.warn(f"this param no longer has an effect: {remedy}", DeprecationWarning, stacklevel=6)
     return value

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from hvd_cluster.estimators.exactness import lost, lost_text
+from hvd_cluster.estimators.exactness import inexact_text, inexact_value
 
 I64, F64, F32 = torch.int64, torch.float64, torch.float32
 
@@ -43,11 +43,11 @@ I64, F64, F32 = torch.int64, torch.float64, torch.float32
     ],
 )
 def test_the_first_value_that_is_lost_is_found(values: list[Any], stored: torch.dtype, dtype: str, first: Any) -> None:
-    found = lost(torch.tensor(values, dtype=stored), dtype)
+    found = inexact_value(torch.tensor(values, dtype=stored), dtype)
     assert found == (None if first is None else torch.tensor(first, dtype=stored).item())
 
 
 def test_the_text_says_what_becomes_of_it() -> None:
-    assert "column 'id' holds 16777217, which becomes 16777216.0 in the model's float32" in lost_text(
+    assert "column 'id' holds 16777217, which becomes 16777216.0 in the model's float32" in inexact_text(
         "id", 2**24 + 1, "float32"
     )

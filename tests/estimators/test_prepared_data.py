@@ -27,7 +27,7 @@ def test_data_is_prepared_once_for_several_fits(frame, one_worker, tmp_path):
             val_rows,
         )
         util.check_shape_compatibility(metadata, ["x"], ["y"], [[-1, 2, 2]], [[-1, 1]])
-        with pytest.raises(ValueError, match=r"column 'x' has 4 numbers a row, but input_shapes says \[-1, 5\]"):
+        with pytest.raises(ValueError, match=r"column 'x' has 4 numbers per row, but input_shapes says \[-1, 5\]"):
             util.check_shape_compatibility(metadata, ["x"], ["y"], [[-1, 5]])
         # An estimator that names the column fits too: the rows that it marks are apart already, and it is gone.
         models = [each.fit_on_parquet(dataset_idx=index) for each in (fit, fit.copy().setValidation("v"))]

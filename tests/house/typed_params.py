@@ -96,7 +96,7 @@ def constructor(tables: Any) -> Iterator[str]:
         yield f"{row.name}: {type_of(row)} = {row.default!r},"
     # The other names of params, which have no default of their own.
     for row in rows.values():
-        for name in (*([row.param] if row.param else []), *row.aliases):
+        for name in (*([row.param] if row.param else []), *([row.alias] if row.alias else [])):
             yield f"{name}: {type_of(row)} = ...,"
 
 

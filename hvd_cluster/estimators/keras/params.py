@@ -15,9 +15,7 @@ def named(value: Any) -> dict[str, Any]:
     return dict(value)
 
 
-_CUSTOM_OBJECTS = Row(
-    "custom_objects", {}, "name -> class or function of your own that the model is made of", named, optional=False
-)
+_CUSTOM_OBJECTS = Row("custom_objects", {}, "name -> class or function of your own that the model is made of", named)
 
 KERAS_ROWS = (
     Row("model", None, "the Keras model to train, compiled or not; the one given is left as it is"),
@@ -28,13 +26,7 @@ KERAS_ROWS = (
     Row("callbacks", [], "list of Keras callbacks, which run on every rank", values.items),
     _CUSTOM_OBJECTS,
     Row("checkpoint_callback", None, "a ModelCheckpoint, whose file goes to the run's folder; see BestModelCheckpoint"),
-    Row(
-        "backend_env",
-        {"LIBHDFS_OPTS": "-Xms2048m -Xmx2048m"},
-        "environment variables of the workers",
-        named,
-        optional=False,
-    ),
+    Row("backend_env", {"LIBHDFS_OPTS": "-Xms2048m -Xmx2048m"}, "environment variables of the workers", named),
 )
 
 KERAS_MODEL_ROWS = (

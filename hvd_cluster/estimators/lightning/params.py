@@ -45,17 +45,16 @@ LIGHTNING_ROWS = (
         "loss_constructors", None, "function without arguments that makes the loss, or a list of them", values.functions
     ),
     Row("train_minibatch_fn", None, "no effect: a LightningModule has its training_step", values.function),
-    Row("scale_lr", False, "multiply the learning rates by the number of workers", values.flag, optional=False),
+    Row("scale_lr", False, "multiply the learning rates by the number of workers", values.flag),
     Row(
         "num_gpus",
         None,
         "GPUs of a worker: 1, or 0 for none; None: as use_gpu says",
         gpus,
-        setters=("NumGPUs", "NumGpus"),
-        getters=("NumGPUs", "NumGpus"),
+        accessors=("NumGPUs", "NumGpus"),
     ),
     Row("logger", None, "a Lightning logger; None: TensorBoard's in the run's folder, where it is installed"),
-    Row("log_every_n_steps", 50, "steps from one line of the logger to the next", whole(1), optional=False),
+    Row("log_every_n_steps", 50, "steps from one line of the logger to the next", whole(1)),
     Row("profiler", None, "a Lightning profiler, or its name"),
     Row("trainer_args", None, "further arguments of the Trainer, over ours", arguments),
     Row("loader_num_epochs", None, "epochs of the loader; handed to data_module", whole(1)),
@@ -65,6 +64,4 @@ LIGHTNING_ROWS = (
 )
 
 #: Where it is imported from Horovod's path: the strategy of Lightning 1, which Horovod's estimator used, scaled rates.
-HOROVOD_ROWS = (
-    Row("scale_lr", True, "multiply the learning rates by the number of workers", values.flag, optional=False),
-)
+HOROVOD_ROWS = (Row("scale_lr", True, "multiply the learning rates by the number of workers", values.flag),)

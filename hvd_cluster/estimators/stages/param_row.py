@@ -1,5 +1,5 @@
 # ruff: noqa: N802, N815 - the spelling is that of pyspark.ml
-"""One param of a stage: its names, default and rule, and the check of what a constructor is given."""
+"""One param of a stage: its names, default and rule; and the check of a constructor's arguments."""
 
 from __future__ import annotations
 
@@ -21,23 +21,27 @@ class Row:
     doc: str
     #: Turns a value into its final form, or raises ValueError.
     rule: Rule = anything
-    #: Whether None is a value of the param. Where it is not, None stands for the default.
-    optional: bool = True
-    #: What follows "set" and "get", where it is not the name in camel case; further entries are further spellings.
+    #: What follows "set" and "get", if not the name in camel case; several entries are several spellings.
+    accessors: tuple[str, ...] = ()
+    #: The same for "set" alone.
     setters: tuple[str, ...] = ()
-    getters: tuple[str, ...] = ()
-    #: Spark ML's names for the same, as keyword and in accessors; they take and give a single column's name too.
-    aliases: tuple[str, ...] = ()
-    #: Spark ML's name of the Param, where it is not the keyword; the keyword stays a second name of its attribute.
+    #: Spark ML's name for the same, as keyword and in accessors; they also take and return a single column's name.
+    alias: str = ""
+    #: Spark ML's name of the Param, if not the keyword, which then is a second name of its attribute.
     param: str = ""
-    #: Attribute that holds the Param, where the Param's name serves something else.
+    #: Attribute that holds the Param, if the Param's name has another use.
     attribute: str = ""
-    #: What a saved stage keeps of the value: itself, or nothing (a live connection, a running session).
+    #: Whether a saved stage keeps the value; not a live connection or a running session.
     saved: bool = True
 
     @property
+    def optional(self) -> bool:
+        """Whether None is a value of the param. If not, None stands for the default."""
+        return self.default is None or isinstance(self.default, list)
+
+    @property
     def param_name(self) -> str:
-        """What ``getParam``, ``_setDefault`` and saved stages call the Param."""
+        """The name of the Param in ``getParam``, ``_setDefault`` and saved stages."""
         return self.param or self.name
 
     @property
@@ -67,7 +71,7 @@ def _short(value: Any) -> str:
 
 
 class HasParams(Protocol):
-    """What is needed of a stage to show or save its params."""
+    """The part of a stage that is needed to show or save its params."""
 
     uid: Any
     param_rows: ClassVar[Mapping[str, Row]]
@@ -80,11 +84,11 @@ class HasParams(Protocol):
 
 
 def check(rows: Mapping[str, Row], given: Mapping[str, Any], owner: str) -> None:
-    """Raise for everything that is wrong with the keywords of a constructor, all at once.
+    """Check the keywords of a constructor, and report all problems at once.
 
     Raises:
-        TypeError: names that are no params, with the near misses.
-        ValueError: values that the params cannot hold.
+        TypeError: some names are not params; the text has similar names.
+        ValueError: some params cannot hold their values.
     """
     unknown = [name for name in given if name not in rows]
     if unknown:

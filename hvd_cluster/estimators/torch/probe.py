@@ -20,7 +20,7 @@ from torch import Tensor
 
 from hvd_cluster.data.schema import Schema
 from hvd_cluster.errors import DataError
-from hvd_cluster.estimators.exactness import lost
+from hvd_cluster.estimators.exactness import inexact_value
 from hvd_cluster.estimators.spec import Inputs
 from hvd_cluster.estimators.torch.model_pickling import copied
 from hvd_cluster.estimators.torch.objective import Objective, as_outputs, per_row
@@ -163,7 +163,7 @@ def _exact_choices(
     dtypes = []
     for name in inputs.feature_cols:
         whole = not batch[name].is_floating_point()
-        keeps = whole and (as_stored or lost(batch[name], floating) is not None)
+        keeps = whole and (as_stored or inexact_value(batch[name], floating) is not None)
         dtypes.append(_name(_whole(batch[name].dtype)) if keeps else floating)
     if set(dtypes) == {floating}:
         return
