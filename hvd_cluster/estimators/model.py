@@ -1,5 +1,5 @@
 # ruff: noqa: N802 - the spelling is that of pyspark.ml
-"""What every fitted model does, whatever its framework: score DataFrames, and keep how it came about."""
+"""What fitted models of all frameworks share: they score DataFrames and keep the history of their fit."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ logger = logging.getLogger(__name__)
 
 
 class FittedModel(ModelParams, Model):
-    """Base of the models; a framework brings ``framework`` and the abstract methods.
+    """Base of the models; each framework defines ``framework`` and the abstract methods.
 
     Raises (from transform):
         ValueError: an output column exists already, or a feature column does not.
-        DataError: a feature column holds nulls or is none that the model takes.
+        DataError: a feature column holds nulls, or the model cannot take it.
     """
 
     #: How models of this class are called.
@@ -40,14 +40,14 @@ class FittedModel(ModelParams, Model):
 
     @abstractmethod
     def _wrong_model(self) -> str:
-        """What is wrong with the ``model`` param, with the remedy; empty if nothing."""
+        """What is wrong with the ``model`` param, with the remedy; empty if nothing is."""
 
     @abstractmethod
     def _portable_model(self) -> Any:
-        """The model as it travels: on the CPU."""
+        """The model on the CPU, as it is sent to tasks."""
 
     def _pickled_model(self) -> bytes:
-        """The model for the tasks of a cluster; unpickling it gives what ``framework`` calls."""
+        """The model, pickled for the tasks of a cluster; ``framework`` calls what unpickling gives."""
         return dumps(self._portable_model())
 
     def _input_shapes(self) -> Any:
@@ -55,15 +55,15 @@ class FittedModel(ModelParams, Model):
         return self._value("input_shapes") if "input_shapes" in self.param_rows else None
 
     def log_to_mlflow(self, mlflow: Any) -> None:
-        """Log the model to the active run of ``mlflow``, in the flavour of its framework; the history is there."""
+        """Log the model to the active run of ``mlflow``, in the flavour of its framework."""
 
     def _default_dtype(self) -> str:
-        """torch's name of the dtype of features, for models that were put together by hand."""
+        """torch's name of the features' dtype, for models that were not made by a fit."""
         return "float32"
 
     @property
     def history(self) -> Any:
-        """One row for each epoch, as a pandas DataFrame; ``getHistory()`` has it as it was recorded."""
+        """A pandas DataFrame with a row for each epoch. ``getHistory()`` returns the records."""
         return history.frame(self._records())
 
     def plot_history(self, ax: Any = None) -> Any:
@@ -88,14 +88,14 @@ class FittedModel(ModelParams, Model):
         return html(type(self).__name__, self._value("run_id"), self._records())
 
     def getOutputCols(self) -> list[str]:
-        """The names of the outputs; an output of kind "columns" has a number behind the name for each of its own."""
+        """The names of the outputs. The columns of an output of kind "columns" add ``_0``, ``_1``, ... to its name."""
         given: list[str] | None = self._value("output_cols")
         return given or [f"{label}__output" for label in self._value("label_columns") or []]
 
     def get_prediction_fn(self) -> Callable[[Any, Any], Any]:
-        """A function ``(model, row)`` -> the prediction for one row, or a list with one for each output.
+        """A function ``(model, row)`` -> the prediction for a row, or a list with one for each output.
 
-        Where a subclass brings its own, scoring goes row by row through it; else by Arrow batches.
+        If a subclass overrides this, its function scores row by row; otherwise Arrow batches are scored.
         """
         scorer = self._scorer(on_spark=False)
 
@@ -134,7 +134,7 @@ class FittedModel(ModelParams, Model):
         return dataset.assign(**{name: column.to_pandas().array for name, column in named})
 
     def _warn_of_rounding(self, scorer: Scorer) -> None:
-        """Say once that a model's floats become whole numbers, as its label is."""
+        """Warn once if outputs are rounded to the whole numbers of their label."""
         rounded = [
             column.name
             for column in scorer.columns
@@ -143,13 +143,17 @@ class FittedModel(ModelParams, Model):
         if rounded and self._predicts_by_batch() and not self._has_warned_of_rounding:
             self._has_warned_of_rounding = True
             logger.warning(
-                "%s of transform: rounded to whole numbers, since the label holds such. Thresholds and metrics such as "
-                "AUC need the numbers themselves: setOutputKinds(['array']), or ['probability'] for a logit",
+                "%s of transform: rounded to whole numbers, like the label. Thresholds and metrics such as AUC "
+                "need the unrounded numbers: setOutputKinds(['array']), or ['probability'] for a logit",
                 ", ".join(rounded),
             )
 
     def _checked_scorer(self, names: list[str], on_spark: bool) -> Scorer:
-        """The scorer for data of these columns, or one error for everything that keeps them from being scored."""
+        """The scorer for data of these columns.
+
+        Raises:
+            ValueError: they cannot be scored; all problems at once.
+        """
         wrong = [text for text in [self._wrong_model()] if text]
         wrong += [f"{name} is required" for name in ("feature_columns", "label_columns") if not self._value(name)]
         if self._predicts_by_batch() and (lost := [n for n in self._value("feature_columns") or [] if n not in names]):
@@ -170,7 +174,7 @@ class FittedModel(ModelParams, Model):
         return scorer
 
     def _predicts_by_batch(self) -> bool:
-        """Whether ``get_prediction_fn`` is our own, and no subclass's."""
+        """Whether no subclass overrides ``get_prediction_fn``."""
         return type(self).get_prediction_fn.__module__.startswith("hvd_cluster.")
 
     def _scorer(self, on_spark: bool) -> Scorer:
@@ -189,7 +193,7 @@ class FittedModel(ModelParams, Model):
             columns=output_columns.plan(
                 self.getOutputCols(),
                 len(labels),
-                # A model that was put together by hand tells no shapes: a vector holds any of them.
+                # A model that was not made by a fit has no shapes: a vector holds any of them.
                 tuple(metadata.get("output_types") or (VECTOR,) * len(labels)),
                 metadata.get("output_shapes"),
                 self._value("output_kinds"),
@@ -219,12 +223,12 @@ class FittedModel(ModelParams, Model):
         from hvd_cluster.spark.active_session import active
         from hvd_cluster.spark.task_function import MODULE_REMEDY
 
-        if self._predicts_by_batch():  # now, and not in a task of whatever job asks for the result
+        if self._predicts_by_batch():  # now, rather than in a task of the job that reads the result
             schema_spark.infer(dataset.schema, scorer.inputs.feature_cols).require_tensors()
         texts = schema_spark.texts(dataset.schema)
         dataset = cast(dataset, dict.fromkeys(texts, "string"))
         blob = self._pickled_model()
-        # Never freed by us: the result is lazy, and may be asked for at any time.
+        # Never freed here: the result is lazy, and may be computed at any time.
         source = active(dataset.sparkSession).keep(blob)
         fields = [StructField(column.name, spark_type(column.type), nullable=True) for column in scorer.columns]
         predict_fn = None if self._predicts_by_batch() else self.get_prediction_fn()

@@ -29,12 +29,12 @@ def test_local_workers_get_the_environment_and_report():
 
 
 @pytest.mark.parametrize("verbose", [0, 1])
-def test_a_silent_backend_drops_the_workers_output(capfd, verbose):
+def test_verbose_0_drops_the_output_of_workers(capfd, verbose):
     LocalBackend(1, verbose=verbose).run(lambda: print("hello from a worker"))
     assert ("hello from a worker" in capfd.readouterr().out) is bool(verbose)
 
 
-def test_a_backend_of_the_users_own_needs_no_on_event():
+def test_a_custom_backend_needs_no_on_event():
     class Here(Backend):
         def run(self, fn, args=(), kwargs=None, env=None):
             return [fn(*args)]
@@ -45,7 +45,7 @@ def test_a_backend_of_the_users_own_needs_no_on_event():
     assert run_on(Here(), lambda x: x + 1, (1,), lambda rank, fields: None) == [2]
 
 
-def test_any_object_that_runs_functions_is_a_backend():
+def test_any_object_with_run_and_num_processes_is_a_backend():
     class Own:
         num_proc = 3
 
@@ -71,7 +71,7 @@ def test_any_object_that_runs_functions_is_a_backend():
         as_backend(object())
 
 
-def test_a_backend_without_room_is_asked_before_the_data(frame, tmp_path):
+def test_the_backend_is_checked_before_the_data_is_written(frame, tmp_path):
     class Full(Backend):
         def run(self, fn, args=(), kwargs=None, env=None):
             raise AssertionError
@@ -89,14 +89,14 @@ def test_a_backend_without_room_is_asked_before_the_data(frame, tmp_path):
         fit.fit(frame.assign(a=None))  # nulls, which are found when the data is written
 
 
-def test_a_subclass_reads_what_the_spark_backend_was_given():
+def test_a_subclass_can_read_the_arguments_of_the_spark_backend():
     backend = SparkBackend(3, env={"A": "1"}, stdout=None, verbose=0)
     assert (backend._num_proc, backend._env, backend._kwargs) == (3, {"A": "1"}, {"stdout": None, "verbose": 0})
     assert backend.num_processes() == 3
 
 
 @pytest.mark.parametrize("kind", [LocalBackend, SparkBackend])
-def test_no_workers_are_refused_at_once(kind):
+def test_zero_workers_are_rejected_at_once(kind):
     with pytest.raises(ValueError, match="num_proc=0 must be a whole number of at least 1"):
         kind(0)
 

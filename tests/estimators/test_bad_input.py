@@ -73,7 +73,7 @@ def estimator(**params):
         ({"label_cols": ["y", "a"]}, DataError, ["1 output(s) for 2 label column(s)"]),
     ],
 )
-def test_a_mistake_is_named_before_any_worker_starts(frame, params, error, texts):
+def test_a_mistake_is_reported_before_any_worker_starts(frame, params, error, texts):
     with pytest.raises(error) as caught:
         estimator(**params).fit(frame)
     for text in texts:
@@ -87,24 +87,24 @@ def test_all_mistakes_come_in_one_message(frame):
     assert "no column 'q'" in str(caught.value)
 
 
-def test_no_model(frame):
+def test_a_missing_model_is_reported(frame):
     with pytest.raises(ValueError, match="Model parameter is required"):
         TorchEstimator(label_cols=["y"], backend=Unreached()).fit(frame)
 
 
-def test_an_optimizer_that_needs_a_closure_is_refused(frame):
+def test_an_optimizer_that_needs_a_closure_is_rejected(frame):
     net = torch.nn.Linear(4, 1)
     with pytest.raises(ValueError, match="LBFGS needs a closure"):
         estimator(model=net, optimizer=torch.optim.LBFGS(net.parameters())).fit(frame)
 
 
-def test_a_lazy_model_that_has_no_shape_yet_is_refused_with_the_remedy(frame):
+def test_an_uninitialized_lazy_model_is_rejected_with_the_remedy(frame):
     net = torch.nn.Sequential(torch.nn.LazyLinear(1))
     with pytest.raises(ValueError, match=r"model: 0\.weight, 0\.bias have no shape yet.*call the model once"):
         estimator(model=net).fit(frame)
 
 
-def test_an_unpicklable_capture_is_named(frame):
+def test_an_unpicklable_captured_variable_is_named(frame):
     lock = threading.Lock()
 
     def loss(output, label):
@@ -122,7 +122,7 @@ def test_an_unwritable_store_is_named_with_the_remedy(frame, tmp_path):
         estimator(store=tmp_path / "file" / "store").fit(frame)
 
 
-def test_an_empty_frame_is_refused(frame):
+def test_an_empty_frame_is_rejected(frame):
     with pytest.raises(DataError, match=r"empty|no rows"):
         estimator().fit(frame[:0])
 
@@ -135,7 +135,7 @@ def test_a_null_in_a_feature_names_the_column_and_the_count(frame):
 
 
 @pytest.mark.parametrize("lost", ["x", "y", "a"])
-def test_a_column_that_transformation_fn_leaves_out_is_named(frame, lost):
+def test_a_needed_column_that_transformation_fn_removes_is_named(frame, lost):
     def leave_out(row):
         return {name: value for name, value in row.items() if name != lost}
 
@@ -143,18 +143,18 @@ def test_a_column_that_transformation_fn_leaves_out_is_named(frame, lost):
         estimator(transformation_fn=leave_out, sample_weight_col="a").fit(frame)
 
 
-def test_nothing_is_left_of_a_fit_that_failed(frame, tmp_path):
+def test_a_failed_fit_leaves_nothing_behind(frame, tmp_path):
     with pytest.raises(DataError):
         estimator(model=torch.nn.Linear(3, 1), store=tmp_path).fit(frame)
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
-def test_data_of_an_unknown_kind_is_refused():
+def test_data_of_an_unknown_kind_is_rejected():
     with pytest.raises(DataError, match=r"builtins\.dict is not supported: give a Spark DataFrame"):
         estimator().fit({"x": [1]})
 
 
-def test_no_column_is_left_for_the_model():
+def test_data_without_a_column_for_the_model_is_rejected():
     with pytest.raises(ValueError, match="no column is left for the model's input"):
         estimator(feature_cols=None).fit(pd.DataFrame({"y": [1.0, 2.0]}))
 

@@ -42,12 +42,14 @@ I64, F64, F32 = torch.int64, torch.float64, torch.float32
         ([5], torch.uint8, "float32", None),
     ],
 )
-def test_the_first_value_that_is_lost_is_found(values: list[Any], stored: torch.dtype, dtype: str, first: Any) -> None:
+def test_the_first_value_that_the_dtype_cannot_hold_is_found(
+    values: list[Any], stored: torch.dtype, dtype: str, first: Any
+) -> None:
     found = inexact_value(torch.tensor(values, dtype=stored), dtype)
     assert found == (None if first is None else torch.tensor(first, dtype=stored).item())
 
 
-def test_the_text_says_what_becomes_of_it() -> None:
+def test_the_warning_has_the_value_before_and_after() -> None:
     assert "column 'id' holds 16777217, which becomes 16777216.0 in the model's float32" in inexact_text(
         "id", 2**24 + 1, "float32"
     )

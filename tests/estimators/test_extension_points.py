@@ -18,7 +18,7 @@ HERE = Path(__file__).parent
 @pytest.mark.spark("local")  # with a session of its own
 @pytest.mark.timeout(300)
 @pytest.mark.skipif(find_spec("lightning") is None, reason="needs lightning")
-def test_a_client_in_the_manner_of_synapseml_runs_as_it_is(tmp_path: Path) -> None:
+def test_a_client_written_like_synapseml_runs_unchanged(tmp_path: Path) -> None:
     env = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parents[1]), "PYSPARK_PYTHON": sys.executable}
     done = subprocess.run(
         [sys.executable, HERE / "scripts/client.py", str(tmp_path)],

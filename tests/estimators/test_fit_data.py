@@ -28,7 +28,7 @@ class Elsewhere(LocalBackend):
 
 
 @pytest.mark.parametrize("kind", ["pandas", "arrow"])
-def test_rows_that_would_lie_on_the_drivers_own_disk_need_a_store(frame, kind):
+def test_remote_workers_need_a_store_for_rows_on_the_drivers_disk(frame, kind):
     data = frame[["x", "y"]] if kind == "pandas" else pa.Table.from_pandas(frame[["x", "y"]])
     with pytest.raises(ValueError, match=r"store is required: the workers of Elsewhere are on other machines"):
         estimator(F.mse_loss, backend=Elsewhere(1)).fit(data)
@@ -45,7 +45,7 @@ def test_rows_that_would_lie_on_the_drivers_own_disk_need_a_store(frame, kind):
         ({"kind": Frame.PANDAS, "backend": LocalBackend(1)}, None),
     ],
 )
-def test_a_store_is_required_where_rows_have_no_other_way(given, text):
+def test_a_store_is_required_if_rows_cannot_reach_workers_without_it(given, text):
     usual = {"data": None, "backend": Elsewhere(1), "has_store": False, "has_module": False, "validation": None}
     data = FrameData(**{**usual, **given})
     if text is None:
@@ -64,7 +64,7 @@ def test_a_data_module_cannot_read_spark_rows_without_a_store():
         data.require_store()
 
 
-def test_parquet_that_workers_elsewhere_see_is_read_by_a_module_in_place_without_a_store(frame, tmp_path):
+def test_a_data_module_of_remote_workers_reads_parquet_in_place_without_a_store(frame, tmp_path):
     (tmp_path / "data").mkdir()
     pq.write_table(pa.Table.from_pandas(frame[["x", "y"]], preserve_index=False), tmp_path / "data" / "a.parquet")
     given = {"backend": Elsewhere(1, verbose=0), "validation": None, "checkpoint_every_steps": None}
@@ -73,7 +73,7 @@ def test_parquet_that_workers_elsewhere_see_is_read_by_a_module_in_place_without
 
 
 @pytest.mark.slow
-def test_the_best_epoch_outlives_a_death_where_checkpoints_travel_to_the_driver(frame, one_worker, tmp_path):
+def test_the_best_epoch_survives_a_death_if_checkpoints_are_sent_to_the_driver(frame, one_worker, tmp_path):
     pq.write_table(pa.Table.from_pandas(frame[["x", "y"]], preserve_index=False), tmp_path / "a.parquet")
 
     def fitted(loss, backend):
@@ -106,7 +106,7 @@ class Deaf(Elsewhere):
         return super().run(fn, args, kwargs, env, on_event=lambda rank, fields: self.events.append(fields))
 
 
-def test_a_fit_out_of_reach_without_a_store_says_that_it_keeps_nothing(frame, tmp_path, caplog):
+def test_a_fit_without_connection_and_store_warns_that_it_has_no_checkpoints(frame, tmp_path, caplog):
     pq.write_table(pa.Table.from_pandas(frame[["x", "y"]], preserve_index=False), tmp_path / "a.parquet")
     deaf = Deaf(1, verbose=0)
     model = estimator(F.mse_loss, backend=deaf, epochs=2, return_best=True).fit(tmp_path / "a.parquet")

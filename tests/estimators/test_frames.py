@@ -9,7 +9,7 @@ from hvd_cluster.errors import DataError
 from hvd_cluster.estimators.frames import Frame, column_names, kind_of
 
 
-def test_each_kind_of_data_is_told_and_its_columns_named(tmp_path):
+def test_each_kind_of_data_is_recognised_and_its_columns_are_listed(tmp_path):
     table = pa.table({"a": [1, 2], "b": [3.0, 4.0]})
     pq.write_table(table, tmp_path / "part.parquet")
     for data, kind in ((table, Frame.ARROW), (table.to_pandas(), Frame.PANDAS), (str(tmp_path), Frame.PARQUET)):
@@ -17,13 +17,13 @@ def test_each_kind_of_data_is_told_and_its_columns_named(tmp_path):
         assert column_names(data) == ["a", "b"]
 
 
-def test_a_subclass_of_a_dataframe_is_one():
+def test_a_subclass_of_a_dataframe_is_recognised():
     class Mine(pd.DataFrame): ...
 
     assert kind_of(Mine({"a": [1]})) is Frame.PANDAS
 
 
-def test_anything_else_is_refused_with_what_there_is():
+def test_other_data_is_rejected_with_the_supported_kinds():
     with pytest.raises(DataError, match=r"builtins\.list is not supported: give a Spark DataFrame, a pandas"):
         kind_of([1, 2])
 

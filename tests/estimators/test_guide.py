@@ -15,7 +15,7 @@ GUIDE = Path(__file__).parents[2] / "docs" / "estimators.md"
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_the_blocks_of_the_guide_run_one_after_the_other(tmp_path):
+def test_the_blocks_of_the_guide_run_in_order(tmp_path):
     blocks = re.findall(r"```python\n(.*?)```", GUIDE.read_text(), flags=re.DOTALL)
     assert len(blocks) == 5
     (tmp_path / "guide.py").write_text("\n".join(blocks))

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("keras") is None, reason="needs keras")
-def test_it_runs(tmp_path: Path) -> None:
+def test_the_keras_guide_runs(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
     env = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "-1", "KERAS_BACKEND": "torch", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(

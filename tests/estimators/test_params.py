@@ -21,7 +21,7 @@ def test_every_param_has_a_setter_that_returns_the_stage_and_a_getter():
         assert estimator.hasDefault(row.key)
 
 
-def test_horovods_odd_accessors_are_there():
+def test_horovods_irregular_accessors_exist():
     estimator = TorchEstimator()
     with pytest.warns(DeprecationWarning, match="no effect"):
         estimator.setShufflingBufferSize(10)
@@ -73,7 +73,7 @@ def test_wrong_values_are_reported_all_at_once():
 
 
 @pytest.mark.parametrize(("name", "value"), [("epochs", "three"), ("epochs", True), ("feature_cols", []), ("loss", 3)])
-def test_a_setter_refuses_what_the_param_cannot_hold(name, value):
+def test_a_setter_rejects_a_wrong_value(name, value):
     setter = getattr(TorchEstimator(), "set" + "".join(part.capitalize() for part in name.split("_")))
     with pytest.raises(ValueError, match=f"{name}="):
         setter(value)
@@ -86,7 +86,7 @@ def test_none_stands_for_the_default():
     assert estimator.setParams(shuffle=None).getShuffle() is True
 
 
-def test_an_unknown_param_is_a_type_error_with_the_near_miss():
+def test_an_unknown_param_is_a_type_error_with_a_suggestion():
     with pytest.raises(TypeError, match=r"no param 'epoch' \(did you mean epochs"):
         TorchEstimator(epoch=3)
 
@@ -127,7 +127,7 @@ def test_stages_are_pickled_with_their_values(cls):
         again.setBatchSize(0)
 
 
-def test_a_subclass_may_have_params_of_its_own_in_the_way_of_synapse_ml():
+def test_a_subclass_may_add_params_like_synapse_ml():
     from hvd_cluster.estimators.stages.spark_ml import Param, Params
 
     class Vision(TorchEstimator):
@@ -143,7 +143,7 @@ def test_a_subclass_may_have_params_of_its_own_in_the_way_of_synapse_ml():
     assert (estimator.getEpochs(), estimator.getFeatureCols()) == (2, ["image"])
 
 
-def test_importing_the_package_warns_of_nothing_and_loads_no_framework():
+def test_importing_the_package_gives_no_warning_and_loads_no_framework():
     import subprocess
     import sys
 
@@ -205,7 +205,7 @@ def test_each_param_of_horovod_has_its_name_and_its_accessors(stage, params):
             assert callable(getattr(made, f"set{setter}")), setter
 
 
-def test_output_cols_and_history_answer_to_horovods_names_and_to_our_older_ones():
+def test_output_cols_and_history_have_horovods_names_and_our_older_ones():
     model = TorchModel(label_columns=["y"], outputCols=["theirs"])
     assert model.getOutputCols() == TorchModel(output_cols="theirs").getOutputCols() == ["theirs"]
     assert model.output_cols is model.outputCols is model.getParam("output_cols") is model.getParam("outputCols")

@@ -39,7 +39,7 @@ def test_data_is_prepared_once_for_several_fits(frame, one_worker, tmp_path):
 
 @pytest.mark.parametrize("validation", [None, 0.25, "v"])
 @pytest.mark.parametrize("inside", [True, False])
-def test_parquet_is_prepared_as_a_frame_is(frame, one_worker, tmp_path, validation, inside):
+def test_parquet_is_prepared_like_a_frame(frame, one_worker, tmp_path, validation, inside):
     store, path = tmp_path / "store", tmp_path / ("store/given" if inside else "given")
     path.mkdir(parents=True)
     frame.to_parquet(path / "rows.parquet")
@@ -57,7 +57,7 @@ def test_parquet_is_prepared_as_a_frame_is(frame, one_worker, tmp_path, validati
     assert list(store.glob("intermediate_*/*.parquet")) == []
 
 
-def test_what_a_process_that_died_has_left_is_swept_by_the_next(tmp_path):
+def test_data_of_a_dead_process_is_removed_by_the_next(tmp_path):
     prepare = """
 import os
 import sys

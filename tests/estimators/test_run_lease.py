@@ -47,7 +47,7 @@ def store(request, tmp_path):
     return Store.create(tmp_path)
 
 
-def test_a_second_program_is_refused_and_the_first_is_named(store):
+def test_a_second_program_is_rejected_with_the_name_of_the_first(store):
     with RunLease(store, "run"):
         with pytest.raises(RunInUseError, match=rf"process {os.getpid()} on host {socket.gethostname()}, since 20"):
             RunLease(store, "run").__enter__()
@@ -58,7 +58,7 @@ def test_a_second_program_is_refused_and_the_first_is_named(store):
     assert store.list(f"{store.prefix}/.leases") == []
 
 
-def test_of_many_that_begin_at_once_one_fits(store):
+def test_only_one_of_many_simultaneous_fits_gets_the_run(store):
     entered, refused, over = [], [], threading.Event()
 
     def enter():
@@ -80,7 +80,7 @@ def test_of_many_that_begin_at_once_one_fits(store):
     assert (len(entered), len(refused)) == (1, 5)
 
 
-def test_a_killed_program_holds_nothing_and_its_data_go(tmp_path):
+def test_a_killed_program_loses_its_lease_and_its_data(tmp_path):
     store = Store.create(tmp_path)
     child = subprocess.Popen([sys.executable, "-c", HOLDS, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     token = child.stdout.readline().strip()
@@ -102,7 +102,7 @@ def test_a_killed_program_holds_nothing_and_its_data_go(tmp_path):
     child.stdout.close()
 
 
-def test_a_lease_of_another_machine_counts_as_long_as_it_is_renewed(store, monkeypatch):
+def test_a_lease_of_another_machine_is_valid_while_it_is_renewed(store, monkeypatch):
     path, content = elsewhere(store)
     over = threading.Event()
 
@@ -122,7 +122,7 @@ def test_a_lease_of_another_machine_counts_as_long_as_it_is_renewed(store, monke
         assert not store.exists(path)
 
 
-def test_a_program_that_was_silent_for_too_long_stops(store, monkeypatch):
+def test_a_program_that_did_not_renew_its_lease_stops(store, monkeypatch):
     monkeypatch.setattr(run_lease, "_RENEWAL_S", 0.05)
     with RunLease(store, "run") as lease:
         lease.require_held()
@@ -132,7 +132,7 @@ def test_a_program_that_was_silent_for_too_long_stops(store, monkeypatch):
             lease.require_held()
 
 
-def test_two_fits_of_one_run_at_the_same_time_are_refused(frame, one_worker, tmp_path):
+def test_two_simultaneous_fits_of_a_run_are_rejected(frame, one_worker, tmp_path):
     model = torch.nn.Linear(4, 1)
     given = {"loss": F.mse_loss, "feature_cols": ["x"], "label_cols": ["y"], "verbose": 0, "run_id": "mine"}
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)

@@ -124,7 +124,7 @@ def test_a_spark_frame_is_fitted_and_scored(spark, data, rows, tmp_path):
 
 
 @pytest.mark.each_kind
-def test_a_pipeline_is_fitted_saved_loaded_and_scores_alike(spark, data, tmp_path):
+def test_a_pipeline_scores_the_same_after_saving_and_loading(spark, data, tmp_path):
     from pyspark.ml import Pipeline, PipelineModel
     from pyspark.ml.feature import VectorAssembler
 
@@ -148,7 +148,7 @@ def test_a_pipeline_is_fitted_saved_loaded_and_scores_alike(spark, data, tmp_pat
     assert len(first) == ROWS
 
 
-def test_a_stage_alone_is_saved_over_an_older_one(spark, tmp_path):
+def test_a_single_stage_overwrites_an_older_one(spark, tmp_path):
     fresh = estimator(tmp_path)
     for epochs in (2, 3):
         fresh.setEpochs(epochs).write().overwrite().save(str(tmp_path / "stage"))
@@ -188,7 +188,7 @@ def heavy(seed):
     )
 
 
-def test_a_heavy_model_reaches_the_tasks(spark, data):
+def test_a_large_model_reaches_the_tasks(spark, data):
     net, model = heavy(1)
     for _ in range(2):
         row = model.transform(data.where("id = 7")).first()
@@ -198,7 +198,7 @@ def test_a_heavy_model_reaches_the_tasks(spark, data):
         assert row["y__output"] == pytest.approx(one.item(), abs=1e-6)
 
 
-def test_a_prediction_function_of_the_users_own_gets_spark_rows(spark, data):
+def test_a_custom_prediction_function_gets_spark_rows(spark, data):
     class Mine(TorchModel):
         def get_prediction_fn(self):
             def predict_fn(net, row):
@@ -265,7 +265,7 @@ ODD = {
 
 
 @pytest.mark.spark("local", "connect")
-def test_columns_of_any_type_stay_where_a_model_scores(spark, data):
+def test_transform_keeps_columns_of_any_type(spark, data):
     from pyspark.sql import types
     from pyspark.sql.functions import expr
 
@@ -282,7 +282,7 @@ def test_columns_of_any_type_stay_where_a_model_scores(spark, data):
 
 
 @pytest.mark.spark("local", "connect")
-def test_columns_that_spark_does_not_hand_to_python_are_named_before_a_job_starts(spark, data, tmp_path):
+def test_columns_that_python_cannot_read_are_named_before_a_job_starts(spark, data, tmp_path):
     model = TorchModel(model=Net(), feature_columns=["features", "a"], label_columns=["y", "c"])
     odd = data.selectExpr("features", "a", "array(INTERVAL '1' YEAR) AS `b.c`", "named_struct('d', 1, 'd', 2) AS d")
     with pytest.raises(DataError) as caught:
@@ -362,7 +362,7 @@ def test_a_stream_is_scored_batch_by_batch(spark, data, tmp_path):
     assert streamed == pytest.approx(at_once)
 
 
-def test_too_few_slots_are_told_before_the_data_is_written(data, tmp_path):
+def test_too_few_slots_are_reported_before_the_data_is_written(data, tmp_path):
     from pyspark.sql import functions
 
     unread = data.withColumn("a", functions.raise_error(functions.lit("the data was asked for")).cast("double"))
@@ -371,7 +371,7 @@ def test_too_few_slots_are_told_before_the_data_is_written(data, tmp_path):
 
 
 @pytest.mark.spark("local")
-def test_a_model_that_executors_cannot_unpickle_is_refused_before_anything_is_written(data, tmp_path, monkeypatch):
+def test_a_model_that_executors_cannot_unpickle_is_rejected_before_anything_is_written(data, tmp_path, monkeypatch):
     (tmp_path / "onlyhere.py").write_text(
         "import torch\nclass Net(torch.nn.Linear):\n    def forward(self, features):\n"
         "        return super().forward(features)\n"
@@ -403,7 +403,7 @@ def test_the_users_own_traceback_comes_first(data, tmp_path):
 
 
 @pytest.mark.spark("local", "local-cluster")
-def test_a_heavy_model_leaves_one_file_on_the_driver_however_often_it_scores(spark, data):
+def test_a_large_model_leaves_one_file_on_the_driver_for_all_transforms(spark, data):
     _, model = heavy(2)
     folder = Path(spark.sparkContext._temp_dir)
     before = set(folder.iterdir())

@@ -129,23 +129,23 @@ def require_stops(long_fit, rows, **params):
         pass
 
 
-def test_what_a_driver_callback_raises_ends_a_fit_in_local_processes(long_fit):
+def test_an_exception_of_a_driver_callback_ends_a_fit_in_local_processes(long_fit):
     require_stops(long_fit, data(), backend=LocalBackend(2, verbose=0))
 
 
-def test_what_a_driver_callback_raises_ends_a_fit_heard_of_through_the_store_alone(long_fit, tmp_path):
+def test_an_exception_of_a_driver_callback_ends_a_fit_that_reports_through_the_store(long_fit, tmp_path):
     require_stops(long_fit, data(), backend=Unheard(2, verbose=0), store=tmp_path)
     assert [path.name for path in tmp_path.rglob("stop")] == []
 
 
 @pytest.mark.spark("local", "connect")
 @pytest.mark.parametrize("where", ["store", "no store"])
-def test_what_a_driver_callback_raises_ends_a_fit_on_spark(spark, long_fit, where, tmp_path):
+def test_an_exception_of_a_driver_callback_ends_a_fit_on_spark(spark, long_fit, where, tmp_path):
     frame = data()
     rows = spark.createDataFrame(frame.assign(x=frame["x"].map(lambda row: row.tolist())))
     store = {"store": str(tmp_path)} if where == "store" else {}
     require_stops(long_fit, rows, backend=SparkBackend(2, verbose=0, spark=spark), **store)
 
 
-def test_what_a_driver_callback_raises_ends_a_fit_on_ray(ray_cluster, long_fit, tmp_path):
+def test_an_exception_of_a_driver_callback_ends_a_fit_on_ray(ray_cluster, long_fit, tmp_path):
     require_stops(long_fit, data(), backend=RayBackend(2, verbose=0), store=str(tmp_path))

@@ -16,7 +16,7 @@ from hvd_cluster.estimators import LocalBackend
 cloudpickle.register_pickle_by_value(survivors)
 
 
-def test_a_killed_worker_costs_nothing_but_time(frame, two_workers, tmp_path, caplog):
+def test_a_killed_worker_does_not_change_the_result(frame, two_workers, tmp_path, caplog):
     undisturbed = estimator(F.mse_loss, backend=two_workers).fit(frame)
     mark = tmp_path / "killed"
     # About 163 training rows make 11 steps; 17 calls are amid the second epoch, two steps after a checkpoint.
@@ -30,7 +30,7 @@ def test_a_killed_worker_costs_nothing_but_time(frame, two_workers, tmp_path, ca
 
 
 @pytest.mark.slow
-def test_a_fit_gives_up_after_as_many_deaths_as_are_allowed(frame, tmp_path):
+def test_a_fit_gives_up_after_max_restarts(frame, tmp_path):
     marks = [tmp_path / str(index) for index in range(5)]
     fit = estimator(KillingLoss(marks, at=2), num_proc=2, max_restarts=1, store=tmp_path / "store", run_id="r")
     with pytest.raises(WorkerFailedError, match=r"started again 1 times \(max_restarts\)") as caught:

@@ -54,7 +54,7 @@ def weights(model):
     return torch.cat([parameter.detach().flatten() for parameter in model.getModel().parameters()])
 
 
-def test_the_same_seed_gives_the_same_bits(frame, two_workers):
+def test_the_same_seed_gives_bitwise_equal_weights(frame, two_workers):
     dropping = torch.nn.Sequential(torch.nn.Dropout(0.4), net())
     first, second, other = (weights(fit(frame, two_workers, dropping, random_seed=seed)) for seed in (3, 3, 4))
     assert torch.equal(first, second)
@@ -72,20 +72,20 @@ def test_the_same_seed_gives_the_same_bits(frame, two_workers):
     ],
     ids=["in memory", "one thread", "a process", "sparse", "checkpoints"],
 )
-def test_how_rows_are_read_and_kept_changes_no_bit(frame, one_worker, params):
+def test_reader_and_cache_do_not_change_the_weights(frame, one_worker, params):
     data = frame[["x", "y"]]
     assert torch.equal(weights(fit(data, one_worker, **params)), weights(fit(data, one_worker)))
 
 
 @pytest.mark.parametrize("clip", [{"gradient_clip_norm": 0.5}, {"gradient_clip_value": 0.1}], ids=["norm", "value"])
-def test_gradients_are_clipped_after_they_were_averaged(frame, one_worker, two_workers, clip):
+def test_gradients_are_clipped_after_averaging(frame, one_worker, two_workers, clip):
     two, one = fit(frame, two_workers, **clip), fit(frame, one_worker, batch_size=16, **clip)
     torch.testing.assert_close(weights(two), weights(one), atol=1e-6, rtol=0)
     assert not torch.allclose(weights(two), weights(fit(frame, two_workers)), atol=1e-3)
 
 
 @pytest.mark.parametrize("interval", ["step", "epoch"])
-def test_a_scheduler_moves_the_rates(frame, one_worker, interval):
+def test_a_scheduler_changes_the_rates(frame, one_worker, interval):
     halving = lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)  # noqa: E731 - by value
     model = fit(frame, one_worker, lr_scheduler=halving, lr_scheduler_interval=interval, batch_size=64, epochs=3)
     moves = 3 * 4 if interval == "step" else 3
@@ -114,14 +114,14 @@ def test_a_plateau_in_steps_lowers_the_rates_of_all_ranks_at_once(frame, two_wor
         assert all(torch.equal(left[name], right[name]) for name in left)
 
 
-def test_bf16_computes_roughly_the_same(frame, two_workers):
+def test_bf16_gives_nearly_the_same_result(frame, two_workers):
     half, full = fit(frame, two_workers, mixed_precision="bf16"), fit(frame, two_workers)
     assert not torch.equal(weights(half), weights(full))
     torch.testing.assert_close(weights(half), weights(full), atol=0.1, rtol=0)
     assert weights(half).dtype == torch.float32
 
 
-def test_balanced_classes_count_alike(frame, two_workers, one_worker):
+def test_balanced_classes_have_equal_weight(frame, two_workers, one_worker):
     data = frame.assign(c=(frame["c"] == 0).astype("int64"))  # one row in five
     counts = np.bincount(data["c"])
     by_hand = {label: len(data) / (2 * count) for label, count in enumerate(counts)}
@@ -134,7 +134,7 @@ def test_balanced_classes_count_alike(frame, two_workers, one_worker):
 
 
 @pytest.mark.parametrize("how", ["balanced", {0.0: 1.0, 1.0: 3.0}], ids=["balanced", "named"])
-def test_classes_have_no_weight_where_a_label_is_several_numbers(frame, one_worker, how):
+def test_class_weights_need_a_label_of_one_number(frame, one_worker, how):
     data = frame.assign(hot=[[float(c == one) for one in range(3)] for c in frame["c"]])
     with pytest.raises(DataError, match=r"'hot' is of shape \(3,\): give a column with one number a row"):
         fit(data, one_worker, net(3), label_cols=["hot"], class_weights=how)
@@ -157,7 +157,7 @@ def test_a_fit_ends_early_and_returns_the_best_epoch(frame, two_workers, tmp_pat
     assert torch.equal(weights(again), weights(model))
 
 
-def test_the_best_epoch_of_a_course_that_was_left_is_not_returned(frame, one_worker, tmp_path):
+def test_the_best_epoch_of_an_abandoned_attempt_is_not_returned(frame, one_worker, tmp_path):
     def fails(record, model):
         if record["epoch"] == 2:
             raise KeyError("the third epoch is in checkpoint.best, and not in checkpoint")
@@ -177,7 +177,7 @@ def test_the_best_epoch_of_a_course_that_was_left_is_not_returned(frame, one_wor
     assert torch.load(tmp_path / "runs" / "r" / "checkpoint.best", weights_only=True)["epoch"] == 2
 
 
-def test_the_best_epoch_is_returned_where_a_run_ended_before_it_was_saved_as_the_best(frame, one_worker, tmp_path):
+def test_the_best_epoch_is_returned_if_the_run_ended_before_it_was_saved(frame, one_worker, tmp_path):
     def harsh(output, label):
         return 20 * F.mse_loss(output, label)
 
@@ -196,12 +196,12 @@ def test_the_best_epoch_is_returned_where_a_run_ended_before_it_was_saved_as_the
     assert torch.load(best, weights_only=True)["epoch"] == 2
 
 
-def test_a_number_to_watch_that_is_not_there_is_named(frame, one_worker):
+def test_a_monitor_that_is_not_in_the_history_is_named(frame, one_worker):
     with pytest.raises(WorkerFailedError, match="monitor='accuracy' is not in the history"):
         fit(frame, one_worker, early_stopping=EarlyStopping(monitor="accuracy"))
 
 
-def test_a_validation_step_of_the_users_own_is_called(frame, two_workers):
+def test_validation_minibatch_fn_is_called(frame, two_workers):
     def step(model, transform_outputs, loss_fn, inputs, labels, sample_weights, batch_idx):
         outputs, labels = transform_outputs(model(*inputs), labels)
         return outputs, 10 * loss_fn(outputs, labels, sample_weights)
@@ -246,12 +246,12 @@ def test_a_data_module_reads_the_rows(frame, two_workers, module, tmp_path):
         ({"mixed_precision": "fp16"}, "needs a scaled loss"),
     ],
 )
-def test_params_that_a_step_of_the_users_own_would_pass_over_are_named(frame, one_worker, params, text):
+def test_params_that_train_minibatch_fn_would_ignore_are_named(frame, one_worker, params, text):
     with pytest.raises(ValueError, match=text):
         fit(frame, one_worker, train_minibatch_fn=lambda *given: None, **params)
 
 
-def test_rows_that_a_process_does_not_keep_are_told(frame, one_worker, caplog):
+def test_a_cache_that_a_reader_process_cannot_keep_gives_a_warning(frame, one_worker, caplog):
     fit(frame[["x", "y"]], one_worker, inmemory_cache_all=True, reader_pool_type="process", epochs=1)
     assert [text for text in caplog.messages if "inmemory_cache_all has no effect" in text]
 
@@ -261,7 +261,7 @@ def test_columns_for_a_data_module_need_one(frame, one_worker):
         fit(frame, one_worker, continuous_cols=["a"])
 
 
-def test_parquet_that_is_there_already_is_fitted(frame, two_workers, tmp_path):
+def test_existing_parquet_is_fitted(frame, two_workers, tmp_path):
     import pyarrow as pa
 
     store = Store.create(tmp_path)
@@ -288,7 +288,7 @@ def test_parquet_that_is_there_already_is_fitted(frame, two_workers, tmp_path):
         estimator.fit_on_parquet(dataset_idx=7)
 
 
-def test_driver_callbacks_hear_of_every_epoch_once(frame, two_workers):
+def test_driver_callbacks_get_every_epoch_once(frame, two_workers):
     heard = []
     told: queue.Queue[dict[str, Any]] = queue.Queue()  # what never travels need not be picklable
     model = fit(frame, two_workers, driver_callbacks=[heard.append, told.put], epochs=3)
@@ -297,7 +297,7 @@ def test_driver_callbacks_hear_of_every_epoch_once(frame, two_workers):
     assert heard == model.getHistory()
 
 
-def test_what_a_driver_callback_raises_reaches_the_caller_unchanged_while_workers_train(frame):
+def test_an_exception_of_a_driver_callback_reaches_the_caller_unchanged(frame):
     class TrialPruned(Exception): ...
 
     raised = []
@@ -313,7 +313,7 @@ def test_what_a_driver_callback_raises_reaches_the_caller_unchanged_while_worker
 
 
 @pytest.mark.slow  # workers start twice
-def test_a_driver_callback_can_stop_a_fit_which_returns_the_model_so_far(frame):
+def test_a_driver_callback_can_stop_a_fit_early_and_get_the_model(frame):
     def stop(record):
         if record["epoch"] == 2:
             raise StopFit

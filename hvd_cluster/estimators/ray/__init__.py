@@ -1,1 +1,1 @@
-"""Ray Datasets in and out of estimators, and fits on Ray."""
+"""Fits of Ray Datasets, and fits on Ray."""

@@ -1,4 +1,4 @@
-"""Fits whose workers are Ray actors."""
+"""The backend whose workers are Ray actors."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from hvd_cluster.estimators.backend import LauncherBackend
 
 
 class RayBackend(LauncherBackend):
-    """Workers are actors of a Ray cluster, in a placement group of their own or in the one that the program is in.
+    """Workers are actors of a Ray cluster, in a new placement group or in that of the program.
 
     Args:
-        num_proc: how many; as many as there are free GPUs (or, without ``use_gpu``, CPUs) in the cluster if not given,
-            or as the placement group that the program is in has room for.
+        num_proc: the number of workers; by default as many as the cluster has free GPUs (without ``use_gpu``, CPUs), or
+            as fit into the program's placement group.
         env: variables for the workers.
-        kwargs: further arguments of :func:`hvd_cluster.ray.run`, such as ``use_gpu``, ``cpus_per_worker``, ``verbose``,
+        kwargs: more arguments of :func:`hvd_cluster.ray.run`, such as ``use_gpu``, ``cpus_per_worker``, ``verbose``,
             ``stdout``, ``stderr`` or ``placement_group_timeout``.
     """
 
@@ -29,17 +29,17 @@ class RayBackend(LauncherBackend):
         return run
 
     def check(self) -> None:
-        """Begin a fit: where the number of workers was not given, what was found for an earlier one counts no more.
+        """Check that there is room for the workers; counts them again unless ``num_proc`` was given.
 
         Raises:
-            NotEnoughSlotsError: there is no room for one; or the placement group that the program is in is too small
-                for as many as were given.
+            NotEnoughSlotsError: there is no room for one worker, or the program's placement group is too small for
+                ``num_proc``.
         """
         self._num_found = None
         self.check_again()
 
     def check_again(self) -> None:
-        """The fit keeps its number of workers, with which the learning rate goes: its start waits for their room.
+        """Check that there is room for the same number of workers, on which the learning rate depends.
 
         Raises:
             NotEnoughSlotsError: as :meth:`check`.
@@ -49,7 +49,7 @@ class RayBackend(LauncherBackend):
         require_capacity(self.num_processes(), **self._of_a_worker())
 
     def check_unpickles(self, name: str, values: Mapping[str, Any]) -> None:
-        """Unpickle ``values`` in one worker, where the cluster has other machines than this one.
+        """Unpickle ``values`` in one worker, if the cluster has other machines than this one.
 
         Raises:
             LaunchError: they cannot be unpickled; the text names the module and the remedy.
@@ -68,10 +68,10 @@ class RayBackend(LauncherBackend):
         return any(node.address != here for node in nodes.living())
 
     def num_processes(self) -> int:
-        """The number of workers; asks the cluster once in each fit where it was not given.
+        """The number of workers. If it was not given, asks the cluster once in each fit.
 
         Raises:
-            NotEnoughSlotsError: there is no room for one.
+            NotEnoughSlotsError: there is no room for one worker.
         """
         if self._num_proc is not None:
             return self._num_proc
@@ -82,13 +82,13 @@ class RayBackend(LauncherBackend):
         return self._num_found
 
     def _of_a_worker(self) -> dict[str, Any]:
-        """What was said about the room that a worker needs."""
+        """The arguments about the resources of a worker."""
         names = ("cpus_per_worker", "use_gpu", "gpus_per_worker", "use_current_placement_group")
         return {name: self._kwargs[name] for name in names if self._kwargs.get(name) is not None}
 
 
 def backend_for(num_proc: int | None, *, use_gpu: bool, verbose: int) -> RayBackend:
-    """The backend of a fit of a Ray Dataset: on GPUs where the cluster has any, and the estimator may use them."""
+    """The backend for a Ray Dataset: on GPUs if the cluster has any and the estimator may use them."""
     from hvd_cluster.ray.session import connect
 
     has_gpus = connect().cluster_resources().get("GPU", 0) > 0

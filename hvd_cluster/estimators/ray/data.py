@@ -1,7 +1,7 @@
-"""Ray Datasets in and out of estimators: written to the store, and scored, by Ray's tasks, never through the driver.
+"""Ray Datasets as input of fits and models: Ray's tasks write and score them; rows never pass through the driver.
 
-The rows and their order are those of the Dataset, block by block. So an epoch is what it is for any other data: a pure
-function of the seed, with equal steps on every rank; ``streaming_split`` gives up both.
+Rows keep the order of the Dataset's blocks, so an epoch depends only on the seed and has equal steps on every rank, as
+with any other data. ``streaming_split`` guarantees neither.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from hvd_cluster.data.writing.assembly import NO_ROWS_TEXT
 from hvd_cluster.errors import DataError
 from hvd_cluster.estimators.scoring.scorer import Scorer, ShippedModel, content_key, score_batches
 
-#: Blocks that are being written, or wait for it, for each CPU: each keeps its place in the object store until then.
+#: Blocks per CPU that are written or queued; a queued block stays in the object store.
 _TASKS_PER_CPU = 2
 
 
@@ -25,7 +25,7 @@ def parts_of(dataset: Any, columns: Sequence[str]) -> RemoteParts:
 
     Args:
         dataset: the Ray Dataset.
-        columns: those that are needed.
+        columns: the columns to read.
 
     Raises:
         DataError: it has no rows.
@@ -35,7 +35,7 @@ def parts_of(dataset: Any, columns: Sequence[str]) -> RemoteParts:
 
 
 def first_table(dataset: Any, rows: int) -> Any:
-    """The first rows of a Ray Dataset as an Arrow table; Ray computes the blocks that they are in.
+    """The first rows of a Ray Dataset as an Arrow table. Ray computes the blocks that hold them.
 
     Raises:
         DataError: it has no rows, or a column of tensors that differ in shape.
@@ -63,13 +63,13 @@ def require_shared() -> None:
 
 
 def transform(dataset: Any, scorer: Scorer, model: bytes, predict_fn: Callable[..., Any] | None) -> Any:
-    """The Dataset with the outputs behind its columns; lazy, as Ray's own methods are.
+    """The Dataset with the outputs appended to its columns; lazy, like Ray's own methods.
 
     Args:
         dataset: the Ray Dataset.
         scorer: how outputs become columns.
-        model: the cloudpickled model; it is loaded once in each of Ray's worker processes.
-        predict_fn: the user's own function for one row, if there is one.
+        model: the pickled model, which each of Ray's worker processes loads once.
+        predict_fn: the user's function for one row, if any.
     """
     import ray
 
@@ -81,7 +81,7 @@ def transform(dataset: Any, scorer: Scorer, model: bytes, predict_fn: Callable[.
 
 
 class _Stored:
-    """A pickled model in the object store, with the face of a Spark broadcast."""
+    """A pickled model in the object store, with the interface of a Spark broadcast."""
 
     def __init__(self, ref: Any) -> None:
         self._ref = ref
@@ -97,7 +97,7 @@ class _Stored:
 def _score_table(scorer: Scorer, shipped: ShippedModel, predict_fn: Callable[..., Any] | None, table: Any) -> Any:
     import pyarrow as pa
 
-    # A column that the model does not take may be of any type.
+    # Other columns may be of any type.
     taken = table if predict_fn is not None else table.select(list(dict.fromkeys(scorer.inputs.feature_cols)))
     batches = plain(taken).combine_chunks().to_batches()
     scored = list(score_batches(scorer, shipped, predict_fn, iter(batches)))
@@ -109,38 +109,38 @@ def _score_table(scorer: Scorer, shipped: ShippedModel, predict_fn: Callable[...
 
 
 def _each_block(dataset: Any, on_part: OnPart) -> list[dict[str, Any]]:
-    """Run ``on_part`` on every block, in a Ray task where there is room; its answers."""
+    """Run ``on_part`` on every block in Ray tasks, and return the results."""
     import ray
 
-    # "SPREAD" leaves the placement group of a Tune trial, as Ray Data's own tasks do: its bundles are the workers'.
+    # "SPREAD" leaves the placement group of a Tune trial, whose bundles are for the workers, like Ray Data's own tasks.
     task = ray.remote(_write_block).options(scheduling_strategy="SPREAD")
     shared = ray.put(on_part)
-    most = max(2, int(_TASKS_PER_CPU * ray.cluster_resources().get("CPU", 0)))
+    max_pending = max(2, int(_TASKS_PER_CPU * ray.cluster_resources().get("CPU", 0)))
     pending: list[Any] = []
-    answers: list[dict[str, Any]] = []
-    with _in_order(dataset), _ended(pending):
+    results: list[dict[str, Any]] = []
+    with _in_order(dataset), _cancelled_on_error(pending):
         part = 0
         for bundle in dataset.iter_internal_ref_bundles():
             for block in bundle.block_refs:
                 pending.append(task.remote(shared, part, block))
                 part += 1
-            while len(pending) > most:
+            while len(pending) > max_pending:
                 done, pending[:] = ray.wait(pending)
-                answers += ray.get(done)
-        return answers + ray.get(pending)
+                results += ray.get(done)
+        return results + ray.get(pending)
 
 
 @contextlib.contextmanager
-def _ended(pending: list[Any]) -> Iterator[None]:
-    """After an exception no task runs on: it would write into folders that are removed now, and make them anew."""
+def _cancelled_on_error(pending: list[Any]) -> Iterator[None]:
+    """After an exception, end all tasks: they would write into folders that are being removed."""
     import ray
 
     try:
         yield
     except BaseException:  # raised again
         for task in pending:
-            # Those that are done, as the one that failed is, are left alone: Ray (2.60) ends the whole driver where it
-            # is told to cancel a task whose answer it is about to take in.
+            # Not tasks that are done, such as the failed one: Ray 2.60 kills the driver if a task is cancelled while
+            # its result is being received.
             if not ray.wait([task], timeout=0)[0]:
                 ray.cancel(task)
         if pending:
@@ -150,7 +150,7 @@ def _ended(pending: list[Any]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _in_order(dataset: Any) -> Iterator[None]:
-    """Have Ray deliver the blocks in the order of the data, not in that of their completion."""
+    """Make Ray deliver the blocks in the order of the data, not of their completion."""
     options = dataset.context.execution_options
     before, options.preserve_order = options.preserve_order, True
     try:
@@ -175,7 +175,7 @@ def _table(block: Any) -> Any:
 def plain(table: Any) -> Any:
     """``table`` with Ray's tensor columns as fixed-size lists: each row's values in C order.
 
-    Those whose rows differ in shape stay what they are.
+    Columns whose rows differ in shape are unchanged.
     """
     for index, field in enumerate(table.schema):
         shape = _shape(field.type)
@@ -185,19 +185,19 @@ def plain(table: Any) -> Any:
 
 
 def _shape(arrow_type: Any) -> Sequence[int | None] | None:
-    """The shape of a row of a tensor column, with None for what differs from row to row; None for other columns."""
+    """The shape of a row of a tensor column, with None for sizes that differ between rows; None for other columns."""
     if not hasattr(arrow_type, "storage_type"):
         return None
     shape: Sequence[int | None] | None = getattr(arrow_type, "shape", None)
-    # Ray 2.40 tells of rows of several shapes no more than how many dimensions they have.
+    # Ray 2.40 has only the number of dimensions if the rows' shapes differ.
     return [None] * arrow_type.ndim if shape is None and hasattr(arrow_type, "ndim") else shape
 
 
 def _refuse_varying(schema: Any) -> None:
-    """Raise where a tensor column has rows of several shapes.
+    """Check that the rows of each tensor column have one shape.
 
     Raises:
-        DataError: so it is; the text names the columns.
+        DataError: they do not; the text names the columns.
     """
     varying = [field.name for field in schema if None in (_shape(field.type) or ())]
     if varying:
@@ -218,7 +218,7 @@ def _as_lists(column: Any, shape: Sequence[Any]) -> Any:
 
 
 def _arrow_schema(dataset: Any) -> Any:
-    """The Arrow schema of the Dataset's rows; runs what makes them far enough to see one, if it has to."""
+    """The Arrow schema of the Dataset's rows; if it is unknown, Ray computes the first row."""
     import pyarrow as pa
 
     known = dataset.schema()

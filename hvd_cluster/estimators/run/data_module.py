@@ -1,4 +1,4 @@
-"""Data modules, the user's own readers: what ``data_module=`` takes, with Horovod's names and arguments."""
+"""Data modules: user-defined readers for ``data_module=``, with Horovod's names and arguments."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class DataModule(ABC):
-    """Base of data modules. Each worker makes one, enters it as a context and iterates over its batches.
+    """Base of data modules. Each worker creates one, enters it as a context and iterates over its batches.
 
     A batch is a dict column -> array or tensor of shape (rows, ...), or a pair ``(features, labels)``: a dict of the
     feature columns, and a dict or a sequence of the labels.
@@ -73,7 +73,7 @@ class DataModule(ABC):
 
     @abstractmethod
     def train_data(self) -> Iterable[Any]:
-        """The training batches: an endless stream of epochs, or one epoch; this is called again when they end."""
+        """The training batches of one epoch or of endless epochs; called again when they end."""
 
     @abstractmethod
     def val_data(self) -> Iterable[Any] | None:
@@ -82,12 +82,12 @@ class DataModule(ABC):
     def __enter__(self) -> Any:
         return self
 
-    def __exit__(self, *exc_info: object) -> None:  # noqa: B027 - most have nothing open
-        """Close what is open."""
+    def __exit__(self, *exc_info: object) -> None:  # noqa: B027 - optional
+        """Release resources."""
 
 
 class PetastormDataModule(DataModule):
-    """This package's Parquet reader as a data module, under the name that Horovod's users subclass."""
+    """This package's Parquet reader as a data module, under Horovod's name."""
 
     short_name = "petastorm"
     _validation: ParquetReader | None = None
@@ -105,7 +105,7 @@ class PetastormDataModule(DataModule):
         return self._reader(self.train_dir, "train", self.train_batch_size, shuffle=self.shuffle, remainder="pad")
 
     def _val_reader(self, remainder: Any) -> ParquetReader:
-        if self._validation is None:  # kept for all epochs, with the rows that it caches
+        if self._validation is None:  # kept for all epochs, with its cached rows
             self._validation = self._reader(
                 str(self.val_dir), "val", self.val_batch_size, shuffle=False, remainder=remainder
             )
@@ -154,8 +154,8 @@ class NVTabularDataModule(DataModule):
     def __new__(cls, *args: Any, **kwargs: Any) -> NoReturn:
         raise NotImplementedError(
             "NVTabularDataModule is not supported: leave data_module out and name the continuous and the categorical "
-            "columns in feature_cols (categories as integers, for embeddings), or subclass "
-            "horovod.spark.common.datamodule.DataModule around a loader of NVTabular's successor, Merlin"
+            "columns in feature_cols (categories as integers, for embeddings), or write a subclass of "
+            "horovod.spark.common.datamodule.DataModule that wraps a loader of NVTabular's successor, Merlin"
         )
 
 

@@ -1,7 +1,7 @@
-"""Rows that came to the workers' machines without a store: every machine gets what the others have, once.
+"""Rows that reach the workers without a store: each machine gets the rows of the others once.
 
-Then each worker reads a data set that is whole on its own disk, in the order that a store would give: which rank reads
-which row does not depend on where the rows came from.
+Each worker then reads a complete data set from its own disk, in the order of a data set in a store: which rank reads
+which row does not depend on how the rows arrived.
 """
 
 from __future__ import annotations
@@ -30,28 +30,28 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _CHANGED_TEXT = (
-    "Spark gave other rows, or another order of them, when they were asked for again: training begins anew. A shuffle "
-    "or a random function makes the order differ; write the DataFrame to Parquet first, or give the fit a store"
+    "Spark computed other rows, or another order of rows, for the restarted workers: training restarts. A shuffle or a "
+    "random function can change the order; write the DataFrame to Parquet first, or give the fit a store"
 )
-#: Bytes that go over the network at a time.
+#: Bytes per broadcast.
 _PIECE_BYTES = 16 * 1024 * 1024
 
 
 @dataclass(frozen=True)
 class DirectRows:
-    """Rows that a backend brings to the workers, and how they make a data set of them."""
+    """Rows that a backend sends to the workers, and how these make a data set of them."""
 
     plan: PartPlan
     lanes: int
-    #: What the backend takes.
+    #: The argument of the backend.
     rows: Rows
 
     def wrapped(self, train_fn: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """``train_fn`` for workers that find the rows on their machines."""
+        """``train_fn``, after the workers have gathered the rows from their machines."""
         return _TrainOnDirectRows(train_fn, self.plan, self.lanes)
 
     def release(self) -> None:
-        """Let go of what was kept for another start of the workers."""
+        """Free the rows that were persisted for restarts."""
         self.rows.frame.unpersist()
 
 
@@ -74,32 +74,32 @@ class _TrainOnDirectRows:
                 logger.warning("%s", _CHANGED_TEXT)
                 spec = dataclasses.replace(spec, resume=None, resume_best=None)
             result = self.train_fn(dataclasses.replace(spec, dataset=dataset))
-            hvd.barrier()  # nobody's files go while another one reads them
+            hvd.barrier()  # no rank's files are deleted while another rank reads them
             return result
         finally:
             hvd.shutdown()
 
 
 def gather_rows(folder: str, plan: PartPlan, lanes: int, hvd: Collectives) -> tuple[Dataset, str]:
-    """The data set of the rows that came to all workers, and what tells it from others; the same on every rank.
+    """The data set of the rows that all workers received, and its digest; the same on every rank.
 
     Args:
-        folder: of this worker's own rows. Files of other machines are copied into the folder of one worker of this
+        folder: where this worker's rows are. Files of other machines are copied into the folder of one worker per
             machine.
 
     Raises:
-        DataError: the rows cannot be trained on; the same on every rank.
+        DataError: the rows cannot be trained on; raised on every rank.
     """
     with _token(folder) as token:
         mine = (folder, token, part_transfer.files_in(folder), part_transfer.reports_in(folder))
         owners = hvd.allgather_object(mine, name="hvd_cluster.arrived")
-        visible = [Path(place, sign).exists() for place, sign, _, _ in owners]
+        visible = [Path(place, name).exists() for place, name, _, _ in owners]
         seen = hvd.allgather_object(visible, name="hvd_cluster.visible")
     leader = visible.index(True)
     inbox = owners[leader][0]
     folder_of: dict[str, str] = {}
     for owner, (place, _, files, _) in enumerate(owners):
-        if place in [one[0] for one in owners[:owner]]:  # workers of one task share its rows
+        if place in [one[0] for one in owners[:owner]]:  # workers of one task share a folder
             continue
         folder_of.update(dict.fromkeys(files, place if visible[owner] else inbox))
         if not all(row[owner] for row in seen):
@@ -112,7 +112,7 @@ def gather_rows(folder: str, plan: PartPlan, lanes: int, hvd: Collectives) -> tu
 
 
 def _broadcast(place: str, files: dict[str, int], owner: int, inbox: Path | None, hvd: Collectives) -> None:
-    """Send the files of one worker to all; those write them whose ``inbox`` is given."""
+    """Send the files of rank ``owner`` to all ranks; those with an ``inbox`` write them there."""
     for name, size in files.items():
         with contextlib.ExitStack() as stack:
             source = stack.enter_context(Path(place, name).open("rb")) if hvd.rank() == owner else None
@@ -130,7 +130,7 @@ def _broadcast(place: str, files: dict[str, int], owner: int, inbox: Path | None
 
 @contextlib.contextmanager
 def _token(folder: str) -> Iterator[str]:
-    """A file by which others can tell that they see this folder; host names may deceive."""
+    """A file that shows other workers whether they see this folder; host names are not reliable."""
     token = Path(folder, f"token-{uuid.uuid4().hex}")
     token.touch()
     try:

@@ -1,6 +1,6 @@
-"""When a fit stops before its last epoch, and which epoch was the best: functions of the history alone.
+"""When a fit stops before its last epoch, and which epoch was the best.
 
-So every rank decides alike, and a resumed run as an undisturbed one.
+Both depend on the history alone, so that all ranks, and resumed runs, decide the same.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from hvd_cluster.estimators.view.history import rows
 
 @dataclass(frozen=True, kw_only=True)
 class EarlyStopping:
-    """End the fit when a number of the history has not become better for a while.
+    """End the fit when a number in the history has not improved for some epochs.
 
     Raises:
-        ValueError: a value makes no sense.
+        ValueError: a value is out of range.
     """
 
-    #: A column of ``model.history``, such as "validation_loss"; None: the validation's loss, or the training's where
-    #: there is no validation.
+    #: A column of ``model.history``, such as "validation_loss"; None: the validation loss, or the training loss if
+    #: there are no validation rows.
     monitor: str | None = None
-    #: Epochs without a better value after which the fit ends.
+    #: Epochs without a better value that end the fit.
     patience: int = 3
-    #: A value that is better by less than this does not count.
+    #: Smaller improvements do not count.
     min_delta: float = 0.0
-    #: Whether less or more is better.
+    #: Whether lower or higher values are better.
     mode: Literal["min", "max"] = "min"
 
     def __post_init__(self) -> None:
@@ -45,10 +45,10 @@ class EarlyStopping:
         return len(records) - 1 - self.best_epoch(records) >= self.patience
 
     def best_epoch(self, records: Sequence[dict[str, Any]]) -> int:
-        """Index of the best record, the earliest of equal ones; -1 where there is none.
+        """Index of the best record, the earliest of equal ones; -1 if there are no records.
 
         Raises:
-            DataError: the history has no such number.
+            DataError: ``monitor`` is not in the history.
         """
         best, at = math.inf, -1
         for index, row in enumerate(rows(records)):
@@ -64,5 +64,5 @@ class EarlyStopping:
         return float(row[name])
 
 
-#: Which epoch is the best where nothing was said of it.
+#: Finds the best epoch if ``early_stopping`` is not set.
 DEFAULT = EarlyStopping()

@@ -1,4 +1,4 @@
-"""What a run was trained on, as far as a later fit can tell whether it goes on with the same."""
+"""Identifies the data of a run, so that a later fit does not resume it with other data."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """Columns and rows of a run. Equal ones may still hold other values: no row is read for it."""
+    """Columns and number of rows. No row is read: data with an equal fingerprint may have other values."""
 
     feature_cols: list[str]
     label_cols: list[str]
     #: Kind, dtype and shape of each column that workers read, by name.
     columns: dict[str, str]
-    #: Rows for training and validation together: how they are shared out may change between fits.
+    #: Training and validation rows together: the split may change between fits.
     rows: int
 
     @classmethod
@@ -35,7 +35,7 @@ class Fingerprint:
         )
 
     def differences(self, now: Fingerprint) -> list[str]:
-        """How ``now`` differs from this earlier one, in words; empty if it does not."""
+        """How ``now`` differs from this earlier fingerprint, in words."""
         found = []
         if self.feature_cols != now.feature_cols:
             found.append(f"feature_cols were {self.feature_cols} and are {now.feature_cols}")
@@ -53,19 +53,19 @@ class Fingerprint:
         return found
 
     def require(self, run_id: str, now: Fingerprint) -> None:
-        """Check that a fit goes on with the data that the run ``run_id`` began with, which is this.
+        """Check that ``now`` is the data of the run ``run_id``, whose fingerprint this is.
 
         Raises:
-            DataError: it differs; the text says in what.
+            DataError: they differ; the text says how.
         """
         if differences := self.differences(now):
             raise DataError(
                 f"run_id={run_id!r} has a checkpoint of a fit on other data ({'; '.join(differences)}): choose another "
-                "run_id, or none, to train anew"
+                "run_id, or none, to train again"
             )
 
     def to_dict(self) -> dict[str, object]:
-        """Plain data, which JSON gives back as it was."""
+        """Plain data for JSON."""
         return dataclasses.asdict(self)
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from hvd_cluster.data.reader import ParquetReader
 
-#: ``inmemory_cache_all`` keeps whatever there is.
+#: ``inmemory_cache_all`` has no limit.
 _ALL_BYTES = 1 << 62
 _UINT64 = (1 << 64) - 1
 
@@ -27,7 +27,7 @@ def options_of_pool(pool_type: str, num_threads: int, in_memory: bool) -> dict[s
 
     Args:
         num_threads: the number of threads; "dummy" always has one.
-        in_memory: keep rows in memory. No effect for "process": a reader process lives for one pass.
+        in_memory: keep rows in memory. No effect for "process": a reader process ends after one pass.
     """
     return {
         "num_threads": 1 if pool_type == "dummy" else num_threads,
@@ -47,7 +47,7 @@ def one_pass(
 ) -> Iterator[dict[str, Tensor]]:
     """One pass over the rows from its ``start``-th batch on, in this process or, for "process", in a reader process.
 
-    A reader process draws other random numbers in each pass and on each rank; a repeated run draws the same ones.
+    A reader process has its own random numbers in each pass and on each rank, equal in a repeated run.
     """
     if pool_type != "process":
         return reader.epoch(epoch, start)
@@ -56,7 +56,7 @@ def one_pass(
         batch_size=None,
         num_workers=1,
         multiprocessing_context=start_method or "spawn",
-        # Without it, the seed is drawn from the model's generator, and a run that resumes in a pass differs.
+        # Otherwise the seed is drawn from the model's generator, and a run that resumes within a pass differs.
         generator=torch.Generator().manual_seed(_pass_seed(seed, epoch, rank, start)),
     )
     return iter(loader)
@@ -67,7 +67,7 @@ def _pass_seed(*numbers: int) -> int:
 
 
 class _Pass(IterableDataset[Any]):
-    """One pass as a data set of a reader process."""
+    """One pass as a torch data set for a reader process."""
 
     def __init__(self, reader: ParquetReader, epoch: int, start: int) -> None:
         self._reader, self._epoch, self._start = reader, epoch, start

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class RepeatedRow(dict[str, Any]):
-    """A row of another batch, in place of a validation batch without rows on this rank; it has no weight in means."""
+    """A row of another batch, instead of a validation batch without rows on this rank. It does not count in means."""
 
 
 def rows_of(batch: Any) -> int:
@@ -42,7 +42,7 @@ class Readers(ABC):
 
     @staticmethod
     def of(spec: FitSpec, rank: int, size: int) -> Readers:
-        """The readers of the spec's data module, or of its Parquet files."""
+        """The readers of the data module of ``spec``, or of its Parquet files."""
         if spec.data_module is not None:
             return DataModuleReaders(spec, rank, size)
         return ParquetReaders(spec, rank, size)
@@ -50,8 +50,8 @@ class Readers(ABC):
     def __enter__(self) -> Readers:
         return self
 
-    def __exit__(self, *exc_info: Any) -> None:  # noqa: B027 - most have nothing open
-        """Close what is open."""
+    def __exit__(self, *exc_info: Any) -> None:  # noqa: B027 - optional
+        """Release resources."""
 
     @abstractmethod
     def train_batches(self, epoch: int, done: int = 0) -> Iterator[dict[str, Tensor]]:
@@ -61,22 +61,22 @@ class Readers(ABC):
     def validation_batches(self) -> Iterator[dict[str, Tensor]]:
         """Batches of the validation rows, equally many on every rank, so that the user's metrics may use collectives.
 
-        A rank without rows left gets :class:`RepeatedRow`.
+        A rank without further rows gets :class:`RepeatedRow`.
         """
 
 
 class ParquetReaders(Readers):
     """Batches of a ``ParquetReader``.
 
-    A training epoch has all rows; earlier rows fill the last global batch, so that every batch is full and all ranks
-    have equally many. Validation has each row once, in the order of the data.
+    A training epoch has all rows; repeated rows fill the last global batch, so that all batches are full and all ranks
+    have the same number. Validation has each row once, in the order of the data.
     """
 
     def __init__(self, spec: FitSpec, rank: int, size: int) -> None:
         data = spec.dataset
         self._spec = spec
         self._rank = rank
-        # A reader process lives for one pass, and epochs of a given number of steps end within a pass.
+        # A reader process ends after a pass, and epochs of a given number of steps may end within a pass.
         has_next = spec.reader_pool_type != "process" and spec.train_steps_per_epoch is None
         self._train = self._reader(
             data.train,
@@ -122,13 +122,13 @@ class ParquetReaders(Readers):
         )
 
     def train_batches(self, epoch: int, done: int = 0) -> Iterator[dict[str, Tensor]]:
-        """As in the base class; an epoch that ends within the rows is continued by the next one."""
+        """As in the base class; an epoch that ends before the last row is continued by the next one."""
         start = epoch * self.train_steps
         at, end = start + done, start + self.train_steps
         while at < end:
             through, offset = divmod(at, self._train.steps)
             taken = min(self._train.steps - offset, end - at)
-            # A pass that starts within the rows fills its last batch as a whole pass does.
+            # A pass that starts after the first row fills its last batch like a complete pass.
             yield from itertools.islice(self._pass(self._train, through, offset), taken)
             at += taken
 
@@ -138,7 +138,7 @@ class ParquetReaders(Readers):
             yield from with_rows(batches, lambda: next(self._validation_of_one().epoch(0)))
 
     def _validation_of_one(self) -> ParquetReader:
-        """A reader of all validation rows, for a rank without any: there are fewer rows than ranks."""
+        """A reader of all validation rows, for a rank without any if there are fewer rows than ranks."""
         assert self._spec.dataset.validation is not None
         return self._reader(
             self._spec.dataset.validation, 0, 1, batch_size=1, shuffle=False, remainder="partial", num_threads=1
@@ -154,7 +154,7 @@ class ParquetReaders(Readers):
 def with_rows(
     batches: Iterator[dict[str, Tensor]], first_row: Callable[[], dict[str, Tensor]]
 ) -> Iterator[dict[str, Tensor]]:
-    """The batches, with a :class:`RepeatedRow` in place of each without rows; ``first_row`` where none had one."""
+    """The batches, with a :class:`RepeatedRow` instead of empty ones: of an earlier batch, or ``first_row``."""
     seen: dict[str, Tensor] | None = None
     for batch in batches:
         if rows_of(batch):
@@ -168,7 +168,7 @@ def with_rows(
 class DataModuleReaders(Readers):
     """Batches of a data module, as dicts of tensors.
 
-    A run that resumes from a checkpoint reads and drops the batches that it has trained on.
+    A run that resumes from a checkpoint reads and skips the batches that it was trained on.
     """
 
     def __init__(self, spec: FitSpec, rank: int, size: int) -> None:
@@ -178,7 +178,7 @@ class DataModuleReaders(Readers):
         self.padding_rows = 0
         self._module = spec.data_module(**arguments(spec, rank, size, self.train_steps, self._val_steps))
         self._train: Iterator[Any] = iter(())
-        #: Training batches that were taken so far, over all epochs.
+        #: Training batches read so far, over all epochs.
         self._taken = 0
 
     def __enter__(self) -> DataModuleReaders:
@@ -198,7 +198,7 @@ class DataModuleReaders(Readers):
 
     def validation_batches(self) -> Iterator[dict[str, Tensor]]:
         mine = self._validation()
-        yield from _as_many(mine) if self._size > 1 else mine
+        yield from _same_number(mine) if self._size > 1 else mine
 
     def _validation(self) -> Iterator[dict[str, Tensor]]:
         batches = self._module.val_data()
@@ -209,14 +209,14 @@ class DataModuleReaders(Readers):
                     yield tensors
 
     def _next(self) -> Any:
-        """The next training batch; starts ``train_data()`` again when it has ended."""
+        """The next training batch; calls ``train_data()`` again when it has ended."""
         self._taken += 1
         for _ in range(2):
             batch = next(self._train, None)
             if batch is not None:
                 return batch
             self._train = iter(self._module.train_data())
-        raise DataError(f"{type(self._module).__name__}.train_data() gives no batches")
+        raise DataError(f"{type(self._module).__name__}.train_data() has no batches")
 
     def _as_batch(self, batch: Any) -> dict[str, Tensor]:
         if isinstance(batch, (tuple, list)) and len(batch) == 2:
@@ -227,16 +227,16 @@ class DataModuleReaders(Readers):
             batch = {**features, **labels}
         if not isinstance(batch, Mapping):
             raise DataError(
-                f"{type(self._module).__name__} gave a batch of type {type(batch).__name__}: it must be a dict column "
-                "-> array, or a pair of such a dict and the labels"
+                f"{type(self._module).__name__} returned a batch of type {type(batch).__name__}: it must be a dict "
+                "column -> array, or a pair of such a dict and the labels"
             )
         return {name: _as_tensor(value) for name, value in batch.items()}
 
 
-def _as_many(batches: Iterator[dict[str, Tensor]]) -> Iterator[dict[str, Tensor]]:
-    """Equally many batches on every rank: a rank without batches left gets :class:`RepeatedRow`. Collective.
+def _same_number(batches: Iterator[dict[str, Tensor]]) -> Iterator[dict[str, Tensor]]:
+    """The same number of batches on every rank, filled up with :class:`RepeatedRow`. Collective.
 
-    The number of batches of a user's data module is not known in advance.
+    The number of batches of a user's data module is unknown.
     """
     import hvd_cluster.torch as hvd
 

@@ -1,4 +1,4 @@
-"""A ``transformation_fn`` together with what it is said to change: what petastorm's TransformSpec says."""
+"""A ``transformation_fn`` with the fields that it changes, like petastorm's TransformSpec."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import numpy as np
 
 @dataclass(frozen=True)
 class RowTransform:
-    """A function from row to row that is picklable if ``fn`` is."""
+    """A function from row to row; picklable if ``fn`` is."""
 
     #: The user's function, or None for none.
     fn: Callable[[dict[str, Any]], dict[str, Any]] | None
-    #: Column -> dtype and shape of its values from now on; an unknown shape is None.
+    #: Column -> new dtype and shape of its values; None for an unknown shape.
     fields: Mapping[str, tuple[Any, tuple[int, ...] | None]]
     removed: frozenset[str]
 
@@ -23,11 +23,11 @@ class RowTransform:
     def of(
         cls, fn: Any, edit_fields: Sequence[Sequence[Any]] | None, removed_fields: Sequence[str] | None
     ) -> Callable[[dict[str, Any]], dict[str, Any]] | None:
-        """``fn`` itself where nothing more is said.
+        """``fn`` itself if no fields are given.
 
         Args:
             edit_fields: (name, numpy dtype, shape, is nullable) of each column that is new or changed.
-            removed_fields: names.
+            removed_fields: names of columns.
         """
         if not edit_fields and not removed_fields:
             return fn  # type: ignore[no-any-return]

@@ -1,7 +1,6 @@
-"""TensorBoard's scalars of a run, in the store's log folder, where TensorBoard is installed.
+"""TensorBoard scalars of a run, in the store's log folder, if TensorBoard is installed.
 
-Its writer knows local files only: for other stores it writes to a folder of this machine, which is copied after each
-epoch.
+Its writer supports local files only: for other stores it writes to a local folder, which is copied after each epoch.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 @contextlib.contextmanager
 def scalar_log(spec: FitSpec) -> Iterator[Callable[[dict[str, Any]], None] | None]:
-    """A function that writes one epoch's record; None where TensorBoard or the store's log folder is missing."""
+    """A function that writes one epoch's record; None without TensorBoard or without a log folder."""
     if not spec.store.saving_runs or spec.store_on_driver:
         yield None
         return
@@ -33,7 +32,7 @@ def scalar_log(spec: FitSpec) -> Iterator[Callable[[dict[str, Any]], None] | Non
         except OSError as error:
             logger.warning("the scalars of run %r cannot be written to %s: %s", spec.run_id, folder, error)
             writer = None
-        # Not yielded while the import's failure is handled: every error of the training would carry it as its context.
+        # Not yielded in the except clause: every error of the training would have this one as its context.
         if writer is None:
             yield None
             return
@@ -45,10 +44,10 @@ def scalar_log(spec: FitSpec) -> Iterator[Callable[[dict[str, Any]], None] | Non
             try:
                 if not has_failed:
                     act()
-            except OSError as error:  # of a full disk: the curves are not worth a fit
+            except OSError as error:  # such as a full disk, which must not end the fit
                 has_failed = True
                 logger.warning(
-                    "the scalars of run %r cannot be written to %s, and are left out from now on: %s",
+                    "the scalars of run %r cannot be written to %s, and are no longer written: %s",
                     spec.run_id,
                     folder,
                     error,
@@ -69,9 +68,9 @@ def scalar_log(spec: FitSpec) -> Iterator[Callable[[dict[str, Any]], None] | Non
 
 @contextlib.contextmanager
 def without_tensorflow() -> Iterator[None]:
-    """Keep TensorBoard from importing TensorFlow where both are installed: seconds, for nothing that is needed here.
+    """Keep TensorBoard from importing TensorFlow, which takes seconds and is not needed here.
 
-    It goes without where this module of its own exists.
+    TensorBoard does without TensorFlow if the module ``tensorboard.compat.notf`` exists.
     """
     name = "tensorboard.compat.notf"
     if "tensorflow" in sys.modules or name in sys.modules:
@@ -85,7 +84,7 @@ def without_tensorflow() -> Iterator[None]:
 
 
 def _writer(folder: str) -> Any:
-    """TensorBoard's writer, or None where TensorBoard is missing."""
+    """TensorBoard's writer, or None if TensorBoard is not installed."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:

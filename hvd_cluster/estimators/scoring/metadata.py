@@ -1,4 +1,4 @@
-"""What scoring must know of the training that made a model: plain data, saved with it."""
+"""What scoring needs to know about the training of a model: plain data, saved with it."""
 
 from __future__ import annotations
 
@@ -17,14 +17,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Metadata:
-    """Columns, dtypes and shapes at the model's edge."""
+    """Columns, dtypes and shapes of what a model takes and returns."""
 
     feature_cols: tuple[str, ...]
     label_cols: tuple[str, ...]
-    #: dtype of each feature at the model's edge, by torch's name.
+    #: dtype of each feature as the model takes it, by torch's name.
     feature_dtypes: tuple[str, ...]
-    #: What each feature was counted in: "D", "s", "ms", "us" or "ns"; "" where it holds no times. Models that were
-    #: saved before units were kept have none.
+    #: Unit of each feature that holds times: "D", "s", "ms", "us" or "ns"; "" for others. Older saved models have none.
     feature_units: tuple[str, ...]
     #: Type of each output column: a scalar's numpy name, or "vector".
     output_types: tuple[str, ...]
@@ -33,7 +32,7 @@ class Metadata:
 
     @classmethod
     def of(cls, spec: FitSpec) -> Metadata:
-        """The metadata of a model that was trained as ``spec`` says."""
+        """The metadata of a model that was trained by ``spec``."""
         columns = [spec.dataset.schema[name] for name in spec.inputs.label_cols]
         return cls(
             feature_cols=spec.inputs.feature_cols,
@@ -53,7 +52,7 @@ class Metadata:
 
 
 def output_type(kind: Kind, dtype: str, shape: Sequence[int]) -> str:
-    """The type of an output column: the label's own for one number a row (integers are rounded), else a vector."""
+    """The type of an output column: the label's for one number per row (integers are rounded), else a vector."""
     if math.prod(shape) != 1 or kind in {Kind.LIST, Kind.VECTOR}:
         return VECTOR
     return dtype if kind in {Kind.NUMERIC, Kind.BOOL} and dtype != "float16" else "float64"

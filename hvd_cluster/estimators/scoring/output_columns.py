@@ -1,4 +1,4 @@
-"""Which columns ``transform`` adds, of which type, and what of a model's outputs goes into each: a pure plan."""
+"""The columns that ``transform`` adds: their types, and the part of a model's outputs that each holds."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-#: Types of output columns that hold several numbers a row: Spark ML's vector where Spark is, and a list of float32.
+#: Types of output columns with several numbers per row: a Spark ML vector (on Spark), and a list of float32.
 VECTOR = "vector"
 ARRAY = "array"
 
-#: What ``output_kinds`` may say of a column.
+#: The values of ``output_kinds``.
 KINDS = ("plain", "vector", "array", "probability", "argmax", "columns")
 
-
-#: Types of labels that Spark has not -> those that hold the same numbers there.
+#: Types of labels that Spark does not have -> types that hold the same numbers there.
 _ON_SPARK = {"uint8": "int16"}
 
 
@@ -26,23 +25,23 @@ class OutputColumn:
     """One column that ``transform`` adds."""
 
     name: str
-    #: Which of the model's outputs it comes from.
+    #: Index of the model's output that it comes from.
     output: int
-    #: One of KINDS; a column of "columns" holds one element.
+    #: One of KINDS; a "columns" column holds one element.
     kind: str
     #: The numpy name of a scalar type, VECTOR or ARRAY.
     type: str
-    #: Which element of the output's row, for "columns".
+    #: Index in the output's row, for "columns".
     element: int = 0
 
     def values(self, output: Tensor) -> Tensor:
-        """What the column holds, shape (rows, ...), of an output of shape (rows, ...)."""
+        """The column's values, shape (rows, ...), from an output of shape (rows, ...)."""
         if self.kind in ("plain", "vector", "array"):
             return output
         flat = output.reshape(len(output), -1)
         if self.kind == "columns":
             return flat[:, self.element]
-        if flat.shape[1] == 1:  # one logit: that of the second of two classes
+        if flat.shape[1] == 1:  # a single logit belongs to the second of two classes
             flat = torch.cat([torch.zeros_like(flat), flat], dim=1)
         return flat.argmax(dim=1) if self.kind == "argmax" else torch.softmax(flat, dim=1)
 
@@ -59,14 +58,14 @@ def plan(
 
     Args:
         names: one for each of ``kinds``.
-        num_outputs: outputs of the model; where there is one, several kinds are all made of it.
+        num_outputs: outputs of the model; if there is one, all kinds are made from it.
         types: the type of each output's plain column.
         shapes: of one row of each output, if known.
         kinds: one of KINDS for each name; None for plain ones.
-        on_spark: classes are then float64, as Spark ML's evaluators want them, and not int64.
+        on_spark: classes are float64, as Spark ML's evaluators expect, instead of int64.
 
     Raises:
-        ValueError: numbers do not agree, or the shape that "columns" needs is not known; all at once.
+        ValueError: the counts differ, or the shape that "columns" needs is unknown; all problems at once.
     """
     kinds = ["plain"] * num_outputs if kinds is None else kinds
     outputs = [0] * len(kinds) if num_outputs == 1 else list(range(num_outputs))

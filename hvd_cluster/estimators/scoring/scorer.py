@@ -1,4 +1,4 @@
-"""Scoring: Arrow batches in, one column for each output out. Knows no Spark; a Spark task calls it batch by batch."""
+"""Scores Arrow batches: one column for each output. Independent of Spark, whose tasks call it batch by batch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from hvd_cluster.launch.pickling import loads
 from hvd_cluster.oldpaths.shim import serves_horovod
 
 _CPU = torch.device("cpu")
-#: Models that a process keeps: a stream of batches may score with one, a pipeline with a few.
+#: Models that a process caches: a pipeline scores with a few.
 CACHED_MODELS = 2
 
 _cache: OrderedDict[str, Any] = OrderedDict()
@@ -34,11 +34,11 @@ _cache_lock = threading.Lock()
 
 @dataclass(frozen=True)
 class Framework:
-    """How models of one framework are called; both functions are importable, since they travel."""
+    """How models of one framework are called. Both functions can be imported, because they are pickled."""
 
     #: (model, one CPU tensor for each feature) -> one CPU tensor for each output, without gradients.
     predict: Callable[[Any, list[torch.Tensor]], Sequence[torch.Tensor]]
-    #: A context in which the model predicts and does not train.
+    #: A context in which the model is in inference mode.
     mode: Callable[[Any], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
 
 
@@ -49,11 +49,11 @@ class Scorer:
     framework: Framework
     inputs: Inputs
     columns: tuple[OutputColumn, ...]
-    #: What each feature was counted in when the model was trained, "" for none; () where that is not known.
+    #: Unit of each feature that held times in training, "" for others; () if unknown.
     feature_units: tuple[str, ...]
-    #: Vectors as Spark ML's struct, else as lists of float32.
+    #: Write vectors as Spark ML's struct, else as lists of float32.
     spark_vectors: bool
-    #: Rows that go through the model at once.
+    #: Rows per call of the model.
     batch_size: int
 
     def arrow_types(self) -> list[Any]:
@@ -65,10 +65,10 @@ class Scorer:
         return [special.get(column.type) or pa.from_numpy_dtype(column.type) for column in self.columns]
 
     def score(self, model: Any, table: Any) -> list[Any]:
-        """One Arrow array for each output column, of as many rows as ``table`` (a RecordBatch or Table) has.
+        """One Arrow array for each output column, with the rows of ``table`` (a RecordBatch or Table).
 
         Raises:
-            DataError: a feature column is missing, holds nulls, or is none that the model takes.
+            DataError: a feature column is missing or holds nulls, or the model cannot take it.
         """
         import pyarrow as pa
 
@@ -87,18 +87,18 @@ class Scorer:
         ]
 
     def _outputs(self, model: Any, part: Any) -> Sequence[torch.Tensor]:
-        """What the model returns for some rows of the feature columns."""
+        """The model's outputs for some rows of the feature columns."""
         schema = self._in_trained_units(infer(part.schema))
         tensors = to_tensors(part, schema)
         self.inputs.warn_of_inexact(tensors)
         try:
             return self.framework.predict(model, self.inputs.features(tensors, _CPU))
-        except Exception as error:  # the user's own model, which may raise anything
+        except Exception as error:  # the user's model may raise anything
             text = f"the model failed on the feature columns: {type(error).__name__}: {error}"
             raise DataError(f"{text}\n{shapes_text(self.inputs, tensors, schema)}") from error
 
     def _in_trained_units(self, schema: Schema) -> Schema:
-        """The schema with times in the units that the model knows: pandas counts in others than Spark."""
+        """The schema, with times in the units of the training: those of pandas and Spark differ."""
         trained = dict(zip(self.inputs.feature_cols, self.feature_units, strict=False))
         return Schema(
             tuple(
@@ -108,7 +108,7 @@ class Scorer:
         )
 
     def score_rows(self, model: Any, predict_fn: Callable[..., Any], rows: list[Any]) -> list[Any]:
-        """The same, one row at a time through a ``predict_fn(model, row)`` of the user's own."""
+        """The same, row by row through the user's ``predict_fn(model, row)``."""
         import pyarrow as pa
 
         types = self.arrow_types()
@@ -130,7 +130,7 @@ class Scorer:
                     f"the model returned {tuple(output.shape)} for {rows} rows: it must return one row for each"
                 )
         if len(outputs) <= max(column.output for column in self.columns):
-            raise DataError(f"the model returned {len(outputs)} outputs, which are fewer than the label columns")
+            raise DataError(f"the model returned {len(outputs)} outputs, fewer than there are label columns")
         return [
             _to_array(column, outputs[column.output], arrow_type)
             for column, arrow_type in zip(self.columns, types, strict=True)
@@ -141,25 +141,25 @@ def _to_array(column: OutputColumn, output: torch.Tensor, arrow_type: Any) -> An
     try:
         return to_arrow(column.values(output), arrow_type)
     except DataError as error:
-        remedy = "the type is its label's; setOutputKinds(['array']), or another kind, takes numbers as they are"
+        remedy = "its type is that of the label; setOutputKinds(['array']), or another kind, keeps the numbers"
         raise DataError(f"output column {column.name!r}: {error}; {remedy}") from error
 
 
 @dataclass(frozen=True)
 class ShippedModel:
-    """A model on its way to the tasks of a cluster."""
+    """A model that is sent to the tasks of a cluster."""
 
-    #: Hash of its bytes: what the cache goes by.
+    #: Hash of its bytes, the key of the cache.
     key: str
-    #: What :func:`hvd_cluster.spark.barrier.receive` takes.
+    #: The argument of :func:`hvd_cluster.spark.barrier.receive`.
     source: Any
-    #: ``import horovod`` resolves where it was pickled: modules that it is made of may do so.
+    #: ``import horovod`` works where it was pickled, and its modules may use that.
     as_horovod: bool = field(default_factory=serves_horovod)
-    #: How a module that the tasks lack comes to them; see :func:`hvd_cluster.launch.call.pack_call`.
+    #: How to install a module that tasks lack; see :func:`hvd_cluster.launch.call.pack_call`.
     remedy: str = HOST_REMEDY
 
     def load(self) -> Any:
-        """The model, unpickled once in a process however many batches and jobs ask for it.
+        """The model, unpickled once per process.
 
         Raises:
             LaunchError: a module of the model cannot be imported here; the text names it and the remedy.
@@ -189,7 +189,7 @@ def content_key(blob: bytes) -> str:
 def score_batches(
     scorer: Scorer, shipped: ShippedModel, predict_fn: Callable[..., Any] | None, batches: Iterator[Any]
 ) -> Iterator[Any]:
-    """The function that ``mapInArrow`` runs: every input column as it came, and the outputs behind them."""
+    """The function for ``mapInArrow``: appends the outputs to the columns of each batch."""
     import pyarrow as pa
 
     model = shipped.load()

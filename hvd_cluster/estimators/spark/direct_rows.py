@@ -1,4 +1,4 @@
-"""A Spark DataFrame on its way to the workers without a store. Importing this needs pyspark."""
+"""Sends a Spark DataFrame to the workers without a store. Importing this needs pyspark."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from hvd_cluster.spark.rows import Rows
 if TYPE_CHECKING:
     import pyarrow as pa
 
-#: Rows that come to the driver, to try the model on.
+#: Rows that the driver collects to try the model on.
 _SAMPLE_ROWS = 32
 
 
@@ -40,12 +40,12 @@ def direct_rows(
     allow_ragged: bool,
     tensors_only: bool,
 ) -> tuple[Dataset, DirectRows]:
-    """A few rows of ``frame`` as a data set in the driver's ``store``, and all of them for the workers.
+    """A few rows of ``frame`` as a data set in the driver's ``store``, and all of its rows for the workers.
 
-    The rows are cut into partitions, split and written as ``materialize`` does with the same arguments.
+    Partitions, split and files are those of ``materialize`` with the same arguments.
 
     Raises:
-        DataError: columns are missing or of an impossible type, or there are no rows.
+        DataError: columns are missing or of an unsupported type, or there are no rows.
     """
     selected = frame.select(*map(quoted, [*columns, *([validation] if isinstance(validation, str) else [])]))
     sample = write_arrow(
@@ -67,7 +67,7 @@ def direct_rows(
         allow_ragged=allow_ragged,
     )
     parts = selected.coalesce(num_proc * partitions_per_process)
-    # Kept, so that workers that start again get the same bytes.
+    # Persisted, so that restarted workers get the same bytes.
     rows = map_batches(parts, _Packed(plan), part_transfer.SCHEMA).persist(StorageLevel.DISK_ONLY)
     receiver = f"{part_transfer.__name__}:{part_transfer.received.__name__}"
     return sample, DirectRows(plan, num_proc, Rows(rows, "part", receiver))
@@ -75,7 +75,7 @@ def direct_rows(
 
 @dataclass(frozen=True)
 class _Packed:
-    """What a task does with its partition."""
+    """The function of a task, over its partition."""
 
     plan: PartPlan
 
@@ -87,7 +87,7 @@ class _Packed:
 
 
 def first_batches(frame: Any) -> Iterator[pa.RecordBatch]:
-    """The first rows, as Spark's tasks see them: vectors are structs, which ``toArrow`` of older Spark has not.
+    """The first rows as tasks read them, with vectors as structs, which ``toArrow`` of older Spark does not return.
 
     Raises:
         DataError: Python cannot read a column.

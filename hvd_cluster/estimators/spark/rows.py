@@ -1,4 +1,4 @@
-"""Spark's rows, types and sessions, as far as scoring needs them. Importing this needs pyspark."""
+"""Spark's rows and types for scoring. Importing this needs pyspark."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def spark_type(name: str) -> DataType:
 
 
 def rows_of(batch: Any) -> list[Row]:
-    """The rows of an Arrow batch as Spark gives them to Python: vectors are vectors."""
+    """The rows of an Arrow batch as Spark passes them to Python, with Spark ML's vectors."""
     columns = []
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         values = column.to_pylist()

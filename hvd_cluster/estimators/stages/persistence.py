@@ -1,16 +1,15 @@
 # ruff: noqa: N802 - the spelling is that of pyspark.ml
-"""How a stage is saved: Spark ML's layout, written by ourselves, so that it needs no Spark on either side.
+"""Saves and loads stages in Spark ML's layout, without needing Spark.
 
 ::
 
-    path/data/part-00000.parquet   what JSON cannot hold: one cloudpickle of {param: value}, in rows of up to 64 MiB
-    path/metadata/part-00000       one line of JSON as Spark ML writes it: class, uid, timestamp, sparkVersion, params
+    path/data/part-00000.parquet   what JSON cannot hold: a cloudpickle of {param: value}, in rows of up to 64 MiB
+    path/metadata/part-00000       a line of JSON like Spark ML's: class, uid, timestamp, sparkVersion, params
     path/metadata/_SUCCESS
 
-A path without a scheme means what it means to Spark ML, see :mod:`hvd_cluster.estimators.stages.stage_path`.
+A path without a scheme means the same as in Spark ML; see :func:`store_at`.
 
-The metadata is written last: a folder without it is not a saved stage. Loading runs what the pickle says: load only
-what you trust.
+The metadata is written last: a folder without it is not a saved stage. Loading unpickles: load only trusted stages.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from hvd_cluster.estimators.stages.stage_path import store_at
 
 CHUNK_BYTES = 64 * 2**20
 FORMAT = 1
-#: The Spark whose ML layout the metadata follows, for where no pyspark tells its own version; readers look at its
+#: Stands for pyspark's version if that is not installed: the one whose layout the metadata follows. Readers use the
 #: major and minor number.
 SPARK_VERSION = "3.5.0"
 _METADATA, _SUCCESS, _BLOB = "metadata/part-00000", "metadata/_SUCCESS", "data/part-00000.parquet"
@@ -54,7 +53,7 @@ class StageWriter(MLWriter):
         """Write the stage to the folder ``path``.
 
         Raises:
-            DataError: there is something at ``path`` already, and ``overwrite()`` was not asked for.
+            DataError: ``path`` exists already, and ``overwrite()`` was not called.
         """
         store = store_at(path)
         if store.exists(store.prefix) and store.list(store.prefix):
@@ -78,7 +77,7 @@ class StageWriter(MLWriter):
 
 
 class StageReader(MLReader):
-    """Loads one stage of the class ``cls`` or of a subclass."""
+    """Loads one stage of the class ``cls`` or a subclass."""
 
     def __init__(self, cls: type[Any]) -> None:
         super().__init__()
@@ -88,7 +87,7 @@ class StageReader(MLReader):
         """The stage saved at ``path``.
 
         Raises:
-            DataError: no stage is there, or one of another class.
+            DataError: there is no stage, or one of another class.
         """
         store = store_at(path)
         metadata = _metadata(store, path)
@@ -104,7 +103,7 @@ class StageReader(MLReader):
 
 
 def _split(stage: HasParams, values: Mapping[Any, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The values that JSON gives back as they were, and the others; both by the key of the param."""
+    """The values that survive JSON, and the others; both by the name of the param."""
     saved = {row.param_name: row.saved for row in stage.param_rows.values()}
     plain: dict[str, Any] = {}
     hidden: dict[str, Any] = {}
@@ -112,7 +111,7 @@ def _split(stage: HasParams, values: Mapping[Any, Any]) -> tuple[dict[str, Any],
         if not saved.get(param.name, True):
             continue
         value = stage._as_saved(param.name, value)
-        if isinstance(value, Store):  # its folder, not the credentials that it may hold
+        if isinstance(value, Store):  # without credentials that it may hold
             value = value.prefix
         (plain if _survives_json(value) else hidden)[param.name] = value
     return plain, hidden
@@ -160,7 +159,7 @@ def _to_parquet(blob: bytes) -> bytes:
 def _from_parquet(content: bytes) -> bytes:
     import pyarrow.parquet as pq
 
-    # Not read_table: a thread of Arrow's lets go of the last bytes a moment later, and where the interpreter ends in
-    # that moment, it aborts the process.
+    # Not read_table: a thread of Arrow releases the last bytes a moment later, and aborts the process if the
+    # interpreter ends in that moment.
     table = pq.ParquetFile(io.BytesIO(content), pre_buffer=False).read(use_threads=False).sort_by("index")
     return b"".join(chunk.as_py() for chunk in table["blob"])

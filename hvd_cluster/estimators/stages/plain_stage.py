@@ -1,8 +1,8 @@
 # ruff: noqa: N802 - the spelling is that of pyspark.ml
-"""The part of ``pyspark.ml`` that stages stand on, in plain Python, for environments without pyspark.
+"""The base classes of ``pyspark.ml`` in plain Python, for environments without pyspark.
 
-Names, arguments and results are those of ``pyspark.ml.param`` and ``pyspark.ml.base``, so that a program written
-against Spark ML stages runs on these.
+Names, arguments and results are those of ``pyspark.ml.param`` and ``pyspark.ml.base``, so that programs written for
+Spark ML stages run with these.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Param:
 
 
 class Params(ABC):  # noqa: B024 - as in pyspark.ml, where it is the root of abstract stages
-    """Something with params: values given by the user over defaults."""
+    """An object with params: values set by the user, over defaults."""
 
     def __init__(self) -> None:
         self.uid = f"{type(self).__name__}_{uuid.uuid4().hex[-12:]}"
@@ -61,7 +61,7 @@ class Params(ABC):  # noqa: B024 - as in pyspark.ml, where it is the root of abs
 
     @staticmethod
     def _dummy() -> Params:
-        """The owner of a Param that stands on a class."""
+        """The owner of a Param that is a class attribute."""
         dummy = Params()
         dummy.uid = "undefined"
         return dummy
@@ -113,7 +113,7 @@ class Params(ABC):  # noqa: B024 - as in pyspark.ml, where it is the root of abs
         self._paramMap.pop(self._resolveParam(param), None)
 
     def copy(self: P, extra: ParamMap | None = None) -> P:
-        """The same stage (same uid) with values of ``extra`` on top."""
+        """A copy with the same uid, and with the values of ``extra``."""
         that = copy.copy(self)
         that._paramMap = {}
         that._defaultParamMap = {}
@@ -143,7 +143,7 @@ class Params(ABC):  # noqa: B024 - as in pyspark.ml, where it is the root of abs
         return to
 
     def _resetUid(self: P, newUid: Any) -> P:
-        """Give the stage the uid that it was saved with."""
+        """Give the stage another uid, such as the one that it was saved with."""
         old, defaults = self._paramMap, self._defaultParamMap
         self.uid, self._paramMap, self._defaultParamMap = str(newUid), {}, {}
         for attribute, param in list(vars(self).items()):
@@ -178,7 +178,7 @@ class Estimator(Params):
     def _fit(self, dataset: Any) -> Any: ...
 
     def fit(self, dataset: Any, params: ParamMap | Sequence[ParamMap] | None = None) -> Any:
-        """The fitted model; a list of models for a list of param maps."""
+        """The fitted model, or a list of models for a list of param maps."""
         if isinstance(params, (list, tuple)):
             return [model for _, model in self.fitMultiple(dataset, params)]
         if params is not None and not isinstance(params, dict):
@@ -191,7 +191,7 @@ class Estimator(Params):
 
 
 class Transformer(Params):
-    """Makes a dataset from a dataset."""
+    """Turns a dataset into another one."""
 
     @abstractmethod
     def _transform(self, dataset: Any) -> Any: ...
@@ -203,7 +203,7 @@ class Transformer(Params):
 
 
 class Model(Transformer):
-    """A transformer that an estimator made."""
+    """A transformer made by an estimator."""
 
 
 class MLWriter:

@@ -1,5 +1,5 @@
 # ruff: noqa: N802 - the spelling is that of pyspark.ml
-"""The base of estimators and models: constructed by keyword from the params of the class, saved and loaded."""
+"""The base of estimators and models: keyword-only construction from the params of the class, and persistence."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from hvd_cluster.estimators.view import params_text
 
 
 class Stage(Params, MLWritable, MLReadable):
-    """Keyword-only construction from the class's param rows, and persistence, for estimators and models alike."""
+    """Base of estimators and models, with the params of ``param_rows``."""
 
-    #: Every param by the keyword of the constructor; set by ``with_params``.
+    #: The params by the keyword of the constructor; set by ``with_params``.
     param_rows: ClassVar[Mapping[str, Row]] = {}
-    #: Name of the Param -> the keyword.
+    #: Name of the Param -> keyword.
     param_keywords: ClassVar[Mapping[str, str]] = {}
-    #: Spark ML's name for the same -> the keyword. A program's own class may have Params of these names.
+    #: Spark ML's name for the same -> keyword. Subclasses may define Params of these names.
     param_aliases: ClassVar[Mapping[str, str]] = {}
-    #: Name of an alias's accessor -> the function. A program's own class may have params of these names.
+    #: Name of an alias's accessor -> function.
     alias_accessors: ClassVar[Mapping[str, Callable[..., Any]]] = {}
 
     def __getattr__(self, name: str) -> Any:
-        """The accessors of aliases, where no class has a method of that name."""
+        """The accessors of aliases, if no class defines a method of that name."""
         accessor = type(self).alias_accessors.get(name)
         if accessor is None:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
@@ -40,7 +40,7 @@ class Stage(Params, MLWritable, MLReadable):
         self._set(**given)
 
     def __repr__(self) -> str:
-        """The class with the params that were given; values that may hold secrets are left out."""
+        """The class with the params that were set, without values that may hold secrets."""
         shown = ", ".join(f"{name}={text}" for name, text in params_text.given(self).items())
         return f"{type(self).__name__}({shown})"
 
@@ -48,7 +48,7 @@ class Stage(Params, MLWritable, MLReadable):
         return params_text.html(self)
 
     def setParams(self, **given: Any) -> Any:
-        """Set several params at once; what is wrong is reported all at once. Returns self."""
+        """Set several params, and report all problems at once. Returns self."""
         given = self._by_keyword(given)
         check(self.param_rows, given, type(self).__name__)
         return self._set(**given)
@@ -57,7 +57,7 @@ class Stage(Params, MLWritable, MLReadable):
         given = self._by_keyword(kwargs)
         for name, value in list(given.items()):
             row = self.param_rows.get(name)
-            if value is None and row is not None and not row.optional:  # as if not given
+            if value is None and row is not None and not row.optional:  # as if not set
                 self.clear(getattr(self, row.key))
                 del given[name]
         return super()._set(**self._by_key(given))
@@ -66,7 +66,7 @@ class Stage(Params, MLWritable, MLReadable):
         return super()._setDefault(**self._by_key(self._by_keyword(kwargs)))
 
     def getParam(self, paramName: str) -> Any:
-        """The Param of that name, also where its attribute is called otherwise.
+        """The Param of that name, even if its attribute has another name.
 
         Raises:
             AttributeError, ValueError: there is none.
@@ -82,7 +82,7 @@ class Stage(Params, MLWritable, MLReadable):
         return name if row is None else row.key
 
     def _by_keyword(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """The same values, with the names of Params and their aliases as the keywords that they stand for."""
+        """The same values by keyword, for keywords, names of Params and aliases."""
 
         def keyword(name: str) -> str:
             if name in self.param_keywords:
@@ -92,21 +92,21 @@ class Stage(Params, MLWritable, MLReadable):
         return {keyword(name): value for name, value in given.items()}
 
     def _by_key(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """The same values under the attributes of the Params, which pyspark asks for by these keywords."""
+        """The same values by the attribute of the Param, as pyspark expects."""
         return {self._attribute_of(name): value for name, value in given.items()}
 
     def _value(self, name: str) -> Any:
         return self.getOrDefault(self.param_rows[name].key)
 
     def _as_saved(self, name: str, value: Any) -> Any:
-        """The form in which a saved stage keeps the value of a param; ``_set`` takes it back."""
+        """The form in which a saved stage keeps the value of a param; ``_set`` accepts it."""
         return value
 
     def write(self) -> MLWriter:
-        """A writer as Spark ML has them: ``stage.write().overwrite().save(path)``."""
+        """A writer like Spark ML's: ``stage.write().overwrite().save(path)``."""
         return StageWriter(self)
 
     @classmethod
     def read(cls) -> MLReader:
-        """A reader as Spark ML has them: ``cls.read().load(path)``."""
+        """A reader like Spark ML's: ``cls.read().load(path)``."""
         return StageReader(cls)

@@ -1,4 +1,4 @@
-"""Where a saved stage lies when its path has no scheme: where Spark ML would look for it."""
+"""The store of a saved stage: where Spark ML would look for its path."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from hvd_cluster.spark.active_session import spark_url
 def store_at(path: str | os.PathLike[str]) -> Store:
     """The store whose ``prefix`` is a stage's folder.
 
-    A path without a scheme lies on the default filesystem of the classic session of this process, as those of Spark's
-    own stages do: a Pipeline writes its part through Spark and asks us for ours, and on a cluster the driver's disk
-    goes with the driver. Without such a session, and below Databricks' mounts ``/dbfs`` and ``/Volumes``, it is local.
+    A path without a scheme is on the default filesystem of the classic session of this process, like that of Spark's
+    own stages: a Pipeline writes its part through Spark and asks us for ours, and a cluster's driver loses its disk
+    when it ends. Without such a session, and below Databricks' mounts ``/dbfs`` and ``/Volumes``, the path is local.
 
     Raises:
         DataError: that filesystem cannot be reached from Python.
@@ -24,14 +24,14 @@ def store_at(path: str | os.PathLike[str]) -> Store:
     text = os.fspath(path)
     url = text if _is_mounted(text) else spark_url(text)
     if url == text or scheme_of(url) == "file":
-        return Store.create(path)  # if relative, to Python's folder, which may have changed since Java began
+        return Store.create(path)  # a relative path: Python's current folder may differ from Java's
     store = Store.create(url)
     try:
         store.exists(store.prefix)
     except (DataError, OSError) as error:
         raise DataError(
-            f"Spark takes {text} for {url}, which this process cannot reach ({error}): give another path, or "
-            f"file://{Path(text).absolute()} for this machine's own disk"
+            f"Spark resolves {text} to {url}, which this process cannot reach ({error}): give another path, or "
+            f"file://{Path(text).absolute()} for this machine's disk"
         ) from error
     return store
 

@@ -1,4 +1,4 @@
-"""What a notebook shows of a fitted model: a card with its loss curve and how fast each rank was."""
+"""What a notebook shows for a fitted model: its loss curve and the speed of each rank."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 from hvd_cluster.estimators.view.history import rows
 
 _WIDTH, _HEIGHT, _MARGIN = 360, 140, 8
-#: Part of the history -> colour of its curve (of the Okabe-Ito palette, which colour-blind people can tell apart).
+#: Part of the history -> colour of its curve, from the Okabe-Ito palette for colour-blind readers.
 _COLOURS = {"train": "#0072B2", "validation": "#D55E00"}
 
 
 def html(kind: str, run_id: str | None, records: Sequence[dict[str, Any]]) -> str:
-    """The card.
+    """The HTML of the card.
 
     Args:
         kind: the model's class.
@@ -67,7 +67,7 @@ def _curves(table: Sequence[dict[str, Any]]) -> str:
 
 
 def _speeds(record: dict[str, Any]) -> str:
-    """Samples per second and the share of time that was spent waiting for data, rank by rank, in the last epoch."""
+    """Samples per second and the share of time spent waiting for data of each rank in the last epoch."""
     if not record.get("samples_per_s"):
         return ""
     cells = "".join(

@@ -1,4 +1,4 @@
-"""What a fit leaves of its epochs, as data for people."""
+"""The history of a fit as a table."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hvd_cluster.errors import MissingExtraError
 
 
 def rows(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One flat dict for each epoch: ``epoch``, ``train_loss``, ``validation_loss``, ``train_<metric>``, ...,
+    """A flat dict for each epoch: ``epoch``, ``train_loss``, ``validation_loss``, ``train_<metric>``, ...,
     ``samples_per_s`` (all ranks together), ``data_wait_share`` (the largest of the ranks), ``seconds``."""
     found = []
     for record in records:

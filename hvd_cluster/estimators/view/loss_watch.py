@@ -1,4 +1,4 @@
-"""Says when a fit has gone astray: it would end like any other, with a model that predicts nothing."""
+"""Warns about a loss that is not finite: the fit would end normally, with a useless model."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class LossWatch:
 
     def __call__(self, record: dict[str, Any]) -> None:
         losses = {name: record.get(part, {}).get("loss", 0.0) for part, name in _PARTS.items()}
-        astray = [f"the {name} loss is {loss}" for name, loss in losses.items() if not math.isfinite(loss)]
-        if astray and not self._has_warned:
+        found = [f"the {name} loss is {loss}" for name, loss in losses.items() if not math.isfinite(loss)]
+        if found and not self._has_warned:
             self._has_warned = True
             logger.warning(
                 "run %r: in epoch %d %s. Look for NaN, infinite or very large numbers in the columns (a date or time "
                 "is one large number), and try a lower learning rate",
                 self._run_id,
                 record["epoch"],
-                " and ".join(astray),
+                " and ".join(found),
             )

@@ -1,4 +1,4 @@
-"""The params of a stage as text, for people: in a notebook, in MLflow, in a ``repr``."""
+"""The params of a stage as text: for a notebook, MLflow and ``repr``."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from urllib.parse import urlsplit, urlunsplit
 from hvd_cluster.data.store import Store
 from hvd_cluster.estimators.stages.param_row import HasParams
 
-#: Params of which the values stay with the user: variables and arguments for what this package does not know.
+#: Params whose values may be secrets: environment variables, and arguments for loggers.
 _MAY_HOLD_SECRETS = ("backend_env", "trainer_args")
 #: Characters of a value in a ``repr``.
 _MAX_CHARS = 60
 
 
 def given(stage: HasParams) -> dict[str, str]:
-    """The params of ``stage`` that were given, each value as a short text."""
+    """The params of ``stage`` that were set, each value as a short text."""
     texts = {}
     for name, row in stage.param_rows.items():
         if stage.isSet(row.key) and not name.startswith("_") and (value := stage._value(name)) is not None:
@@ -36,7 +36,7 @@ def html(stage: HasParams) -> str:
 
 
 def text_of(name: str, value: Any, *, quoted: bool = False) -> str:
-    """The value of the param ``name`` without secrets; ``quoted`` as in Python."""
+    """The value of the param ``name`` without secrets; as Python source if ``quoted``."""
     if name in ("model", "optimizer", "backend"):
         return type(value).__name__
     if name in _MAY_HOLD_SECRETS and isinstance(value, Mapping):
@@ -49,7 +49,7 @@ def text_of(name: str, value: Any, *, quoted: bool = False) -> str:
 
 
 def _without_secrets(url: str) -> str:
-    """A URL without user, password and query; what is no URL as it is."""
+    """A URL without user, password and query; other text unchanged."""
     parts = urlsplit(url)
     if not parts.netloc:
         return url

@@ -1,4 +1,4 @@
-"""What a fit says before its workers start: one line, from which one can tell what will happen."""
+"""The line that a fit shows before its workers start."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 
 def line(backend: Backend, spec: FitSpec, rows: Any = None) -> str:
-    """The line.
+    """Workers, rows and versions of a fit, in one line.
 
     Args:
         backend: what runs the workers.
         spec: the run.
-        rows: rows that travel with the workers, if they do: then only the workers learn how many there are.
+        rows: rows that reach the workers without a store, if any; only the workers count those.
     """
     data = spec.dataset
     counted = f"{data.train.rows:,} rows to train on"

@@ -1,4 +1,4 @@
-"""The one progress bar of a fit, moved by what rank 0 reports."""
+"""The progress bar of a fit, driven by the reports of rank 0."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any, TextIO
 class ProgressBar:
     """Shows epoch, step, loss, metrics, samples/s and the share of time that was spent waiting for data.
 
-    With tqdm where it is installed (in a terminal and in a notebook), else as a line for each tenth of the fit. Call it
-    with ``(rank, fields)``, from any thread; fields that are not a fit's are ignored.
+    Uses tqdm if it is installed, else prints a line for each tenth of the fit. Call it with ``(rank, fields)`` from any
+    thread; other fields than a fit's are ignored.
     """
 
     def __init__(self, label: str, enabled: bool = True, file: TextIO | None = None) -> None:
@@ -36,7 +36,7 @@ class ProgressBar:
                 self._bar.close()
 
     def say(self, text: Callable[[], str]) -> None:
-        """Show a line of text, where the bar is shown; elsewhere it is not even made."""
+        """Show a line of text. If the bar is disabled, ``text`` is not called."""
         if self._enabled:
             file = self._file or sys.stderr
             file.write(f"{text()}\n")
@@ -61,7 +61,7 @@ class ProgressBar:
 
 
 def _text(fields: Mapping[str, Any]) -> str:
-    """What stands behind the bar."""
+    """The text after the bar."""
     parts = [f"epoch {fields['epoch'] + 1}/{fields['epochs']}", f"loss {fields['loss']:.4g}"]
     parts += [f"{name} {value:.4g}" for name, value in (fields.get("metrics") or {}).items()]
     if fields.get("samples_per_s") is not None:
@@ -80,7 +80,7 @@ def _new_bar(label: str, total: int, initial: int, file: TextIO | None) -> Any:
 
 
 class _Lines:
-    """tqdm's methods, as one line for each tenth of the work."""
+    """The part of tqdm's interface that is used here; prints a line for each tenth of the work."""
 
     def __init__(self, label: str, total: int, initial: int, file: TextIO) -> None:
         self._label = label

@@ -61,9 +61,7 @@ def await_free(num_cpus: float) -> None:
         time.sleep(0.1)
 
 
-def test_a_fit_of_a_dataset_trains_what_a_fit_of_the_same_rows_elsewhere_does(
-    ray_cluster: TestCluster, tmp_path: Path
-) -> None:
+def test_a_fit_of_a_dataset_equals_a_fit_of_the_same_rows_elsewhere(ray_cluster: TestCluster, tmp_path: Path) -> None:
     import pyarrow as pa
     import ray
 
@@ -132,9 +130,7 @@ def test_the_model_is_tried_before_a_dataset_is_written(
         wrong.fit(data)
 
 
-def test_a_column_of_images_of_many_sizes_passes_by_a_model_that_does_not_take_it(
-    ray_cluster: TestCluster, tmp_path: Path
-) -> None:
+def test_transform_keeps_an_unused_column_of_images_of_many_sizes(ray_cluster: TestCluster, tmp_path: Path) -> None:
     import ray
 
     def with_image(row: dict[str, Any]) -> dict[str, Any]:
@@ -152,7 +148,7 @@ def test_a_column_of_images_of_many_sizes_passes_by_a_model_that_does_not_take_i
         estimator(tmp_path / "other", feature_cols=["image"]).fit(data)
 
 
-def test_a_fit_inside_a_placement_group_writes_its_data_outside_of_it(ray_cluster: TestCluster, tmp_path: Path) -> None:
+def test_a_fit_inside_a_placement_group_writes_its_data_outside_it(ray_cluster: TestCluster, tmp_path: Path) -> None:
     """As in a Tune trial: what the program calls goes into its group unless it says where else."""
     import ray
     from ray.util import placement_group, remove_placement_group
@@ -240,7 +236,7 @@ def test_pandas_data_is_fitted_by_ray_workers(ray_cluster: TestCluster, tmp_path
     assert model.getModel().weight.detach().numpy() == pytest.approx(TRUE[None], abs=0.05)
 
 
-def test_params_that_refer_to_objects_of_ray_reach_its_workers(ray_cluster: TestCluster, tmp_path: Path) -> None:
+def test_params_with_ray_object_references_reach_the_workers(ray_cluster: TestCluster, tmp_path: Path) -> None:
     import pandas as pd
     import ray
 
@@ -267,7 +263,7 @@ def test_params_that_refer_to_objects_of_ray_reach_its_workers(ray_cluster: Test
         assert row["y__output"] == pytest.approx(2 * row["y"], abs=0.3)
 
 
-def test_a_module_that_workers_lack_is_named_before_data_are_written(
+def test_a_module_that_workers_lack_is_named_before_data_is_written(
     ray_cluster: TestCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import pandas as pd
@@ -339,7 +335,7 @@ def test_a_keras_model_is_fitted_from_a_dataset_and_scores_it(ray_cluster: TestC
     assert float(worst) < 0.2
 
 
-def test_the_number_of_workers_that_find_room_is_asked_for_in_each_fit(ray_cluster: TestCluster) -> None:
+def test_each_fit_counts_the_available_workers(ray_cluster: TestCluster) -> None:
     import ray
 
     backend = RayBackend()
@@ -357,7 +353,7 @@ def test_the_number_of_workers_that_find_room_is_asked_for_in_each_fit(ray_clust
     assert backend.num_processes() == 4
 
 
-def test_a_block_that_fails_ends_the_writing_of_the_others(ray_cluster: TestCluster, tmp_path: Path) -> None:
+def test_a_failed_block_cancels_the_others(ray_cluster: TestCluster, tmp_path: Path) -> None:
     import ray
 
     dataset = ray.data.range(40, override_num_blocks=4)

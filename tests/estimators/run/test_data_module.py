@@ -88,7 +88,7 @@ def write(path, first, last, **columns):
     pq.write_table(pa.table({"row": rows, "y": rows * 2, **columns}), path)
 
 
-def test_a_module_over_parquet_is_not_given_the_rows_that_are_held_out(one_worker, tmp_path):
+def test_a_module_over_parquet_does_not_train_on_validation_rows(one_worker, tmp_path):
     for index in range(4):
         write(tmp_path / "data" / f"{index}.parquet", 25 * index, 25 * index + 25)
     train, held_out = rows_given(tmp_path / "told", one_worker, tmp_path / "data", validation=0.2)
@@ -96,7 +96,7 @@ def test_a_module_over_parquet_is_not_given_the_rows_that_are_held_out(one_worke
     assert 10 < len(held_out) < 30
 
 
-def test_a_module_over_one_file_is_not_given_its_neighbours(one_worker, tmp_path):
+def test_a_module_over_one_file_does_not_read_other_files(one_worker, tmp_path):
     write(tmp_path / "data" / "a.parquet", 0, 30)
     write(tmp_path / "data" / "b.parquet", 30, 60)
     (train,) = rows_given(tmp_path / "told", one_worker, tmp_path / "data" / "a.parquet", store=tmp_path / "work")
@@ -104,14 +104,14 @@ def test_a_module_over_one_file_is_not_given_its_neighbours(one_worker, tmp_path
     assert list((tmp_path / "work").rglob("*.parquet")) == []
 
 
-def test_a_module_over_a_folder_of_folders_is_given_all_of_them_in_place(one_worker, tmp_path):
+def test_a_module_over_nested_folders_reads_all_of_them_in_place(one_worker, tmp_path):
     write(tmp_path / "data" / "key=a" / "x.parquet", 0, 30)
     write(tmp_path / "data" / "key=b" / "x.parquet", 30, 60)
     (train,) = rows_given(tmp_path / "told", one_worker, tmp_path / "data")
     assert train == list(range(60))
 
 
-def test_a_module_over_prepared_parquet_is_given_the_folders_of_the_store(one_worker, tmp_path):
+def test_a_module_over_prepared_parquet_gets_the_folders_of_the_store(one_worker, tmp_path):
     class Telling(Whole):
         told = str(tmp_path / "told")
 
@@ -135,7 +135,7 @@ def test_a_module_over_prepared_parquet_is_given_the_folders_of_the_store(one_wo
 
 
 @pytest.mark.parametrize("with_store", [True, False])
-def test_a_module_over_a_frame_is_given_each_part_once(one_worker, tmp_path, with_store):
+def test_a_module_over_a_frame_gets_each_part_once(one_worker, tmp_path, with_store):
     rows = np.arange(60, dtype="float32")
     data = pd.DataFrame({"row": rows, "y": rows, "v": rows % 4 == 0})
     more = {"store": tmp_path / "work"} if with_store else {}
@@ -155,7 +155,7 @@ class Closing(Whole):
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_a_module_is_exited_with_what_ended_the_training(one_worker, tmp_path, fails):
+def test_a_module_is_exited_with_the_exception_that_ended_training(one_worker, tmp_path, fails):
     def broken(record, model):
         raise KeyError("the user's mistake")
 
@@ -166,7 +166,7 @@ def test_a_module_is_exited_with_what_ended_the_training(one_worker, tmp_path, f
     assert (tmp_path / "told.exit").read_text() == ("KeyError" if fails else "nothing")
 
 
-def test_a_module_is_told_how_to_open_the_store():
+def test_a_module_gets_the_storage_options():
     store = Store.create("memory://work", storage_options={"secret": "s"})
     given = arguments(spec_of(store), rank=0, size=1, train_steps=1, val_steps=0)
     assert given["storage_options"] == {"secret": "s"}
@@ -175,7 +175,7 @@ def test_a_module_is_told_how_to_open_the_store():
     assert hadoop.prefix == "hdfs://namenode:8020/work"
 
 
-def test_a_module_is_told_how_to_read(tmp_path):
+def test_a_module_gets_the_reader_params(tmp_path):
     spec = spec_of(Store.create(tmp_path), train_reader_threads=3, val_reader_threads=5, reader_pool_type="dummy")
     given = arguments(spec, rank=0, size=1, train_steps=1, val_steps=0)
     names = ("reader_pool_type", "train_reader_worker_count", "val_reader_worker_count")
@@ -201,7 +201,7 @@ def spec_of(store, **params):
 
 @pytest.mark.long
 @pytest.mark.parametrize("pool", ["thread", "process", "dummy"])
-def test_our_own_module_reads_as_it_is_told(tmp_path, pool):
+def test_our_module_follows_the_reader_params(tmp_path, pool):
     write(tmp_path / "data" / "a.parquet", 0, 32)
     given = {"train_batch_size": 8, "val_batch_size": 8, "schema_fields": ["row", "y"], "inmemory_cache_all": True}
     folder = str(tmp_path / "data")

@@ -30,7 +30,7 @@ def losses(found=None, **given):
     return FiniteCheck(True, OtherRank(found), "run", **given)
 
 
-def test_the_first_of_all_ranks_is_named():
+def test_the_first_non_finite_step_of_all_ranks_is_named():
     mine = losses((3, "the loss is inf"))
     for step, loss in enumerate([1.0, 2.0, 3.0, 4.0, math.nan]):
         mine.add(step, torch.tensor(loss))
@@ -38,7 +38,7 @@ def test_the_first_of_all_ranks_is_named():
         mine.check(2)
 
 
-def test_weights_are_looked_at_where_the_loss_is_finite_still():
+def test_weights_are_checked_if_the_loss_is_still_finite():
     mine = losses()
     mine.add(4, torch.tensor(1.0))
     mine.check(0)
@@ -46,7 +46,7 @@ def test_weights_are_looked_at_where_the_loss_is_finite_still():
         mine.check(0, lambda: all_finite([torch.ones(2), torch.tensor([1.0, math.inf]), torch.tensor([1])]))
 
 
-def test_a_gradient_scaler_gets_over_a_few_losses_that_are_not_finite():
+def test_a_few_non_finite_losses_are_allowed_with_a_gradient_scaler():
     mine = losses(has_scaler=True)
     for step, loss in enumerate([1.0, math.inf, 1.0, math.inf, math.inf]):
         mine.add(step, torch.tensor(loss))

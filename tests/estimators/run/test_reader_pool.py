@@ -21,7 +21,7 @@ def noisy(row):
 
 
 @pytest.mark.processes
-def test_random_augmentation_beside_the_worker_differs_by_epoch_and_rank_and_repeats_with_the_seed(tmp_path):
+def test_random_augmentation_in_a_reader_process_differs_by_epoch_and_rank_and_repeats_with_the_seed(tmp_path):
     pq.write_table(pa.table({"x": [0.0] * 4}), tmp_path / "a.parquet")
     reader = ParquetReader(tmp_path, batch_size=4, num_threads=1, transformation_fn=noisy, shuffle=False)
 

@@ -97,7 +97,7 @@ def test_the_driver_ignores_progress_of_an_earlier_fit_and_half_a_file(tmp_path,
     assert seen == [{"record": {"epoch": 0, "seconds": 2.0}}]
 
 
-def test_a_store_that_cannot_be_written_costs_the_progress_alone(tmp_path, caplog):
+def test_an_unwritable_store_loses_only_the_progress(tmp_path, caplog):
     store = Store.create(tmp_path)
     reports = Reports(SimpleNamespace(run_id="r", store=store, report_through_store=True), rank=0)
     (tmp_path / "runs").write_text("where the folder of the runs should be")

@@ -17,7 +17,7 @@ from hvd_cluster.estimators.run.run_files import (
 from hvd_cluster.launch import progress
 
 
-def test_a_checkpoint_travels_to_the_driver_in_pieces_and_appears_whole(tmp_path):
+def test_a_checkpoint_is_sent_to_the_driver_in_pieces_and_saved_once_complete(tmp_path):
     store = Store.create(tmp_path)
     blob = os.urandom(2 * PIECE_BYTES + 5)
     sent = []
@@ -38,7 +38,7 @@ def test_a_checkpoint_travels_to_the_driver_in_pieces_and_appears_whole(tmp_path
     assert RunFiles(store, "r", on_driver=True, resume=b"given").last() == b"given"
 
 
-def test_a_store_that_workers_see_is_written_and_read_directly(tmp_path):
+def test_workers_write_and_read_a_store_that_they_see(tmp_path):
     files = RunFiles(Store.create(tmp_path), "r")
     assert (files.last(), files.best()) == (None, None)
     files.save(b"last")
@@ -50,7 +50,7 @@ def test_a_store_that_workers_see_is_written_and_read_directly(tmp_path):
 
 
 @pytest.mark.parametrize("save_runs", [True, False])
-def test_what_is_written_stays_with_the_run_only_where_runs_are_kept(tmp_path, save_runs):
+def test_local_files_are_copied_to_the_run_only_if_the_store_keeps_runs(tmp_path, save_runs):
     store = Store.create(tmp_path / "work", save_runs=save_runs)
     spec = SimpleNamespace(store=store, run_id="r", store_on_driver=False)
     with local_folder(spec) as folder:

@@ -13,7 +13,7 @@ from hvd_cluster.estimators.torch.train import _take_up
 
 
 @pytest.mark.parametrize(("passes", "steps"), [(1, 3), (2, 2), (4, 0)])
-def test_another_number_of_ranks_begins_with_a_whole_group_of_passes(passes, steps):
+def test_another_number_of_ranks_starts_at_a_whole_group_of_passes(passes, steps):
     """48 rows were 6 batches of one rank."""
     spec = SimpleNamespace(batch_size=8, backward_passes_per_step=passes)
     assert Running(48, [b""]).steps(spec, 2) == steps

@@ -44,7 +44,7 @@ def test_a_column_for_each_element():
     assert [scored[f"c__output_{i}"].to_pylist() for i in range(3)] == [[0.0, 2.0], [1.0, 1.0], [3.0, 0.0]]
 
 
-def test_one_logit_is_that_of_the_second_of_two_classes():
+def test_a_single_logit_belongs_to_the_second_of_two_classes():
     table = pa.table({"x": [[2.0], [-1.0]]})
     given = {"outputs": 1, "output_cols": ["p", "guess"], "output_kinds": ["probability", "argmax"]}
     scored = model(**given).transform(table)
@@ -72,7 +72,7 @@ def test_spark_has_a_type_for_the_output_of_any_label(dtype):
     assert np.can_cast(dtype, column.type)
 
 
-def test_what_does_not_agree_is_named():
+def test_contradictions_are_named():
     with pytest.raises(ValueError, match="output_cols has 1 names for 2 outputs"):
         model(output_cols=["p"], output_kinds=["probability", "argmax"]).transform(TABLE)
     with pytest.raises(ValueError, match="output_kinds has 1 entries for 2 outputs"):

@@ -24,7 +24,7 @@ pathlib.Path("shipped").write_bytes(cloudpickle.dumps(ShippedModel(content_key(b
 LOAD = "import pickle; print(type(pickle.load(open('shipped', 'rb')).load()).__name__)"
 
 
-def test_a_model_of_a_module_with_an_old_import_loads_where_no_one_answers_for_horovod_yet(tmp_path):
+def test_a_model_whose_module_imports_horovod_loads_in_a_process_without_the_old_paths(tmp_path):
     (tmp_path / "net.py").write_text(NET)
     for code, said in ((SHIP, ""), (LOAD, "Net")):
         done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)

@@ -66,7 +66,7 @@ def what_was_learned(model):
 
 
 @pytest.mark.spark("local-cluster", "connect")
-def test_the_weights_are_those_of_a_fit_through_a_store(data, tmp_path):
+def test_the_weights_equal_those_of_a_fit_with_a_store(data, tmp_path):
     through_store = estimator(store=tmp_path / "work").fit(data)
     before = set(Path(tempfile.gettempdir()).glob("hvd*"))
     straight = estimator().fit(data)
@@ -76,20 +76,20 @@ def test_the_weights_are_those_of_a_fit_through_a_store(data, tmp_path):
 
 
 @pytest.mark.spark("local")
-def test_nulls_are_named_as_they_are_with_a_store(data):
+def test_nulls_are_reported_as_with_a_store(data):
     holes = data.selectExpr("features", "IF(x0 > 0.5, NULL, a) AS a", "y")
     with pytest.raises((DataError, WorkerFailedError), match="'a'.*null"):
         estimator().fit(holes)
 
 
 @pytest.mark.spark("local")
-def test_a_frame_without_rows_is_refused_before_workers_start(data):
+def test_a_frame_without_rows_is_rejected_before_workers_start(data):
     with pytest.raises(DataError, match="the data has no rows"):
         estimator().fit(data.where("a > 1000"))
 
 
 @pytest.mark.spark("local")
-def test_a_backend_that_brings_no_rows_needs_a_store(data):
+def test_a_backend_that_does_not_send_rows_needs_a_store(data):
     class Mine:
         def run(self, fn, args=(), kwargs=None, env=None):
             raise AssertionError
@@ -112,7 +112,7 @@ class Deaf(SparkBackend):
 
 @pytest.mark.slow
 @pytest.mark.spark("connect")
-def test_progress_comes_through_the_store_where_there_is_no_connection(data, tmp_path, capfd):
+def test_progress_comes_through_the_store_if_workers_cannot_connect(data, tmp_path, capfd):
     def slowly(record, model):
         time.sleep(2.5)
 

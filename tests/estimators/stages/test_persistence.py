@@ -34,7 +34,7 @@ def estimator():
     )
 
 
-def test_an_unfitted_estimator_comes_back_with_all_its_params(tmp_path):
+def test_an_unfitted_estimator_is_loaded_with_all_its_params(tmp_path):
     saved = estimator()
     saved.save(str(tmp_path / "stage"))
     loaded = TorchEstimator.load(str(tmp_path / "stage"))
@@ -50,7 +50,7 @@ def test_an_unfitted_estimator_comes_back_with_all_its_params(tmp_path):
     assert loaded.getOptimizer().param_groups[0]["momentum"] == 0.9
 
 
-def test_a_model_comes_back_and_scores_alike(tmp_path):
+def test_a_loaded_model_scores_the_same(tmp_path):
     import pyarrow as pa
 
     model = TorchModel(
@@ -89,7 +89,7 @@ def test_backend_and_credentials_are_not_saved(tmp_path):
     assert b"swordfish" not in b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
 
 
-def test_saving_over_something_must_be_asked_for(tmp_path):
+def test_overwriting_must_be_requested(tmp_path):
     path = str(tmp_path / "stage")
     estimator().save(path)
     with pytest.raises(DataError, match=r"exists already.*overwrite\(\)"):
@@ -116,7 +116,7 @@ def test_loading_as_another_class_names_the_right_one(tmp_path):
 
 
 @pytest.mark.parametrize("writer_has_spark", [True, pytest.param(False, marks=pytest.mark.slow)])
-def test_stages_travel_between_environments_with_and_without_spark(tmp_path, writer_has_spark):
+def test_stages_move_between_environments_with_and_without_spark(tmp_path, writer_has_spark):
     pytest.importorskip("pyspark", reason="pyspark is not installed")
     write = """
         import torch
@@ -145,7 +145,7 @@ def python(code, *, with_spark, path):
     return done.stdout.strip()
 
 
-def test_a_saved_stage_names_the_spark_that_is_there(tmp_path):
+def test_a_saved_stage_has_the_installed_spark_version(tmp_path):
     pyspark = pytest.importorskip("pyspark", reason="pyspark is not installed")
     estimator().save(str(tmp_path / "stage"))
     metadata = json.loads((tmp_path / "stage" / "metadata" / "part-00000").read_text())
@@ -182,7 +182,7 @@ def shelf(spark, monkeypatch):
 
 
 @pytest.mark.spark("local")
-def test_a_stage_lies_on_sparks_default_filesystem_as_the_rest_of_its_pipeline_does(shelf, tmp_path):
+def test_a_stage_is_saved_on_sparks_default_filesystem_like_the_rest_of_its_pipeline(shelf, tmp_path):
     saved, metadata = estimator(), str(tmp_path / "stage" / "metadata" / "part-00000")
     saved.save(str(tmp_path / "stage"))
     assert any(metadata in path for path in shelf)
@@ -193,27 +193,29 @@ def test_a_stage_lies_on_sparks_default_filesystem_as_the_rest_of_its_pipeline_d
 
 
 @pytest.mark.spark("local")
-def test_a_path_with_a_scheme_and_one_below_a_mount_are_left_as_they_are(shelf, tmp_path):
+def test_paths_with_a_scheme_or_below_a_mount_are_unchanged(shelf, tmp_path):
     estimator().save(f"file://{tmp_path}/stage")
     assert TorchEstimator.load(f"file:{tmp_path}/stage").getEpochs() == 4
     assert store_at("/Volumes/main/a/b").prefix == "/Volumes/main/a/b"
     assert shelf == []
 
 
-def test_dbfs_without_its_mount_is_named_with_the_way_out(monkeypatch):
+def test_dbfs_without_its_mount_gives_an_error_with_the_remedy(monkeypatch):
     monkeypatch.setattr(stage_path, "spark_url", lambda path: f"dbfs://{path}")
-    with pytest.raises(DataError, match=r"(?s)Spark takes /models/x for dbfs:///models/x, which this process cannot"):
+    with pytest.raises(DataError, match=r"(?s)Spark resolves /models/x to dbfs:///models/x, which this process cannot"):
         store_at("/models/x")
 
 
 @pytest.mark.spark("local")
-def test_a_default_filesystem_that_python_cannot_reach_is_named_with_the_way_out(spark, tmp_path):
+def test_an_unreachable_default_filesystem_gives_an_error_with_the_remedy(spark, tmp_path):
     hadoop = spark.sparkContext._jsc.hadoopConfiguration()
     before = hadoop.get("fs.defaultFS")
     hadoop.set("fs.unreachable.impl", "org.apache.hadoop.fs.ProxyLocalFileSystem")
     hadoop.set("fs.defaultFS", "unreachable:///")
     try:
-        with pytest.raises(DataError, match=rf"Spark takes {tmp_path}/stage for unreachable:.*file://{tmp_path}/stage"):
+        with pytest.raises(
+            DataError, match=rf"Spark resolves {tmp_path}/stage to unreachable:.*file://{tmp_path}/stage"
+        ):
             estimator().save(str(tmp_path / "stage"))
     finally:
         hadoop.set("fs.defaultFS", before)

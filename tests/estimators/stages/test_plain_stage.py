@@ -80,12 +80,12 @@ def test_params_are_explained_and_found_by_name(doubler):
     assert stage.getParam("label") == stage.label
 
 
-def test_a_param_of_another_stage_is_refused(doubler):
+def test_a_param_of_another_stage_is_rejected(doubler):
     with pytest.raises(ValueError, match="does not belong"):
         doubler().set(doubler().factor, 3)
 
 
-def test_a_new_uid_takes_the_values_along(doubler):
+def test_a_new_uid_keeps_the_values(doubler):
     stage = doubler()
     stage.set(stage.factor, 5)
     stage._resetUid("Doubler_1")

@@ -21,7 +21,7 @@ def told(caplog, *records):
     return [record.getMessage() for record in caplog.records]
 
 
-def test_numbers_however_large_cost_no_word(caplog):
+def test_large_finite_losses_give_no_warning(caplog):
     assert told(caplog, epoch(0, 1e300), epoch(1, 0.0, -1e300), {"epoch": 2}) == []
 
 
@@ -34,6 +34,6 @@ def test_numbers_however_large_cost_no_word(caplog):
         ([epoch(0, math.nan, math.inf)], "in epoch 0 the training loss is nan and the validation loss is inf. Look"),
     ],
 )
-def test_the_first_epoch_that_goes_astray_is_told_once(caplog, records, text):
+def test_the_first_non_finite_loss_gives_one_warning(caplog, records, text):
     (line,) = told(caplog, *records)
     assert text in line

@@ -5,7 +5,7 @@ import torch
 from hvd_cluster.estimators import KerasEstimator, TorchEstimator, TorchModel
 
 
-def test_a_stage_shows_what_it_was_given_and_no_secrets():
+def test_a_stage_shows_its_params_without_secrets():
     net = torch.nn.Linear(4, 1)
     estimator = TorchEstimator(
         model=net,

@@ -25,7 +25,7 @@ def test_one_bar_shows_epoch_loss_and_speed_of_rank_0():
     assert set(re.findall(r"loss ([\d.]+)", text)) <= {"0.5", "0.25"}
 
 
-def test_without_tqdm_there_is_a_line_for_each_tenth(monkeypatch):
+def test_without_tqdm_each_tenth_gives_a_line(monkeypatch):
     monkeypatch.setitem(sys.modules, "tqdm.auto", None)
     out = io.StringIO()
     with ProgressBar("run-1", file=out) as bar:
@@ -37,7 +37,7 @@ def test_without_tqdm_there_is_a_line_for_each_tenth(monkeypatch):
     assert lines[-1] == "run-1: step 20/20, epoch 2/2, loss 0.5, 1,234 samples/s"
 
 
-def test_a_silent_fit_and_a_finished_one_show_nothing():
+def test_a_silent_or_finished_fit_shows_nothing():
     out = io.StringIO()
     with ProgressBar("run-1", enabled=False, file=out) as bar:
         bar(0, event(0, 1))
@@ -45,7 +45,7 @@ def test_a_silent_fit_and_a_finished_one_show_nothing():
     assert out.getvalue() == ""
 
 
-def test_a_resumed_run_starts_where_it_was_left():
+def test_a_resumed_run_starts_at_its_last_step():
     out = io.StringIO()
     with ProgressBar("run-1", file=out) as bar:
         bar(0, event(1, 1))
