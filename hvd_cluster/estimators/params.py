@@ -65,7 +65,7 @@ ESTIMATOR_ROWS = (
     Row(
         "shuffle_buffer_size",
         None,
-        "no longer has an effect",
+        "no effect: all rows of an epoch are shuffled",
         values.deprecated("all rows of an epoch are shuffled"),
         accessors=("ShufflingBufferSize",),
     ),

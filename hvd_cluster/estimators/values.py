@@ -183,5 +183,5 @@ def deprecated(remedy: str) -> Rule:
 
 def _deprecated(remedy: str, value: Any) -> Any:
     if value is not None:
-        warnings.warn(f"this param no longer has an effect: {remedy}", DeprecationWarning, stacklevel=6)
+        warnings.warn(f"this param has no effect: {remedy}", DeprecationWarning, stacklevel=6)
     return value
