@@ -45,9 +45,9 @@ from hvd_cluster.rendezvous.channel import Channel, HungUpError
 from hvd_cluster.rendezvous.sockets import ANY, ReservedPort, detect_dead_host
 from hvd_cluster.version import __version__
 
-_CONNECT_TIMEOUT_S = 5.0
+_CONNECT_TIMEOUT_S, _AUTHENTICATION_TIMEOUT_S = 5.0, 10.0
 #: Seconds for which an agent reconnects when the launcher dropped its connection, and between two attempts.
-_CALL_TIMEOUT_S, _RETRY_S = 30.0, 0.2
+_RECONNECT_S, _RETRY_S = 30.0, 0.2
 
 
 class Agent:
@@ -192,13 +192,20 @@ def main() -> int:
 
 
 def _connect_to_launcher(bootstrap: BootstrapMessage) -> Channel | None:
-    deadline_s = time.monotonic() + _CALL_TIMEOUT_S
+    deadline_s = time.monotonic() + _RECONNECT_S
     while True:
         failures: list[str] = []
         was_dropped = False
         for address in bootstrap.addresses:
             try:
-                return _connect(address, bootstrap)
+                return Channel.open(
+                    address,
+                    bootstrap.port,
+                    bytes.fromhex(bootstrap.secret),
+                    _CONNECT_TIMEOUT_S,
+                    detect_dead_host,
+                    authentication_timeout_s=_AUTHENTICATION_TIMEOUT_S,
+                )
             except OSError as error:  # AuthenticationError too: another machine has this address here
                 failures.append(f"{address}:{bootstrap.port} ({error})")
                 was_dropped |= isinstance(error, HungUpError)  # by many other connections to the launcher
@@ -210,16 +217,6 @@ def _connect_to_launcher(bootstrap: BootstrapMessage) -> Channel | None:
         "Open the ports between the hosts, or set the interfaces to use with --network-interfaces.\n"
     )
     return None
-
-
-def _connect(address: str, bootstrap: BootstrapMessage) -> Channel:
-    sock = socket.create_connection((address, bootstrap.port), timeout=_CONNECT_TIMEOUT_S)
-    try:
-        detect_dead_host(sock)
-        return Channel.connect(sock, bytes.fromhex(bootstrap.secret))
-    except BaseException:  # re-raised; nothing else would close the socket
-        sock.close()
-        raise
 
 
 def _exit_on_close(descriptor: int) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import inspect
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import fields
 from typing import Any, ParamSpec, TypeVar
 
 P = ParamSpec("P")
@@ -25,6 +26,11 @@ def none_is_default(fn: Callable[P, R]) -> Callable[P, R]:
         return fn(*named, *args[len(names) :], **kwargs)  # type: ignore[arg-type]
 
     return wrapper
+
+
+def fields_of(cls: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Those arguments of a function, as ``locals()`` returns them, that are fields of the dataclass ``cls``."""
+    return {each.name: arguments[each.name] for each in fields(cls) if each.name in arguments}
 
 
 def renamed(old: str, given: Any, new: str, value: Any) -> Any:

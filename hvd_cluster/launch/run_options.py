@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, TextIO, TypeVar
 
 from hvd_cluster.launch import checks
+from hvd_cluster.launch.arguments import fields_of
 from hvd_cluster.launch.elastic.spec import ElasticSpec
 from hvd_cluster.launch.environment import interface_variables
 from hvd_cluster.launch.hosts import Host, fill, parse_hosts, read_hostfile
@@ -62,15 +63,14 @@ class RunOptions:
             arguments: by name; None means not given.
             problems: those of the function's other arguments, for the same message.
         """
-        known = {each.name for each in fields(cls)}
-        given = {name: value for name, value in arguments.items() if name in known and value is not None}
-        others = list(problems)
+        given = {name: value for name, value in fields_of(cls, arguments).items() if value is not None}
+        wrong = list(problems)
         try:
             options = cls(**given)
         except ValueError as error:
-            raise ValueError("; ".join([str(error), *others])) from None
-        if others:
-            raise ValueError("; ".join(others))
+            wrong.insert(0, str(error))
+        if wrong:
+            raise ValueError("; ".join(wrong))
         if options.use_mpi:
             logger.warning("use_mpi=True has no effect: hvd_cluster does not use MPI")
         return options

@@ -6,7 +6,6 @@ import contextlib
 import logging
 import pickle
 import re
-import socket
 import threading
 import time
 from collections.abc import Callable
@@ -27,9 +26,9 @@ from hvd_cluster.rendezvous.sockets import detect_dead_host
 
 logger = logging.getLogger(__name__)
 
-_CALL_TIMEOUT_S = 15.0
+_CONNECT_TIMEOUT_S = 15.0
 #: Short, because its node may be gone, which Ray will report soon.
-_REDIAL_TIMEOUT_S = 3.0
+_RECONNECT_TIMEOUT_S = 3.0
 #: Seconds without a message after which Ray is asked whether the call has ended: a worker may be unable to report it.
 _POLL_S = 2.0
 #: Seconds for Ray to report, between two attempts to reconnect to a worker, how the worker ended. Ray notices the death
@@ -188,24 +187,23 @@ class ActorWorker(Worker):
         self.rank = assignment.topology.rank
         self._get(self._handle.assign.remote(assignment))
         self._secret = assignment.topology.secret
-        channel = self._dial(handshake, _CALL_TIMEOUT_S)
+        channel = self._connect(handshake, _CONNECT_TIMEOUT_S)
         self.ready = True
         if self._only_call is not None:
             self.submit(self._only_call)
         self._callbacks.on_change()
         return channel
 
-    def _dial(self, handshake: ActorHandshake, timeout_s: float) -> Channel:
-        address = (handshake.address, handshake.driver_port)
+    def _connect(self, handshake: ActorHandshake, timeout_s: float) -> Channel:
         try:
-            with contextlib.ExitStack() as stack:
-                sock = stack.enter_context(socket.create_connection(address, timeout=timeout_s))
-                detect_dead_host(sock)
-                channel = Channel.connect(sock, self._secret, timeout_s)
-                channel.settimeout(_CALL_TIMEOUT_S)
+            address, port = handshake.address, handshake.driver_port
+            channel = Channel.open(address, port, self._secret, timeout_s, detect_dead_host)
+            with contextlib.ExitStack() as on_failure:
+                on_failure.callback(channel.close)
+                channel.settimeout(_CONNECT_TIMEOUT_S)
                 channel.send(pickle.dumps("the driver"))
                 channel.recv()  # from now on the worker captures its output
-                stack.pop_all()
+                on_failure.pop_all()
         except (OSError, EOFError) as error:
             raise LaunchError(
                 f"rank {self.rank} on node {handshake.address} ({handshake.hostname}) cannot be reached by the driver "
@@ -279,7 +277,7 @@ class ActorWorker(Worker):
             if self.outcome is not None:
                 break
             try:
-                channel = self._dial(handshake, _REDIAL_TIMEOUT_S)
+                channel = self._connect(handshake, _RECONNECT_TIMEOUT_S)
             except (LaunchError, AuthenticationError) as error:
                 logger.debug("%s", error)
                 if is_idle:

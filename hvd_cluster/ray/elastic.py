@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NoReturn
 
-from hvd_cluster.launch.arguments import none_is_default
+from hvd_cluster.launch.arguments import fields_of, none_is_default
 from hvd_cluster.launch.elastic.discovery import HostDiscovery
 from hvd_cluster.ray.adapter import Callback
 from hvd_cluster.ray.discovery import RayHostDiscovery, TestDiscovery
@@ -99,22 +99,9 @@ class ElasticRayExecutor:
             TypeError: an argument does not exist; the message suggests a similar one.
         """
         refuse_unknown("ElasticRayExecutor.create_settings", unknown, ElasticSettings.__dataclass_fields__)
-        return ElasticSettings(
-            min_num_proc=min_num_proc if min_np is None else min_np,
-            max_num_proc=max_num_proc if max_np is None else max_np,
-            reset_limit=reset_limit,
-            elastic_timeout=elastic_timeout,
-            timeout_s=timeout_s,
-            ssh_identity_file=ssh_identity_file,
-            nics=nics,
-            verbose=verbose,
-            key=key,
-            ssh_port=ssh_port,
-            elastic=elastic,
-            placement_group_timeout_s=placement_group_timeout_s,
-            cooldown_range=cooldown_range,
-            discovery=discovery,
-        )
+        min_num_proc = min_num_proc if min_np is None else min_np
+        max_num_proc = max_num_proc if max_np is None else max_np
+        return ElasticSettings(**fields_of(ElasticSettings, locals()))
 
     def start(self) -> None:
         """Connect to Ray, and wait for room for ``min_num_proc`` workers.

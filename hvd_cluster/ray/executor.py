@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, NoReturn
 
-from hvd_cluster.launch.arguments import none_is_default
+from hvd_cluster.launch.arguments import fields_of, none_is_default
 from hvd_cluster.ray.adapter import Adapter, Callback
 from hvd_cluster.ray.client import ClientAdapter
 from hvd_cluster.ray.elastic_adapter import ElasticAdapter
@@ -67,24 +67,9 @@ class RayExecutor:
         **unknown: NoReturn,
     ) -> None:
         refuse_unknown("RayExecutor", unknown, [field.name for field in fields(ExecutorSpec)])
-        self.settings = self.create_settings() if settings is None else settings
+        self.settings = settings = self.create_settings() if settings is None else settings
         self.num_workers = num_workers
-        self._spec = ExecutorSpec(
-            settings=self.settings,
-            num_workers=num_workers,
-            num_hosts=num_hosts,
-            num_workers_per_host=num_workers_per_host,
-            cpus_per_worker=cpus_per_worker,
-            use_gpu=use_gpu,
-            gpus_per_worker=gpus_per_worker,
-            use_current_placement_group=use_current_placement_group,
-            min_workers=min_workers,
-            max_workers=max_workers,
-            reset_limit=reset_limit,
-            cooldown_range=cooldown_range,
-            elastic_timeout=elastic_timeout,
-            override_discovery=override_discovery,
-        )
+        self._spec = ExecutorSpec(**fields_of(ExecutorSpec, locals()))
         self.adapter: Adapter
         if min_workers is None:
             self.adapter = StaticAdapter(self.settings, self._spec.strategy)
@@ -115,16 +100,10 @@ class RayExecutor:
             nics: network interface for the workers' data; by default the one on the route to the driver's node.
             verbose: 0 drops the workers' output.
         """
-        known = ("timeout_s", "ssh_identity_file", "ssh_str", "placement_group_timeout_s", "nics", "verbose")
-        refuse_unknown("RayExecutor.create_settings", unknown, known)
+        given = fields_of(MiniSettings, locals())
+        refuse_unknown("RayExecutor.create_settings", unknown, [*given, "ssh_str"])
         store_key(ssh_str, ssh_identity_file)
-        return MiniSettings(
-            ssh_identity_file=ssh_identity_file,
-            timeout_s=timeout_s,
-            placement_group_timeout_s=placement_group_timeout_s,
-            nics=nics,
-            verbose=verbose,
-        )
+        return MiniSettings(**given)
 
     def start(
         self,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -66,7 +66,7 @@ class ElasticSettings(MiniSettings):
     #: How many times the workers may change; None for no limit.
     reset_limit: int | None = None
     #: Shortest and longest time, in seconds, for which a node on which a worker failed is not used; None for forever.
-    cooldown_range: tuple[float, float] | None = None
+    cooldown_range: Sequence[float] | None = None
     #: Seconds to wait for ``min_num_proc`` workers.
     elastic_timeout: float = 600
     #: Finds the nodes if ``override_discovery=False``.
@@ -91,9 +91,8 @@ class ElasticSettings(MiniSettings):
         )
 
 
-def nics_to_env_var(nics: str | Iterable[str] | None) -> dict[str, str]:
-    """Horovod's name for :func:`hvd_cluster.launch.environment.interface_variables`."""
-    return interface_variables(nics)
+#: Horovod's name for this function.
+nics_to_env_var = interface_variables
 
 
 def store_key(ssh_str: str | None, ssh_identity_file: str | None) -> None:

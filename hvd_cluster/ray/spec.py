@@ -66,7 +66,6 @@ class ExecutorSpec:
     def elastic_settings(self) -> ElasticSettings:
         """The settings of an elastic job."""
         assert self.min_workers is not None
-        low_high = None if self.cooldown_range is None else (self.cooldown_range[0], self.cooldown_range[1])
         return ElasticSettings(
             nics=self.settings.nics,
             verbose=self.settings.verbose,
@@ -75,7 +74,7 @@ class ExecutorSpec:
             min_num_proc=self.min_workers,
             max_num_proc=self.max_workers,
             reset_limit=self.reset_limit,
-            cooldown_range=low_high,
+            cooldown_range=self.cooldown_range,
             elastic_timeout=self.elastic_timeout,
             discovery=None if self.override_discovery else getattr(self.settings, "discovery", None),
         )

@@ -1,10 +1,10 @@
-"""Finding each other when the launcher is not ours: rank 0 serves the key-value store and announces its address.
+"""Bootstrap under the launchers of others: rank 0 serves the key-value store and publishes its address.
 
-Under torchrun they learn it from the agent's store. Ranks of one host that MPI or Slurm started learn it over an
-abstract Unix socket, where the kernel vouches that the other end is a process of the same user; ranks on several hosts
-over MPI, where the program has imported mpi4py, else through a folder that they share
-(:mod:`hvd_cluster.rendezvous.shared_folder`). The secret is made on the way; torchrun's store shows it to every client
-that can reach that store, so use hvdrun on a network that others share.
+Under torchrun it publishes the address in the agent's store. Ranks on one host that MPI or Slurm started read it from
+an abstract Unix socket, for which the kernel reports the user of the other end. Ranks on several hosts use MPI if the
+program has imported mpi4py, otherwise a shared folder (:mod:`hvd_cluster.rendezvous.shared_folder`). The secret is
+published together with the address. Every client that reaches torchrun's store can read it there: on a network that
+others share, use hvdrun.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ def join_store(
     """Agree on a key-value store with the other ranks.
 
     Args:
-        topology: this rank's place; returned as it is when its launcher has named a store.
-        attempt: how often this process has met the others before.
+        topology: this rank's topology; returned unchanged if its launcher provides a store.
+        attempt: how many times this process has called this function before.
         timeout_s: how long to wait for rank 0.
-        folder: shared by the hosts, for launchers that say nothing about how to reach them.
-        interface: rank 0's network interface to use then; any that the others can reach by default.
+        folder: shared by the hosts, for launchers that provide no other way.
+        interface: rank 0's network interface to use then; by default any that the others reach.
 
     Raises:
-        ConnectionError: the launcher left no way to find the others, or rank 0 did not come in time.
+        ConnectionError: the launcher provides no way to find the others, or rank 0 did not call this in time.
     """
     if topology.rendezvous:
         return JoinedStore(topology)
-    # Where the launcher does not name its job, it is the parent of all of the job's processes on this host.
+    # A launcher without a name for its job is the parent of all processes of the job on this host.
     job = topology.job_id or f"parent-{os.getppid()}"
     label = f"hvd_cluster/{job}/{topology.generation}.{attempt}/{topology.world}"
     if topology.launcher == "torchrun" and topology.master:
@@ -56,21 +56,21 @@ def join_store(
         return _through_kernel(topology, label, timeout_s)
     if not topology.world and (world := _mpi_world(topology)) is not None:
         joined = join_store_over_mpi(world, timeout_s, interface)
-        # The launcher knows the place on the host, and MPI's name of the world differs from attempt to attempt.
+        # The local indices are the launcher's; MPI's name of the world is another one at each attempt.
         found = joined.topology
         return replace(joined, topology=replace(topology, rendezvous=found.rendezvous, secret=found.secret))
     if topology.job_id and topology.launcher != "torchrun":
         return join_store_in_folder(topology, label, folder, timeout_s, interface)
     launcher = topology.launcher or "an unknown launcher"
     raise ConnectionError(
-        f"rank {topology.rank} of {topology.size} was started by {launcher}, which says nothing about how to reach the "
-        "other hosts: start the job with hvdrun, torchrun or a launcher of hvd_cluster, or call "
+        f"rank {topology.rank} of {topology.size} was started by {launcher}, which provides no way to reach the other "
+        "hosts: start the job with hvdrun, torchrun or a launcher of hvd_cluster, or call "
         "hvd.init(comm=mpi4py.MPI.COMM_WORLD)"
     )
 
 
 def _mpi_world(topology: Topology) -> Communicator | None:
-    """MPI's own world, if the program uses MPI already: initialising it here could surprise the program."""
+    """MPI's own world if the program already uses MPI; it is not initialised here."""
     mpi = sys.modules.get("mpi4py.MPI")
     if mpi is None or not mpi.Is_initialized() or mpi.Is_finalized():
         return None
@@ -107,21 +107,21 @@ def _through_kernel(topology: Topology, label: str, timeout_s: float) -> JoinedS
             try:
                 listener.bind(address)
             except OSError as error:
-                raise ConnectionError(f"rank 0 cannot open the meeting point {label}: {error}") from error
+                raise ConnectionError(f"rank 0 cannot listen at the Unix socket {label}: {error}") from error
             listener.listen(topology.size)
-            told = 0
-            while told < topology.size - 1:
+            num_answered = 0
+            while num_answered < topology.size - 1:
                 listener.settimeout(max(0.01, deadline_s - time.monotonic()))
                 try:
                     connection, _ = listener.accept()
                 except TimeoutError:
                     raise ConnectionError(
-                        f"only {told + 1} of {topology.size} ranks called hvd.init() within {timeout_s:g} s"
+                        f"only {num_answered + 1} of {topology.size} ranks called hvd.init() within {timeout_s:g} s"
                     ) from None
                 with connection:
                     if _is_ours(connection):
                         connection.sendall(_described(joined.topology))
-                        told += 1
+                        num_answered += 1
             on_failure.pop_all()
         return joined
     while True:
@@ -136,7 +136,9 @@ def _through_kernel(topology: Topology, label: str, timeout_s: float) -> JoinedS
                 time.sleep(0.02)
                 continue
             if not _is_ours(connection):
-                raise ConnectionError(f"rank {topology.rank}: the meeting point is held by a process of another user")
+                raise ConnectionError(
+                    f"rank {topology.rank}: the Unix socket {label} belongs to another user's process"
+                )
             connection.settimeout(max(0.01, deadline_s - time.monotonic()))
             described = b"".join(iter(lambda: connection.recv(4096), b""))
         return JoinedStore(_completed(topology, described))
@@ -158,13 +160,13 @@ def _completed(topology: Topology, described: bytes) -> Topology:
 
 
 def _is_ours(connection: socket.socket) -> bool:
-    """The kernel says that the other end is a process of this user, or of root."""
+    """Whether the other end is a process of this user or of root, according to the kernel."""
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     _, uid, _ = _CREDENTIALS.unpack(credentials)
     return uid in (os.getuid(), 0)
 
 
 def _address_towards(host: str, port: int) -> str:
-    """The address of this host that reaches ``host``, so probably the other ranks too."""
+    """The address of this host on the route to ``host``, which the other ranks probably reach too."""
     with socket.create_connection((host, port), timeout=10) as probe:
         return str(probe.getsockname()[0])

@@ -1,4 +1,4 @@
-"""A signed, message-wise connection over a stream socket, for code that may block."""
+"""Signed messages over a stream socket, for code that may block."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import errno
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from hvd_cluster.errors import AuthenticationError
 from hvd_cluster.rendezvous.session import Session
@@ -17,11 +17,11 @@ _READ_BYTES = 1 << 20
 
 
 class HungUpError(AuthenticationError):
-    """The peer ended the connection before either had proved anything: it is crowded, ends, or serves others."""
+    """The peer closed the connection during the authentication: it has too many connections, or is ending."""
 
 
 class Channel:
-    """Signed messages over a connected TCP or Unix stream socket. Make one with :meth:`connect` or :meth:`accept`.
+    """Signed messages over a connected TCP or Unix stream socket, from :meth:`open`, :meth:`connect` or :meth:`accept`.
 
     Any number of threads may send; one thread receives. What :meth:`recv` returns was signed with the job's secret, so
     it may be unpickled.
@@ -32,32 +32,61 @@ class Channel:
         self._session = session
         self._messages: collections.deque[bytes] = collections.deque()
         self._send_lock = threading.Lock()
-        #: The session's, whose two directions share one TLS connection; never held while the socket is slow.
+        # Protects the session, whose two directions share one TLS connection; never held during I/O.
         self._session_lock = threading.Lock()
-        # A signal handler may send or close while its own thread is in here.
+        # Reentrant, because a signal handler may send or close while its own thread holds the lock.
         self._use_lock = threading.RLock()
-        self._num_inside = 0
+        self._num_users = 0
         self._is_closed = False
 
     @classmethod
-    def connect(cls, sock: socket.socket, secret: bytes, timeout_s: float = 10.0) -> Channel:
-        """Open the conversation as the end that connected.
+    def open(
+        cls,
+        host: str,
+        port: int,
+        secret: bytes,
+        timeout_s: float,
+        prepare: Callable[[socket.socket], None],
+        *,
+        authentication_timeout_s: float | None = None,
+    ) -> Channel:
+        """Connect to a server at ``host`` and ``port``.
+
+        Args:
+            timeout_s: the limit for connecting.
+            prepare: sets options of the new socket.
+            authentication_timeout_s: the limit for the authentication; ``timeout_s`` by default.
 
         Raises:
-            AuthenticationError: the peer does not hold ``secret``, or did not prove it within ``timeout_s``
-                (:class:`HungUpError` where it ended the connection before).
+            OSError: no server answers, or it cannot be authenticated (see :meth:`connect`).
+        """
+        sock = socket.create_connection((host, port), timeout=timeout_s)
+        try:
+            prepare(sock)
+            return cls.connect(sock, secret, authentication_timeout_s or timeout_s)
+        except BaseException:  # re-raised; no other code closes the socket
+            sock.close()
+            raise
+
+    @classmethod
+    def connect(cls, sock: socket.socket, secret: bytes, timeout_s: float = 10.0) -> Channel:
+        """Authenticate as the end that connected.
+
+        Raises:
+            AuthenticationError: the peer did not prove within ``timeout_s`` that it knows ``secret``
+                (:class:`HungUpError` if it closed the connection before).
         """
         return cls._establish(sock, Session(secret, accepts=False), timeout_s)
 
     @classmethod
     def accept(cls, sock: socket.socket, secret: bytes, timeout_s: float = 10.0) -> Channel:
-        """Open the conversation as the end that accepted; raises as :meth:`connect` does."""
+        """Authenticate as the end that accepted; raises as :meth:`connect` does."""
         return cls._establish(sock, Session(secret, accepts=True), timeout_s)
 
     @classmethod
     def _establish(cls, sock: socket.socket, session: Session, timeout_s: float) -> Channel:
         channel = cls(sock, session)
-        deadline_s = time.monotonic() + timeout_s  # in all: a stranger may send a byte now and then
+        deadline_s = time.monotonic() + timeout_s  # for the whole exchange: a peer could send one byte at a time
         sock.settimeout(timeout_s)
         try:
             channel._flush()
@@ -85,16 +114,16 @@ class Channel:
         return channel
 
     def send(self, message: bytes) -> None:
-        """Send one message; blocks while the peer is slow.
+        """Send one message; blocks until the peer has received enough of what was sent before.
 
         Raises:
             OSError: the connection is gone.
         """
-        with self._send_lock:  # held while it is sent: what is sealed first goes first
+        with self._send_lock:  # also during the I/O, so that messages are sent in the order of their numbers
             with self._session_lock:
                 self._session.seal(message)
                 outgoing = self._take_outgoing()
-            with self._open_until_left():
+            with self._using_socket():
                 self._socket.sendall(outgoing)
 
     def recv(self) -> bytes:
@@ -103,11 +132,11 @@ class Channel:
         Raises:
             EOFError: the peer closed the connection, or died.
             AuthenticationError: a message without the job's signature arrived.
-            TimeoutError: :meth:`settimeout` was given and passed.
+            TimeoutError: no message arrived within the limit of :meth:`settimeout`.
         """
         while not self._messages:
             try:
-                with self._open_until_left():
+                with self._using_socket():
                     data = self._socket.recv(_READ_BYTES)
             except ConnectionResetError as error:
                 raise EOFError("the peer reset the connection") from error
@@ -120,12 +149,12 @@ class Channel:
 
     @property
     def local_host(self) -> str:
-        """The address of this end: the one of this host's addresses that reaches the peer. Empty on a Unix socket."""
+        """The address of this host on the route to the peer; empty on a Unix socket."""
         address = self._socket.getsockname()
         return str(address[0]) if isinstance(address, tuple) else ""
 
     def settimeout(self, timeout_s: float | None) -> None:
-        """Let :meth:`recv` and :meth:`send` raise ``TimeoutError`` after ``timeout_s`` seconds of silence."""
+        """Let :meth:`recv` and :meth:`send` raise ``TimeoutError`` when they have blocked for ``timeout_s`` seconds."""
         self._socket.settimeout(timeout_s)
 
     def set_receive_buffer(self, num_bytes: int) -> None:
@@ -133,7 +162,7 @@ class Channel:
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, num_bytes)
 
     def fileno(self) -> int:
-        """The descriptor, for a selector, which cannot see the messages that have arrived behind the one received."""
+        """The descriptor, for a selector, which does not see messages that this channel has already read."""
         return self._socket.fileno()
 
     def close(self) -> None:
@@ -141,35 +170,35 @@ class Channel:
         with self._use_lock:
             self._is_closed = True
             with contextlib.suppress(OSError):
-                self._socket.shutdown(socket.SHUT_RDWR)  # wakes the threads inside, which then leave
-            if not self._num_inside:
+                self._socket.shutdown(socket.SHUT_RDWR)  # wakes the threads that use it
+            if not self._num_users:
                 self._socket.close()
 
     @contextlib.contextmanager
-    def _open_until_left(self) -> Iterator[None]:
+    def _using_socket(self) -> Iterator[None]:
         """Keep the descriptor open while a thread uses the socket, even if another thread closes the channel.
 
-        A thread on its way into the kernel would otherwise wait on the connection that gets the number next.
+        Otherwise the thread could use another connection that got the same descriptor.
         """
         with self._use_lock:
             if self._is_closed:
                 raise OSError(errno.EBADF, "the connection was closed at this end")
-            self._num_inside += 1
+            self._num_users += 1
         try:
             yield
         finally:
-            self._leave()
+            self._release_socket()
 
-    def _leave(self) -> None:
+    def _release_socket(self) -> None:
         with self._use_lock:
-            self._num_inside -= 1
-            if self._is_closed and not self._num_inside:
+            self._num_users -= 1
+            if self._is_closed and not self._num_users:
                 self._socket.close()
 
     def _reject(self) -> None:
-        """End the conversation, so that a peer whose proof came in the same packet does not wait for ours."""
+        """Close the connection, so that a peer that has already sent its proof does not wait for ours."""
         with contextlib.suppress(OSError):
-            self._flush()  # with our own proof it can say what is wrong
+            self._flush()  # from our proof the peer can see what is wrong
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def _flush(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -13,12 +12,12 @@ from hvd_cluster.rendezvous.protocol import Answer, Command, pack, unpack
 from hvd_cluster.rendezvous.sockets import keep_alive
 from hvd_cluster.topology import split_address
 
-#: Requests that are safe to repeat if the connection breaks before the answer. A reader of a box must accept a
-#: message that was pushed twice.
+#: Requests that are safe to repeat if the connection breaks before the answer. A reader of a box must accept a message
+#: that was pushed twice.
 _REPEATABLE = frozenset([*(Command.SET, Command.GET, Command.WAIT, Command.DELETE, Command.CHECK), Command.PUSH])
 #: Seconds that a reconnection may take.
-_REDIAL_S = 10.0
-#: How much longer than its own timeout a request waits for the server to say so.
+_RECONNECT_S = 10.0
+#: How much longer than the request's own timeout the client waits for the server's reply.
 _GRACE_S = 10.0
 #: The first and the longest interval at which a waiting client calls ``watch``. Each time it repeats its request, and
 #: the server looks for all its keys.
@@ -28,23 +27,22 @@ _FIRST_WATCH_S, _LAST_WATCH_S = 0.25, 2.0
 class KeyValueClient:
     """A connection to the job's :class:`~hvd_cluster.rendezvous.server.KeyValueServer`.
 
-    It serves one request at a time: a thread that waits in :meth:`get` keeps others waiting, so threads that wait for
+    It handles one request at a time: while a thread waits in :meth:`get`, other threads wait too. Threads that wait for
     different keys need a client each.
 
     Args:
         address: "host:port" of the server.
         secret: the job's secret.
-        timeout_s: seconds for connecting, and for requests that give none of their own.
+        timeout_s: seconds for connecting, and the default timeout of requests.
 
     Raises:
-        ConnectionError: nothing answers at ``address``, it is unreachable, or the server does not hold ``secret``
-            (AuthenticationError).
+        ConnectionError: no server answers at ``address``, or it does not know ``secret`` (AuthenticationError).
     """
 
     def __init__(self, address: str, secret: bytes, timeout_s: float = 30.0) -> None:
         self.address = address
         self.timeout_s = timeout_s
-        #: Called now and then by a thread that waits for keys; what it raises ends the wait.
+        #: Called repeatedly by a thread that waits for keys; an exception that it raises ends the wait.
         self.watch: Callable[[], None] | None = None
         self._secret = secret
         self._lock = threading.Lock()
@@ -65,15 +63,15 @@ class KeyValueClient:
         self._ask(Command.SET, key.encode(), value)
 
     def get(self, key: str, timeout_s: float | None = None) -> bytes:
-        """The value of ``key``; waits until it is set, else raises ``TimeoutError``."""
+        """The value of ``key``; waits until it is set, and raises ``TimeoutError`` if that takes too long."""
         return self.get_many([key], timeout_s)[0]
 
     def get_many(self, keys: Sequence[str], timeout_s: float | None = None) -> list[bytes]:
-        """The values of all ``keys``; waits until all are set, else raises ``TimeoutError`` naming the missing ones."""
+        """The values of ``keys``, when all are set; otherwise ``TimeoutError``, which names the missing ones."""
         return self._wait_for(Command.GET, keys, timeout_s)
 
     def wait(self, keys: Sequence[str], timeout_s: float | None = None) -> None:
-        """Wait until all ``keys`` are set, else raise ``TimeoutError`` naming the missing ones."""
+        """Wait until all ``keys`` are set; otherwise raise ``TimeoutError``, which names the missing ones."""
         self._wait_for(Command.WAIT, keys, timeout_s)
 
     def add(self, key: str, amount: int) -> int:
@@ -85,26 +83,26 @@ class KeyValueClient:
         self._ask(Command.APPEND, key.encode(), value)
 
     def push(self, box: str, value: bytes) -> int:
-        """Set ``box/N`` to ``value`` (N messages were pushed before); returns N.
+        """Set ``box/N`` to ``value``, after N earlier messages, in one step. Returns N.
 
-        Wholly or not at all; but twice where the connection broke before the answer.
+        If the connection breaks before the answer, the message may be pushed twice.
         """
         return int(self._ask(Command.PUSH, box.encode(), value)[0])
 
     def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
-        """Set ``key`` to ``desired`` if it holds ``expected`` (empty: or is absent); return what it holds now."""
+        """Set ``key`` to ``desired`` if its value is ``expected`` (empty: or it is absent). Returns its value now."""
         return self._ask(Command.SWAP, key.encode(), expected, desired)[0]
 
     def delete(self, key: str) -> bool:
-        """Remove ``key``; False when it was not there."""
+        """Remove ``key``; returns whether it existed."""
         return self._ask(Command.DELETE, key.encode())[0] == b"1"
 
     def check(self, keys: Sequence[str]) -> bool:
-        """True when all ``keys`` are set."""
+        """Whether all ``keys`` are set."""
         return self._ask(Command.CHECK, *(key.encode() for key in keys))[0] == b"1"
 
     def num_keys(self) -> int:
-        """How many keys the store holds."""
+        """The number of keys in the store."""
         return int(self._ask(Command.COUNT)[0])
 
     def close(self) -> None:
@@ -130,16 +128,16 @@ class KeyValueClient:
                 self.watch()
 
     def _ask(self, *request: bytes, limit_s: float | None = None) -> list[bytes]:
-        patience_s = (self.timeout_s if limit_s is None else limit_s) + _GRACE_S
+        timeout_s = (self.timeout_s if limit_s is None else limit_s) + _GRACE_S
         with self._lock:
             try:
                 try:
-                    answer, *fields = self._exchange(request, patience_s)
+                    answer, *fields = self._exchange(request, timeout_s)
                 except (EOFError, OSError):  # a firewall may have forgotten the connection
                     if self._is_closed or request[0] not in _REPEATABLE:
                         raise
-                    self._redial()
-                    answer, *fields = self._exchange(request, patience_s)
+                    self._reconnect()
+                    answer, *fields = self._exchange(request, timeout_s)
             except (EOFError, OSError) as error:
                 raise ConnectionError(
                     f"the rendezvous at {self.address} is gone ({error}): the launcher of this job has ended or died"
@@ -155,30 +153,30 @@ class KeyValueClient:
             raise ValueError(f"the rendezvous refused a request: {fields[0].decode()}")
         return fields
 
-    def _exchange(self, request: Sequence[bytes], patience_s: float) -> list[bytes]:
+    def _exchange(self, request: Sequence[bytes], timeout_s: float) -> list[bytes]:
         try:
-            self._channel.settimeout(patience_s)
+            self._channel.settimeout(timeout_s)
             self._channel.send(pack(request))
             return unpack(self._channel.recv())
-        except BaseException:  # raised again: after a reply was missed the next one would be taken for it
+        except BaseException:  # re-raised; a late reply would be taken for that to the next request
             self._channel.close()
             raise
 
-    def _redial(self) -> None:
-        self._channel = _connect(self.address, self._secret, _REDIAL_S, is_up=True)
-        if self._is_closed:  # meanwhile
+    def _reconnect(self) -> None:
+        self._channel = _connect(self.address, self._secret, _RECONNECT_S, is_running=True)
+        if self._is_closed:  # in the meantime
             self._channel.close()
 
 
-def _connect(address: str, secret: bytes, timeout_s: float, *, is_up: bool = False) -> Channel:
-    """A connection to the server, which may come up yet; where it ``is_up``, a refusal means that it has ended."""
+def _connect(address: str, secret: bytes, timeout_s: float, *, is_running: bool = False) -> Channel:
+    """A connection to the server, which may still be starting; if it ``is_running``, a refusal means its end."""
     host, port = split_address(address)
     deadline_s = time.monotonic() + timeout_s
     while True:
         left_s = max(0.1, deadline_s - time.monotonic())
         try:
-            return _called(host, int(port), secret, left_s)
-        except HungUpError as error:  # in favour of others, where many call at once
+            return Channel.open(host, int(port), secret, left_s, keep_alive)
+        except HungUpError as error:  # the server has too many new connections
             if time.monotonic() + 0.2 >= deadline_s:
                 raise AuthenticationError(f"the rendezvous at {address}: {error}") from None
         except AuthenticationError as error:
@@ -188,29 +186,18 @@ def _connect(address: str, secret: bytes, timeout_s: float, *, is_up: bool = Fal
                 f"no answer from the rendezvous {address} within {timeout_s:g} s: is the port open between the hosts?"
             ) from error
         except OSError as error:
-            # The server or this host's network may be on its way up, and a fresh pod's name not known yet.
-            if is_up or time.monotonic() + 0.2 >= deadline_s:
+            # The server or this host's network may be starting, and the name of a new pod may not be known yet.
+            if is_running or time.monotonic() + 0.2 >= deadline_s:
                 raise ConnectionError(f"no answer from the rendezvous at {address}: {error}") from error
         time.sleep(0.1)
 
 
-def _called(host: str, port: int, secret: bytes, timeout_s: float) -> Channel:
-    sock = socket.create_connection((host, port), timeout=timeout_s)
-    try:
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        keep_alive(sock)
-        return Channel.connect(sock, secret, timeout_s)
-    except BaseException:  # raised again: no one else closes it
-        sock.close()
-        raise
-
-
 class KeyValueMailbox:
-    """The one reader of a box.
+    """Reads the messages of a box in order; each box has one reader.
 
     Args:
         client: the connection; a read keeps it busy, so a reader in its own thread needs its own connection.
-        box: the name of the box.
+        box: the name of the box, to which others :meth:`~KeyValueClient.push`.
     """
 
     def __init__(self, client: KeyValueClient, box: str) -> None:

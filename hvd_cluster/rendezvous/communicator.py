@@ -1,4 +1,4 @@
-"""Worlds that the user names: ``init(comm=...)`` with a list of ranks, or with a communicator of mpi4py."""
+"""Worlds that the user selects: ``init(comm=...)`` with a list of ranks, or with a communicator of mpi4py."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ class Communicator(Protocol):
 
 
 def is_communicator(comm: object) -> TypeGuard[Communicator]:
-    """True for a communicator of mpi4py; does not import mpi4py."""
+    """Whether it is a communicator of mpi4py, which is not imported."""
     return all(hasattr(comm, name) for name in ("Get_rank", "Get_size", "bcast", "allgather"))
 
 
 def ranks_in(comm: Any, world: Any = None) -> list[int]:
-    """The ranks that the processes of ``comm`` have in ``world``, by default MPI's COMM_WORLD; sorted.
+    """The ranks of the processes of ``comm`` in ``world``, by default MPI's COMM_WORLD; sorted.
 
     Raises:
-        ValueError: one of them is not in ``world``.
+        ValueError: a process is not in ``world``.
     """
     from mpi4py import MPI
 
     group = comm.Get_group()
-    # As a function of the class it takes the same arguments in mpi4py 3 and 4.
+    # Called on the class, it takes the same arguments in mpi4py 3 and 4.
     found = MPI.Group.Translate_ranks(group, list(range(comm.Get_size())), (world or MPI.COMM_WORLD).Get_group())
     if MPI.UNDEFINED in found:
         raise ValueError("a process set's communicator has processes that are not in the world of init()")
@@ -50,16 +50,16 @@ def ranks_in(comm: Any, world: Any = None) -> list[int]:
 
 
 def some_of(topology: Topology, ranks: Sequence[Any]) -> Topology:
-    """This process's place in the world of some of the launcher's ranks; they are numbered in the order given.
+    """This process's topology in the world of some of the launcher's ranks, numbered in the given order.
 
-    On several hosts the place among them is not known yet: :meth:`Topology.with_local_indices` finds it.
+    On several hosts the local indices are not known yet: :meth:`Topology.with_local_indices` sets them.
 
     Args:
-        topology: the place in the launcher's world.
+        topology: in the launcher's world.
         ranks: ranks of that world.
 
     Raises:
-        ValueError: ``ranks`` is not a list of ranks of the launcher's world, or this process is not among them.
+        ValueError: ``ranks`` is not a list of ranks of the launcher's world, or this process's rank is not in it.
     """
     size, wanted = topology.size, list(ranks)
     if not wanted or any(isinstance(rank, bool) or not isinstance(rank, int) for rank in wanted):
@@ -71,8 +71,8 @@ def some_of(topology: Topology, ranks: Sequence[Any]) -> Topology:
         raise ValueError(f"{_FAILED}: comm={ranks!r} names a rank twice")
     if topology.rank not in wanted:
         raise ValueError(
-            f"{_FAILED}: rank {topology.rank} called init(comm={ranks!r}) and is not in that list: ranks outside of it "
-            "have to leave init() out, or name a world of their own"
+            f"{_FAILED}: rank {topology.rank} called init(comm={ranks!r}) and is not in that list: other ranks must not "
+            "call init(), or must pass a list with themselves"
         )
     if wanted == list(range(size)):
         return topology
@@ -96,15 +96,15 @@ def join_store_over_mpi(comm: Communicator, timeout_s: float, interface: str = "
     Args:
         comm: an intracommunicator; all its processes call this.
         timeout_s: how long to try to reach rank 0.
-        interface: rank 0's network interface to use; any that the others can reach by default.
+        interface: rank 0's network interface to use; by default any that the others reach.
 
     Raises:
         ValueError: ``comm`` is not an intracommunicator.
-        ConnectionError: a process cannot reach rank 0; raised on all of them.
+        ConnectionError: a process cannot reach rank 0; raised by all processes.
     """
     try:
         is_inter = comm.Is_inter()
-    except Exception as error:  # mpi4py's own, for a communicator that is null
+    except Exception as error:  # mpi4py's own, for a null communicator
         raise ValueError(f"{_FAILED}: comm={comm!r} cannot be used: {error}") from error
     if is_inter:
         raise ValueError(f"{_FAILED}: comm={comm!r} joins two groups; use its Merge()")
@@ -126,28 +126,28 @@ def join_store_over_mpi(comm: Communicator, timeout_s: float, interface: str = "
     if rank != 0:
         try:
             reached = first_reachable(addresses, port, secret, timeout_s)
-        except OSError as error:  # whatever it is: the others wait for the answer
+        except OSError as error:  # any error, because the others wait for the answer
             failure = f"rank {rank} on {topology.host} cannot reach rank 0: {error}"
-    # No rank may leave before all know: the others would wait in MPI, where no timeout reaches.
-    told = comm.allgather((reached, failure))
-    failures = [text for _, text in told if text]
+    # All ranks must take part in this call, also those that failed: MPI has no timeouts.
+    answers = comm.allgather((reached, failure))
+    failures = [text for _, text in answers if text]
     if failures:
         if server is not None:
             server.close()
         raise ConnectionError(
-            f"{_FAILED}: {failures[0]}; the hosts need open ports among each other, and HOROVOD_GLOO_IFACE names rank "
-            "0's interface to use"
+            f"{_FAILED}: {failures[0]}; open the ports between the hosts, or set HOROVOD_GLOO_IFACE to the interface of "
+            "rank 0 to use"
         )
-    address = reached or own_address(keys, [address for address, _ in told])
+    address = reached or own_address(keys, [address for address, _ in answers])
     return JoinedStore(replace(topology, rendezvous=join_address(address, port), secret=secret), server)
 
 
 def own_address(host_keys: Sequence[str], reached: Sequence[str]) -> str:
-    """The address of rank 0's host at which ranks of other hosts have reached it, for rank 0 to use itself.
+    """The address of rank 0's host at which ranks on other hosts have reached it, for rank 0 to use itself.
 
     Args:
         host_keys: by rank.
         reached: the address that each rank has used; "" for rank 0.
     """
-    from_afar = [address for key, address in zip(host_keys, reached, strict=True) if key != host_keys[0]]
-    return (from_afar or [*filter(None, reached), LOOPBACK])[0]
+    by_others = [address for key, address in zip(host_keys, reached, strict=True) if key != host_keys[0]]
+    return (by_others or [*filter(None, reached), LOOPBACK])[0]

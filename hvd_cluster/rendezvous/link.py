@@ -1,4 +1,4 @@
-"""Signed messages over a socket that never blocks, for event loops: the store's server and the engine's tree."""
+"""Signed messages over a non-blocking socket, for event loops: the store's server and the engine's tree."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ import socket
 from hvd_cluster.rendezvous.session import Session
 
 _READ_BYTES = 1 << 18
-#: Reads of one connection per turn, so that a peer that floods it cannot starve the others.
+#: Reads of one connection per turn, so that a peer that sends very much does not starve the others.
 _MAX_READS = 16
 
 
 class Link:
     """Signed messages over a non-blocking stream socket.
 
-    The loop calls :meth:`receive` when the socket can be read and :meth:`flush` when it can be written; :attr:`events`
-    says which of the two to wait for.
+    The loop calls :meth:`receive` when the socket is readable and :meth:`flush` when it is writable; :attr:`events` says
+    which of the two to wait for.
     """
 
     def __init__(self, sock: socket.socket, secret: bytes, *, accepts: bool) -> None:
         sock.setblocking(False)
         if sock.family != socket.AF_UNIX:
-            # Messages are small, and the peer waits for each.
+            # Messages are small, and the peer waits for each of them.
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket = sock
         self._session = Session(secret, accepts=accepts)
         self._early: list[bytes] = []
-        #: Messages that a reader received but could not use; the next reader takes them first.
+        #: Messages that one reader has received and left for the next.
         self.kept: list[bytes] = []
 
     @property
     def established(self) -> bool:
-        """True once the peer has proved that it knows the secret."""
+        """Whether the peer has proved that it knows the secret."""
         return self._session.established
 
     @property
@@ -42,10 +42,10 @@ class Link:
         return selectors.EVENT_READ | (selectors.EVENT_WRITE if self._session.outgoing else 0)
 
     def send(self, message: bytes) -> None:
-        """Queue one message and write what the socket takes now. Messages before the handshake wait for it.
+        """Queue one message and write as much as the socket accepts; before the handshake, messages are kept.
 
         Raises:
-            OSError: the connection is gone.
+            OSError: the connection is broken.
         """
         if not self._session.established:
             self._early.append(message)
@@ -54,7 +54,7 @@ class Link:
         self.flush()
 
     def flush(self) -> None:
-        """Write what the socket takes now; raises ``OSError`` when the connection is gone."""
+        """Write as much as the socket accepts; raises ``OSError`` if the connection is broken."""
         outgoing = self._session.outgoing
         while outgoing:
             try:
@@ -67,7 +67,7 @@ class Link:
         """The messages that have arrived completely.
 
         Raises:
-            EOFError: the peer closed the connection, or died.
+            EOFError: the peer has closed the connection or died.
             AuthenticationError: the peer does not know the secret, or a message was altered.
         """
         messages: list[bytes] = []
@@ -80,7 +80,7 @@ class Link:
                 raise EOFError(str(error)) from error
             if not data:
                 if messages:
-                    break  # return what arrived before the end; the next call reports the end
+                    break  # the next call reports the end
                 raise EOFError("the peer closed the connection")
             messages += self._session.feed(data)
             if len(data) < _READ_BYTES:

@@ -27,9 +27,9 @@ _MAX_UNAUTHENTICATED = 600
 
 
 class KeyValueServer:
-    """Serves a :class:`KeyValueTable` to clients that prove that they hold the job's secret.
+    """Serves a :class:`KeyValueTable` to clients that prove that they know the job's secret. A context manager.
 
-    It runs from construction to :meth:`close`, and is a context manager.
+    It runs from its construction until :meth:`close`.
 
     Args:
         secret: the job's secret.
@@ -58,7 +58,7 @@ class KeyValueServer:
         self._thread.start()
 
     def port_at(self, host: str) -> int:
-        """The port on this address of the host; starts listening there if the server does not yet.
+        """The port at this address of the host; the server starts to listen there if it does not yet.
 
         Raises:
             OSError: no port can be opened there.

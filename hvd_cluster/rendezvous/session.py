@@ -1,10 +1,10 @@
 """The signed protocol between two ends of a connection, without I/O: bytes in, messages out.
 
-Both ends prove that they know the secret before either accepts a message: each side sends 32 fresh random bytes, and
-each answers with an HMAC-SHA256 over both (a mutual challenge and response, ISO/IEC 9798-4 style). The two directions
-then use keys of their own, derived from the secret and both challenges, and every message carries an HMAC over its
-sequence number and its bytes. So a recorded message can neither be replayed, reordered, reflected nor moved to another
-connection. Messages are signed; where the secret holds a certificate, all of this goes through TLS
+Both ends prove that they know the secret before either accepts a message: each sends 32 random bytes, and each answers
+with an HMAC-SHA256 over both (mutual challenge and response, as in ISO/IEC 9798-4). Each direction has its own key,
+derived from the secret and both challenges, and every message carries an HMAC over its sequence number and its bytes.
+Therefore a recorded message cannot be replayed, reordered, reflected or moved to another connection. Messages are
+signed, not encrypted; if the secret contains a certificate, all of this goes through TLS
 (:mod:`hvd_cluster.rendezvous.tls`).
 
 On the wire a message is ``length (8 bytes, big endian) | HMAC-SHA256 (32 bytes) | payload``.
@@ -28,7 +28,7 @@ _CHALLENGE_BYTES = 32
 _MAC_BYTES = 32
 _LENGTH = struct.Struct(">Q")
 _HEADER_BYTES = _LENGTH.size + _MAC_BYTES
-#: Below this size a copy is cheaper than a second call.
+#: For shorter messages a copy is cheaper than a second call.
 _SHORT_BYTES = 1 << 16
 #: No valid message is this large; a larger length means a corrupt or hostile stream.
 _MAX_MESSAGE_BYTES = 1 << 40
@@ -39,7 +39,7 @@ class Session:
 
     Args:
         secret: the job's secret.
-        accepts: True for the end that accepted the connection, False for the end that opened it.
+        accepts: whether this end accepted the connection; otherwise it opened the connection.
     """
 
     def __init__(self, secret: bytes, *, accepts: bool) -> None:
@@ -56,9 +56,9 @@ class Session:
         self._num_sent = 0
         self._num_received = 0
         self._proof_expected = b""
-        #: Bytes to write to the peer; the writer removes them.
+        #: Bytes to send to the peer; the sender removes them.
         self.outgoing = bytearray()
-        #: True once the peer has proved that it knows the secret.
+        #: Whether the peer has proved that it knows the secret.
         self.established = False
         self._tls: TlsLayer | None = None
         if certificate := certificate_of(secret):
@@ -73,7 +73,7 @@ class Session:
             raise AuthenticationError("a message was sent before the peer proved that it knows the secret")
         header = _LENGTH.pack(len(message)) + _mac(self._send_key, self._num_sent, message)
         self._num_sent += 1
-        if self._tls is None:  # without a copy of the message in between
+        if self._tls is None:  # without a further copy of the message
             self.outgoing += header
             self.outgoing += message
         else:
@@ -97,7 +97,7 @@ class Session:
             end = start + _HEADER_BYTES + length
             if len(self._incoming) < end:
                 break
-            with memoryview(self._incoming) as view:  # a slice of the bytearray would copy twice
+            with memoryview(self._incoming) as view:  # slicing the bytearray would copy twice
                 mac = bytes(view[start + _LENGTH.size : start + _HEADER_BYTES])
                 message = bytes(view[start + _HEADER_BYTES : end])
             if not hmac.compare_digest(mac, _mac(self._receive_key, self._num_received, message)):
@@ -121,6 +121,7 @@ class Session:
         return plain
 
     def _handshake(self) -> bool:
+        """Handle received bytes of the handshake; returns whether it is complete."""
         hello_bytes = len(_MAGIC) + _CHALLENGE_BYTES
         if not self._send_key:
             known = min(len(self._incoming), len(_MAGIC))

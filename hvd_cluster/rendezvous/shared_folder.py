@@ -31,29 +31,29 @@ def join_store_in_folder(
     """Agree on a store with ranks on other hosts.
 
     Args:
-        topology: this rank's place.
-        label: name of the meeting, equal on all ranks and never used before by this user.
+        topology: this rank's topology.
+        label: identifies this call; equal on all ranks, and never used before by this user.
         folder: on a file system that all hosts share.
         timeout_s: how long to wait for the others.
-        interface: rank 0's network interface to use; any that the others can reach by default.
+        interface: rank 0's network interface to use; by default any that the others reach.
 
     Raises:
-        ConnectionError: the folder cannot be used, or the others did not come in time.
+        ConnectionError: the folder cannot be used, or the others did not call this in time.
     """
     note = Path(folder).expanduser() / f"meeting-{hashlib.sha256(label.encode()).hexdigest()[:24]}.json"
     try:
         if topology.rank == 0:
-            return _host(topology, note, timeout_s, interface)
-        return _visit(topology, note, timeout_s)
+            return _publish(topology, note, timeout_s, interface)
+        return _connect(topology, note, timeout_s)
     except (OSError, TimeoutError) as error:
         raise ConnectionError(
             f"rank {topology.rank} of {topology.size} on {topology.host} did not meet the others in {timeout_s:g} s "
-            f"in {note.parent}: {error}. HOROVOD_RENDEZVOUS_FOLDER names a folder that all hosts share; or start the "
+            f"in {note.parent}: {error}. Set HOROVOD_RENDEZVOUS_FOLDER to a folder that all hosts share; or start the "
             "job with hvdrun or torchrun, or call hvd.init(comm=mpi4py.MPI.COMM_WORLD)"
         ) from error
 
 
-def _host(topology: Topology, note: Path, timeout_s: float, interface: str) -> JoinedStore:
+def _publish(topology: Topology, note: Path, timeout_s: float, interface: str) -> JoinedStore:
     secret = new_secret()
     note.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     wanted = interface_addresses(interface.split(",")) if interface else []
@@ -70,19 +70,19 @@ def _host(topology: Topology, note: Path, timeout_s: float, interface: str) -> J
         draft.replace(note)  # atomic; also replaces the file of a job that died
         client = KeyValueClient(join_address(wanted[0] if wanted else "127.0.0.1", server.port), secret, timeout_s)
         try:
-            keys = [f"met/{rank}" for rank in range(1, topology.size)]
-            came = [json.loads(answer) for answer in client.get_many(keys, timeout_s)]
+            keys = [f"connected/{rank}" for rank in range(1, topology.size)]
+            answers = [json.loads(answer) for answer in client.get_many(keys, timeout_s)]
         finally:
             client.close()
             note.unlink(missing_ok=True)
-    except BaseException:  # raised again; without this the server would keep running
+    except BaseException:  # re-raised; the server must not keep running
         server.close()
         raise
-    address = own_address([host_key(), *(key for key, _ in came)], ["", *(address for _, address in came)])
+    address = own_address([host_key(), *(key for key, _ in answers)], ["", *(address for _, address in answers)])
     return JoinedStore(replace(topology, rendezvous=join_address(address, server.port), secret=secret), server)
 
 
-def _visit(topology: Topology, note: Path, timeout_s: float) -> JoinedStore:
+def _connect(topology: Topology, note: Path, timeout_s: float) -> JoinedStore:
     deadline_s = time.monotonic() + timeout_s
     reason = "rank 0 has written no file there"
     while time.monotonic() < deadline_s:
@@ -96,7 +96,7 @@ def _visit(topology: Topology, note: Path, timeout_s: float) -> JoinedStore:
             else:
                 rendezvous = join_address(address, port)
                 client = KeyValueClient(rendezvous, secret, timeout_s)
-                client.set(f"met/{topology.rank}", json.dumps([host_key(), address]).encode())
+                client.set(f"connected/{topology.rank}", json.dumps([host_key(), address]).encode())
                 client.close()
                 return JoinedStore(replace(topology, rendezvous=rendezvous, secret=secret))
         time.sleep(_POLL_S)

@@ -1,4 +1,4 @@
-"""The key-value table and the requests that wait for its keys: values in, values out, without sockets or a clock."""
+"""The key-value table and the requests that wait for its keys. Pure: no sockets, and the time is an argument."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class _Waiting(Generic[Client]):
 class KeyValueTable(Generic[Client]):
     """A dictionary whose readers may wait for keys that do not exist yet.
 
-    Every method that may answer returns ``(client, reply)`` pairs; a waiting request is answered by the request that
-    sets its last key, or by :meth:`expire`.
+    Methods that may answer requests return ``(client, reply)`` pairs. A waiting request is answered when its last key is
+    set, or by :meth:`expire`.
     """
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class KeyValueTable(Generic[Client]):
         return min((waiting.deadline_s for waiting in self._waiting), default=None)
 
     def apply(self, client: Client, request: Sequence[bytes], now_s: float) -> list[tuple[Client, list[bytes]]]:
-        """Carry out one request of ``client``."""
+        """Handle one request of ``client``."""
         command, *fields = request
         if self._closed and (key := self._closed_key(_keys_of(command, fields))) is not None:
             return [(client, [Answer.CLOSED, key])]
@@ -53,13 +53,13 @@ class KeyValueTable(Generic[Client]):
         return answers
 
     def expire(self, now_s: float) -> list[tuple[Client, list[bytes]]]:
-        """End the requests whose time has passed; their replies name the missing keys."""
+        """End the requests whose time limit has passed; the replies list the missing keys."""
         late = [w for w in self._waiting if w.deadline_s <= now_s]
         self._waiting = [w for w in self._waiting if w.deadline_s > now_s]
         return [(w.client, [Answer.TIMEOUT, *(key for key in w.keys if key not in self._values)]) for w in late]
 
     def close(self, prefix: bytes) -> list[tuple[Client, list[bytes]]]:
-        """Remove the keys that start with ``prefix``, and refuse requests for them, also those that wait."""
+        """Remove the keys that start with ``prefix``, and refuse waiting and later requests for them."""
         self._closed = (*self._closed, prefix)
         self._values = {key: value for key, value in self._values.items() if not key.startswith(prefix)}
         refused = [(w, key) for w in self._waiting if (key := self._closed_key(w.keys)) is not None]
@@ -101,7 +101,7 @@ class KeyValueTable(Generic[Client]):
             values[key] = values.get(key, b"") + value
             return [Answer.OK], key
         if command == Command.PUSH:
-            # One step: a client that dies while it posts leaves no number without its message.
+            # In one step, so that a client that dies meanwhile leaves no number without a message.
             box, value = fields
             number = values.get(box + b"/posted", b"0")
             values[box + b"/posted"] = str(int(number) + 1).encode()
@@ -126,7 +126,7 @@ class KeyValueTable(Generic[Client]):
 
 
 def _keys_of(command: bytes, fields: Sequence[bytes]) -> Sequence[bytes]:
-    """Those fields of a request that are keys."""
+    """The fields of a request that are keys."""
     if command in (Command.GET, Command.WAIT):
         return fields[1:]
     return fields if command == Command.CHECK else fields[:1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import socket
 import sys
@@ -89,7 +90,7 @@ class DriverConnection:
 
 
 def reach_driver(
-    addresses: Sequence[str], secret: bytes, prepare: Callable[[socket.socket], None] | None = None
+    addresses: Sequence[str], secret: bytes, prepare: Callable[[socket.socket], None] = keep_alive
 ) -> tuple[Channel | None, str]:
     """Connect to the driver. Returns the channel and the address at which it answered, or None and ""."""
     deadline_s = time.monotonic() + _PROBE_S
@@ -98,20 +99,10 @@ def reach_driver(
         if left_s <= 0:
             break
         host, port = split_address(address)
-        try:
-            sock = socket.create_connection((host, int(port)), timeout=left_s / (len(addresses) - position))
-        except OSError:
-            continue
-        keep_alive(sock)  # a worker may send nothing for hours
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if prepare is not None:
-            prepare(sock)
-        try:
-            channel = Channel.connect(sock, secret, _PROBE_S)
-        except (AuthenticationError, OSError):
-            sock.close()
-            continue
-        return channel, address
+        timeout_s = left_s / (len(addresses) - position)
+        with contextlib.suppress(OSError):
+            channel = Channel.open(host, int(port), secret, timeout_s, prepare, authentication_timeout_s=_PROBE_S)
+            return channel, address
     return None, ""
 
 

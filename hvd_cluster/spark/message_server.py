@@ -6,7 +6,6 @@ import contextlib
 import logging
 import pickle
 import queue
-import socket
 import threading
 import time
 from collections.abc import Sequence
@@ -49,7 +48,7 @@ class MessageServer:
             timeout_s=_PROOF_S,
             max_connections=_MAX_UNAUTHENTICATED,
             name="hvd-spark-listener",
-            prepare=_prepare,
+            prepare=keep_alive,  # a task may send nothing for hours
             refusal_level=logging.WARNING,
         )
         self.port = self._listener.port
@@ -126,11 +125,6 @@ class MessageServer:
         with self._changed:
             self._channels.remove(channel)
             self._changed.notify_all()
-
-
-def _prepare(sock: socket.socket) -> None:
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    keep_alive(sock)  # a task may send nothing for hours
 
 
 def _send_stop(channel: Channel) -> None:
