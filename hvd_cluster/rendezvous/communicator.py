@@ -71,8 +71,8 @@ def some_of(topology: Topology, ranks: Sequence[Any]) -> Topology:
         raise ValueError(f"{_FAILED}: comm={ranks!r} names a rank twice")
     if topology.rank not in wanted:
         raise ValueError(
-            f"{_FAILED}: rank {topology.rank} called init(comm={ranks!r}) and is not in that list: other ranks must not "
-            "call init(), or must pass a list with themselves"
+            f"{_FAILED}: rank {topology.rank} called init(comm={ranks!r}) and is not in that list: a rank outside of it "
+            "must not call init(), or must pass a list that contains it"
         )
     if wanted == list(range(size)):
         return topology
@@ -135,8 +135,8 @@ def join_store_over_mpi(comm: Communicator, timeout_s: float, interface: str = "
         if server is not None:
             server.close()
         raise ConnectionError(
-            f"{_FAILED}: {failures[0]}; open the ports between the hosts, or set HOROVOD_GLOO_IFACE to the interface of "
-            "rank 0 to use"
+            f"{_FAILED}: {failures[0]}; open the ports between the hosts, or set HOROVOD_GLOO_IFACE to the "
+            "interface of rank 0 to use"
         )
     address = reached or own_address(keys, [address for address, _ in answers])
     return JoinedStore(replace(topology, rendezvous=join_address(address, port), secret=secret), server)

@@ -16,8 +16,8 @@ _MAX_READS = 16
 class Link:
     """Signed messages over a non-blocking stream socket.
 
-    The loop calls :meth:`receive` when the socket is readable and :meth:`flush` when it is writable; :attr:`events` says
-    which of the two to wait for.
+    The loop calls :meth:`receive` when the socket is readable and :meth:`flush` when it is writable; :attr:`events`
+    says which of the two to wait for.
     """
 
     def __init__(self, sock: socket.socket, secret: bytes, *, accepts: bool) -> None:

@@ -22,8 +22,8 @@ class _Waiting(Generic[Client]):
 class KeyValueTable(Generic[Client]):
     """A dictionary whose readers may wait for keys that do not exist yet.
 
-    Methods that may answer requests return ``(client, reply)`` pairs. A waiting request is answered when its last key is
-    set, or by :meth:`expire`.
+    Methods that may answer requests return ``(client, reply)`` pairs. A waiting request is answered when its last key
+    is set, or by :meth:`expire`.
     """
 
     def __init__(self) -> None:
