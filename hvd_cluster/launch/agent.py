@@ -54,7 +54,6 @@ class Agent:
     """Starts workers on this host for a launcher elsewhere.
 
     Args:
-        channel: the connection to the launcher.
         env: variables of this host for its workers; the variables of their task override them.
         owns_devices: see :class:`~hvd_cluster.launch.wire.agent_messages.AgentHandshake`.
     """
@@ -74,7 +73,6 @@ class Agent:
 
         Args:
             name: the name that the launcher uses for this host.
-            secret: the job's secret.
             interfaces: names, or prefixes of names, of the network interfaces to use.
         """
         self._secret = secret

@@ -78,9 +78,6 @@ def pack_call(
     """Pickle a call. Functions of scripts and notebooks, lambdas and closures are pickled by value.
 
     Args:
-        fn: the function.
-        args: its positional arguments.
-        kwargs: its keyword arguments.
         shared_path: whether the workers find modules where this process does. If not, the module of ``fn`` is pickled
             by value unless it is installed. A module that no import could find is always pickled by value.
         dumps: the pickler, for clusters that have objects of their own.

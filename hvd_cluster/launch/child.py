@@ -25,10 +25,6 @@ class ChildProcess:
     must also fork, because :mod:`hvd_cluster.launch.die_with_parent` kills the child when the forking thread ends.
 
     Args:
-        rank: passed to ``on_line``.
-        argv: the program and its arguments.
-        environment: its whole environment.
-        pass_fds: descriptors that it inherits.
         stdin: a descriptor for its standard input; by default it is empty.
         on_line: called with every line of its output.
         on_exit: called once, from a thread, when the process group has ended and all output has been passed on.

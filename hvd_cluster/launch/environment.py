@@ -36,8 +36,6 @@ def worker_environment(
     If this process is itself a worker of a job, its own topology is not inherited.
 
     Args:
-        topology: the worker's topology.
-        env: the user's variables.
         as_horovod: whether ``import horovod`` works in the worker; None means as in this process.
     """
     variables = {name: value for name, value in inherited_env().items() if not is_job_variable(name)}
@@ -72,9 +70,7 @@ def found_interface_variables(
     """The variables for an interface that the launcher has found; they do not override the user's own.
 
     Args:
-        interface: its name; empty if none was found.
         environ: the environment that workers inherit, whose NCCL_SOCKET_IFNAME is kept.
-        env: the user's variables for the workers.
     """
     kept = {*env, *(["NCCL_SOCKET_IFNAME"] if environ.get("NCCL_SOCKET_IFNAME") else [])}
     return {name: value for name, value in interface_variables(interface).items() if name not in kept}
@@ -85,7 +81,6 @@ def thread_variables(environ: Mapping[str, str], local_size: int) -> dict[str, s
 
     Args:
         environ: the environment that the worker would get otherwise.
-        local_size: workers of the job on this host.
     """
     if environ.get("OMP_NUM_THREADS"):
         return {}

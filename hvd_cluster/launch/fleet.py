@@ -39,11 +39,7 @@ class Fleet(ABC):
         return self._server
 
     def open(self, *, others: bool) -> None:
-        """Start the key-value store. Workers on other hosts use a port that the server opens for them later.
-
-        Args:
-            others: the job may have workers on other hosts.
-        """
+        """Start the key-value store. Workers on other hosts use a port that the server opens for them later."""
         if self._server is None:
             self._server = self._stack.enter_context(KeyValueServer(self.secret, LOOPBACK))
 
@@ -87,11 +83,7 @@ class Fleet(ABC):
         """A worker's topology, with addresses as its host sees them.
 
         Args:
-            placement: its indices.
-            name: its host.
             first: the host of rank 0.
-            job_id: the job.
-            generation: the number of the world in an elastic job.
         """
 
     @abstractmethod

@@ -49,7 +49,6 @@ def parse_hostfile(text: str, name: str = "the hostfile", slots: int = 1) -> lis
 
     Args:
         text: the contents; everything after a # is a comment.
-        name: names the file in errors.
         slots: slots of a host for which the file has no number.
 
     Raises:

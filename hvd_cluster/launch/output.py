@@ -29,7 +29,6 @@ class OutputReader:
     Args:
         pipes: name of the stream -> descriptor of its reading end, which the reader closes at the end.
         on_lines: called, from the thread, with the name of a stream and some of its lines; must not raise.
-        name: of the thread.
     """
 
     def __init__(self, pipes: Mapping[str, int], on_lines: Callable[[str, list[str]], None], name: str) -> None:

@@ -56,12 +56,9 @@ class WorkerProcess(ChildWorker):
     the processes that it has started.
 
     Args:
-        topology: its topology, including the secret.
         call: what :func:`hvd_cluster.launch.call.pack` returned: the process runs it and exits. If None, it waits for
             :meth:`submit`, any number of times, until :meth:`finish`.
-        callbacks: receive what it sends.
         env: variables on top of this process's environment and the topology; None removes one.
-        executable: the worker's Python; by default this process's.
         as_horovod: make ``import horovod`` work in the worker; None means as in this process. Launchers that start
             processes on other machines pass on the driver's value.
 

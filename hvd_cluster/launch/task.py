@@ -33,12 +33,6 @@ class Task:
 def start_worker(task: Task, topology: Topology, env: Mapping[str, str | None], callbacks: Callbacks) -> Worker:
     """Start one worker of ``task`` on this host.
 
-    Args:
-        task: what it runs.
-        topology: its topology.
-        env: variables of this worker, on top of the task's.
-        callbacks: receive what it sends.
-
     Raises:
         OSError: the program cannot be started.
     """

@@ -67,9 +67,6 @@ def perform(
     """Run a packed call here and return its outcome. Nothing that the function raises leaves this function.
 
     Args:
-        call: what to run.
-        topology: of the worker.
-        more: further positional arguments.
         keep: called with the result, which then stays in this process; None is returned in its place.
         dumps: pickles what the call returns or raises.
     """

@@ -58,12 +58,9 @@ class ActorWorker(Worker):
     """A worker. Its own thread follows its life.
 
     Args:
-        connection: the connection to the actor's cluster.
-        handle: the actor.
         handshake: the ``ObjectRef`` of its handshake.
         rank: its rank until it is assigned.
         assign: returns its assignment, given its handshake.
-        callbacks: receive what it sends.
         on_log: called, from another thread, with what it passes to ``ray_logger.log``.
         only_call: what it runs as soon as it is ready; the actor ends afterwards. None: it waits for :meth:`submit`.
     """

@@ -82,7 +82,6 @@ class ActorGroup:
         """Run ``call`` on every worker. Returns the results by rank.
 
         Args:
-            call: what to run.
             callbacks: called with what workers log.
             is_last: the workers end with this call, so objects in their results that they own are stored by this
                 process.

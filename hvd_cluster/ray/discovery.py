@@ -22,7 +22,6 @@ class NodeDiscovery(HostDiscovery):
     """The nodes by their ids, which do not change when other nodes join. Resources that others use are not offered.
 
     Args:
-        resources: the resources of a worker.
         num_own: returns how many workers of this job are on a node.
     """
 
@@ -46,8 +45,6 @@ class BundleDiscovery(HostDiscovery):
     """The nodes of a placement group by their ids, with the slots of its bundles.
 
     Args:
-        group: the placement group.
-        resources: the resources of a worker.
         num_own: returns how many workers of this job are in the bundle with that index.
     """
 

@@ -19,7 +19,6 @@ class StaticAdapter(Adapter):
     """Workers that run from :meth:`start` to :meth:`shutdown`.
 
     Args:
-        settings: the timeouts, the interface, the verbosity.
         strategy: creates the placement strategy at each start, because the program may be in another placement group
             then.
     """

@@ -120,8 +120,6 @@ class PGStrategy(Strategy):
 
     Args:
         num_workers: how many; with ``placement_group`` None means as many as fit.
-        resources: the resources of each.
-        placement_group: the group to use, in which this program runs; None creates one.
     """
 
     def __init__(self, num_workers: int | None, resources: WorkerResources, placement_group: Any = None) -> None:

@@ -139,7 +139,6 @@ class BaseHorovodWorker:
         """Run a packed call and return its outcome.
 
         Args:
-            call: what to run.
             with_executable: pass it the executable, after its own arguments.
             executable: creates the executable first; None if it exists or is not needed.
         """

@@ -38,7 +38,6 @@ def join_store(
     Args:
         topology: this rank's topology; returned unchanged if its launcher provides a store.
         attempt: how many times this process has called this function before.
-        timeout_s: how long to wait for rank 0.
         folder: shared by the hosts, for launchers that provide no other way.
         interface: rank 0's network interface to use then; by default any that the others reach.
 

@@ -32,7 +32,6 @@ class KeyValueClient:
 
     Args:
         address: "host:port" of the server.
-        secret: the job's secret.
         timeout_s: seconds for connecting, and the default timeout of requests.
 
     Raises:

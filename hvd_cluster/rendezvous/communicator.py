@@ -54,10 +54,6 @@ def some_of(topology: Topology, ranks: Sequence[Any]) -> Topology:
 
     On several hosts the local indices are not known yet: :meth:`Topology.with_local_indices` sets them.
 
-    Args:
-        topology: in the launcher's world.
-        ranks: ranks of that world.
-
     Raises:
         ValueError: ``ranks`` is not a list of ranks of the launcher's world, or this process's rank is not in it.
     """
@@ -71,8 +67,8 @@ def some_of(topology: Topology, ranks: Sequence[Any]) -> Topology:
         raise ValueError(f"{_FAILED}: comm={ranks!r} names a rank twice")
     if topology.rank not in wanted:
         raise ValueError(
-            f"{_FAILED}: rank {topology.rank} called init(comm={ranks!r}) and is not in that list: a rank outside of it "
-            "must not call init(), or must pass a list that contains it"
+            f"{_FAILED}: rank {topology.rank} called init(comm={ranks!r}) and is not in that list: ranks outside of "
+            "it must not call init(), or must pass a list that contains them"
         )
     if wanted == list(range(size)):
         return topology

@@ -40,11 +40,7 @@ def host_update_box(worker: str) -> str:
 
 
 class Membership:
-    """One process's part in an elastic job.
-
-    Args:
-        topology: as the process was started.
-    """
+    """One process's part in an elastic job."""
 
     def __init__(self, topology: Topology) -> None:
         self.topology = topology

@@ -37,9 +37,7 @@ def sign(secret: bytes, label: str, content: bytes) -> bytes:
     """An HMAC-SHA256 over ``label`` and ``content``, followed by ``content``: for bytes outside a signed channel.
 
     Args:
-        secret: the job's secret.
         label: the purpose of the content. The reader passes the same label, so one content cannot replace another.
-        content: what to sign.
     """
     return _mac(secret, label, content) + content
 

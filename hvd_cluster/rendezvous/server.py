@@ -32,7 +32,6 @@ class KeyValueServer:
     It runs from its construction until :meth:`close`.
 
     Args:
-        secret: the job's secret.
         host: the address to listen on, or several; :meth:`port_at` adds more.
         port: the port to listen on; 0 takes a free one, see :attr:`port`.
 

@@ -38,7 +38,6 @@ class Session:
     """One end of a connection. Pass received bytes to :meth:`feed`; send the bytes in :attr:`outgoing`.
 
     Args:
-        secret: the job's secret.
         accepts: whether this end accepted the connection; otherwise it opened the connection.
     """
 

@@ -31,10 +31,8 @@ def join_store_in_folder(
     """Agree on a store with ranks on other hosts.
 
     Args:
-        topology: this rank's topology.
         label: identifies this call; equal on all ranks, and never used before by this user.
         folder: on a file system that all hosts share.
-        timeout_s: how long to wait for the others.
         interface: rank 0's network interface to use; by default any that the others reach.
 
     Raises:

@@ -96,7 +96,6 @@ def detect_dead_host(sock: socket.socket, unread_s: float = DEAD_HOST_S) -> None
     Small messages are sent at once.
 
     Args:
-        sock: the connection.
         unread_s: seconds for which the other end may stay alive without reading while there is data to send. Linux does
             not distinguish that from a dead host (tcp(7), TCP_USER_TIMEOUT), so a dead host is not detected sooner.
     """

@@ -27,7 +27,6 @@ class TlsLayer:
 
     Args:
         certificate: what :func:`new_certificate` returned.
-        accepts: True for the end that accepted the connection.
     """
 
     def __init__(self, certificate: bytes, *, accepts: bool) -> None:

@@ -20,7 +20,6 @@ class AuthenticatedStore(Store):
     Python half every call fails with "Not implemented".
 
     Args:
-        client: the connection to use.
         prefix: put before every key, so that each process group has keys of its own.
     """
 

@@ -42,9 +42,7 @@ def perform(
     """Run the workers of this task to their end.
 
     Args:
-        context: the ``BarrierTaskContext``.
         versions: the driver's versions, in a form that every version can read.
-        plan: a pickled :class:`TaskPlan`.
         call: the packed call as :meth:`Session.ship` sent it.
         received: a context in which the rows of this task are available; its value is variables for this task's
             workers.

@@ -40,10 +40,7 @@ class Job:
     """Runs a packed call on ``num_tasks`` tasks with ``workers_per_task`` workers each.
 
     Args:
-        session: where to run.
-        num_tasks: number of Spark tasks.
         options: the options of the run; their callbacks are called in the calling thread.
-        workers_per_task: workers of each task.
         profile: the tasks' resource profile; None for the session's settings.
         rows: what the tasks get before their workers start; None for nothing.
     """

@@ -44,7 +44,6 @@ class Session(abc.ABC):
         """Run ``function`` in ``count`` tasks of one Spark job, and wait for their rows.
 
         Args:
-            count: number of tasks.
             function: what :func:`hvd_cluster.spark.task_function.task_for` returned.
             barrier: whether all start together or none does.
             profile: their ``pyspark.resource.ResourceProfile``; None for the session's settings.

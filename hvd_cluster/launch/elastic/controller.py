@@ -42,10 +42,7 @@ class ElasticController:
     """One elastic job, from its first worker to its last. A context manager.
 
     Args:
-        spec: what the user wants.
         fleet: starts workers on hosts; its key-value store is open.
-        discovery: finds the hosts.
-        callbacks: receive what the workers send.
         give_up: called with the outcome of each worker that failed. It returns why the job should end, or an empty
             string to continue.
     """

@@ -31,11 +31,8 @@ class AgentHub:
     """Starts agents through ssh and accepts the connections of those that prove that they know the secret.
 
     Args:
-        secret: the job's secret.
-        options: how ssh is called.
         interfaces: names, or prefixes of names, of the network interfaces that the hosts should use.
         takes_part: whether this host runs workers too, so that the others must reach it through those interfaces.
-        env: variables for the workers on the other hosts; None removes a variable.
 
     Raises:
         OSError: no port can be opened.
@@ -65,7 +62,6 @@ class AgentHub:
         """Start the agents of other hosts.
 
         Args:
-            hosts: the hosts.
             retry: try again, as long as there is time, if a host may still be starting.
 
         Raises:

@@ -157,10 +157,8 @@ def listen_for_handshakes(
     """A :class:`Listener` for peers whose first message says who they are.
 
     Args:
-        secret: the job's secret.
         accept: called, from another thread, with the first message of a peer (any object) and its channel. If it
             returns False the channel is closed.
-        hosts: the addresses to listen on.
         unread_s: see :func:`hvd_cluster.rendezvous.sockets.detect_dead_host`.
     """
 

@@ -40,10 +40,7 @@ def perform(context: Any, versions: dict[str, str], plan: bytes, slot: int) -> l
     """Serve the driver until it releases this task or is gone.
 
     Args:
-        context: the ``TaskContext``.
         versions: the driver's versions, in a form that every version can read.
-        plan: a pickled :class:`ElasticTaskPlan`.
-        slot: the slot of the job that this task is for.
 
     Returns:
         Nothing; or why this task cannot be used, as one row of kind "problem".

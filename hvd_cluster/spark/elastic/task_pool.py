@@ -47,9 +47,7 @@ class TaskPool(HostDiscovery):
     often, on a local master once; and a barrier stage always fails as a whole.
 
     Args:
-        session: where they run.
         num_tasks: how many tasks at once, some of which may wait for free slots.
-        secret: the job's secret.
         profile: their resource profile; None for the session's settings.
         interfaces: names, or prefixes of names, of the network interfaces that the tasks should use.
         max_failures: if this many tasks of a slot end at once before any has connected, the job fails.
