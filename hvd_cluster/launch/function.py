@@ -11,7 +11,7 @@ from typing import Any
 from hvd_cluster.launch.arguments import none_is_default, renamed
 from hvd_cluster.launch.call import pack
 from hvd_cluster.launch.checks import checked_variables
-from hvd_cluster.launch.job import JobSpec, run_job
+from hvd_cluster.launch.job import run_job
 from hvd_cluster.launch.logs import OnLine, RankFiles
 from hvd_cluster.launch.outcome import collect
 from hvd_cluster.launch.run_options import HostOptions
@@ -114,11 +114,7 @@ def run(
         if output_filename is not None:
             on_line = _shown_and_written(stack, callbacks.on_line, output_filename, spec.num_proc)
             callbacks = replace(callbacks, on_line=on_line)
-        if isinstance(spec, JobSpec):
-            return collect(run_job(spec, callbacks))
-        from hvd_cluster.launch.elastic.job import run_elastic
-
-        return collect(run_elastic(spec, callbacks))
+        return collect(run_job(spec, callbacks))
 
 
 def _shown_and_written(stack: contextlib.ExitStack, show: OnLine, folder: str, size: int) -> OnLine:

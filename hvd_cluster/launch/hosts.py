@@ -11,7 +11,6 @@ from pathlib import Path
 
 from hvd_cluster.rendezvous.sockets import LOOPBACK
 
-#: The address at which workers of one host reach each other.
 _HOST = re.compile(r"((?:[\w.-]+@)?(?:[\w.-]+|\[[0-9a-fA-F:.]+\])):([1-9]\d*)")
 
 

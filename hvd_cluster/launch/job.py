@@ -1,4 +1,4 @@
-"""Runs a job with a fixed number of workers, on one or more hosts; the first failure ends all workers."""
+"""Runs a job on one or more hosts."""
 
 from __future__ import annotations
 
@@ -6,14 +6,12 @@ import functools
 import logging
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
-from hvd_cluster.launch.hosts import Host, fill
+from hvd_cluster.launch.hosts import fill, is_local
 from hvd_cluster.launch.outcome import Outcome
 from hvd_cluster.launch.placement import place
+from hvd_cluster.launch.spec import ElasticSpec, JobSpec
 from hvd_cluster.launch.ssh.fleet import SshFleet
-from hvd_cluster.launch.ssh.options import SshOptions
-from hvd_cluster.launch.task import Task
 from hvd_cluster.launch.worker_group import FAILURE_GRACE_S, Callbacks, Worker, WorkerGroup
 from hvd_cluster.rendezvous.secret import new_secret
 
@@ -23,33 +21,21 @@ logger = logging.getLogger(__name__)
 COMMAND_GRACE_S = 1.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class JobSpec:
-    """What to run where."""
-
-    task: Task
-    #: Hosts with enough slots for ``num_proc`` workers.
-    hosts: tuple[Host, ...]
-    num_proc: int
-    ssh: SshOptions = field(default_factory=SshOptions)
-    #: Names of the network interfaces to use; if empty, a probe decides.
-    interfaces: tuple[str, ...] = ()
-    #: Seconds for workers that run a function to report; a command does not report.
-    start_timeout_s: float = 30.0
-
-
 def run_job(spec: JobSpec, callbacks: Callbacks, on_failure: Callable[[Outcome], None] | None = None) -> list[Outcome]:
-    """Run the task once on each of the first ``num_proc`` slots.
+    """Run the task on ``num_proc`` slots; the first failure ends all workers, unless the job is elastic.
 
     No process of the job remains on any host when this returns or raises, also after an interrupt.
 
     Returns:
-        How each worker ended.
+        How each worker ended; in an elastic job, each member of the last world.
 
     Raises:
         ValueError: the hosts have too few slots.
-        LaunchError: a host cannot be reached, or a worker cannot be started.
+        LaunchError: a host cannot be reached, a worker cannot be started, or the hosts of an elastic job cannot be
+            discovered, were too few for too long, or changed too often.
     """
+    if isinstance(spec, ElasticSpec):
+        return _run_elastic(spec, callbacks)
     hosts = fill(spec.hosts, spec.num_proc)
     job_id = uuid.uuid4().hex[:12]
     # Commands report only an exit code: the others get time to fail of the same mistake and show it.
@@ -77,6 +63,15 @@ def run_job(spec: JobSpec, callbacks: Callbacks, on_failure: Callable[[Outcome],
             group.stop()
 
 
-def on_this_host(num_proc: int) -> tuple[Host, ...]:
-    """This host with ``num_proc`` slots."""
-    return (Host("localhost", num_proc),)
+def _run_elastic(spec: ElasticSpec, callbacks: Callbacks) -> list[Outcome]:
+    from hvd_cluster.launch.elastic.controller import ElasticController
+    from hvd_cluster.launch.elastic.discovery import FixedHosts, HostDiscoveryScript
+
+    discovery = (
+        HostDiscoveryScript(spec.discovery_script, spec.slots) if spec.discovery_script else FixedHosts(spec.hosts)
+    )
+    others = bool(spec.discovery_script) or not all(is_local(host.name) for host in spec.hosts)
+    with SshFleet(new_secret(), spec.ssh, spec.interfaces, env=spec.task.env) as fleet:
+        fleet.open(others=others)
+        with ElasticController(spec, fleet, discovery, callbacks) as controller:
+            return controller.run()

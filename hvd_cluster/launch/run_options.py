@@ -9,11 +9,10 @@ from typing import Any, TextIO, TypeVar
 
 from hvd_cluster.launch import checks
 from hvd_cluster.launch.arguments import fields_of
-from hvd_cluster.launch.elastic.spec import ElasticSpec
 from hvd_cluster.launch.environment import interface_variables
 from hvd_cluster.launch.hosts import Host, fill, parse_hosts, read_hostfile
-from hvd_cluster.launch.job import JobSpec, on_this_host
 from hvd_cluster.launch.logs import printer
+from hvd_cluster.launch.spec import ElasticSpec, JobSpec
 from hvd_cluster.launch.ssh.options import SshOptions
 from hvd_cluster.launch.task import Task
 from hvd_cluster.launch.worker_group import Callbacks, OnEvent, ignore_event
@@ -205,7 +204,7 @@ class HostOptions(RunOptions):
             return tuple(parse_hosts(self.hosts))
         return () if self.hostfile is None else tuple(read_hostfile(self.hostfile, self.slots or 1))
 
-    def spec(self, task: Task, hosts: tuple[Host, ...], settings: Settings) -> JobSpec | ElasticSpec:
+    def spec(self, task: Task, hosts: tuple[Host, ...], settings: Settings) -> JobSpec:
         """The job that runs ``task`` on ``hosts``; without hosts, on this one.
 
         Raises:
@@ -228,7 +227,7 @@ class HostOptions(RunOptions):
         count, _ = self.counts
         return JobSpec(
             task=task,
-            hosts=tuple(fill(hosts or on_this_host(count), count)),
+            hosts=tuple(fill(hosts or (Host("localhost", count),), count)),
             num_proc=count,
             ssh=ssh,
             interfaces=interfaces,

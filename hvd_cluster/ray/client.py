@@ -15,7 +15,7 @@ from typing import Any
 from hvd_cluster.errors import LaunchError, WorkerFailedError
 from hvd_cluster.launch.call import PackedCall, unpack
 from hvd_cluster.ray.adapter import Adapter, Callback, packed
-from hvd_cluster.ray.bundles import in_bundle
+from hvd_cluster.ray.resources import in_bundle
 from hvd_cluster.ray.session import ENDED, Connection, ConnectionEndedError, load_ray
 from hvd_cluster.ray.spec import ExecutorSpec
 from hvd_cluster.ray.strategy import Reservation

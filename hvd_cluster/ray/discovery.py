@@ -11,8 +11,7 @@ from typing import Any, NoReturn
 
 from hvd_cluster.launch.elastic.discovery import HostDiscovery
 from hvd_cluster.ray import nodes
-from hvd_cluster.ray.bundles import bundles_of
-from hvd_cluster.ray.resources import WorkerResources
+from hvd_cluster.ray.resources import WorkerResources, bundles_of
 from hvd_cluster.ray.settings import refuse_unknown
 
 logger = logging.getLogger(__name__)

@@ -11,15 +11,14 @@ from hvd_cluster.errors import HorovodInternalError, LaunchError, StartTimeoutEr
 from hvd_cluster.launch.call import PackedCall
 from hvd_cluster.launch.elastic.controller import ElasticController
 from hvd_cluster.launch.elastic.discovery import HostDiscovery
-from hvd_cluster.launch.elastic.spec import ElasticSpec
 from hvd_cluster.launch.outcome import Outcome, collect
+from hvd_cluster.launch.spec import ElasticSpec
 from hvd_cluster.ray.actor import ActorCall
 from hvd_cluster.ray.adapter import Adapter, Callback
-from hvd_cluster.ray.bundles import bundles_of
 from hvd_cluster.ray.callbacks import CallbackLoop
 from hvd_cluster.ray.discovery import BundleDiscovery, NodeDiscovery
 from hvd_cluster.ray.node_fleet import NodeFleet
-from hvd_cluster.ray.resources import WorkerResources
+from hvd_cluster.ray.resources import WorkerResources, bundles_of
 from hvd_cluster.ray.session import ENDED, Connection
 from hvd_cluster.ray.settings import ElasticSettings
 from hvd_cluster.ray.spec import group_to_use

@@ -14,9 +14,8 @@ from hvd_cluster.launch.worker_group import Callbacks, Worker
 from hvd_cluster.ray import nodes
 from hvd_cluster.ray.actor import ActorCall, ActorWorker, OnLog
 from hvd_cluster.ray.actor_group import shared
-from hvd_cluster.ray.bundles import bundles_of, in_bundle
 from hvd_cluster.ray.messages import ActorHandshake
-from hvd_cluster.ray.resources import WorkerResources, device_env
+from hvd_cluster.ray.resources import WorkerResources, bundles_of, device_env, in_bundle
 from hvd_cluster.ray.session import Connection
 from hvd_cluster.ray.worker import BaseHorovodWorker, WorkerAssignment
 from hvd_cluster.topology import Topology, join_address

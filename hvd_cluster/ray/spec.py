@@ -16,8 +16,7 @@ from hvd_cluster.launch.checks import (
     num_proc_range_problems,
 )
 from hvd_cluster.ray import nodes
-from hvd_cluster.ray.bundles import current_group
-from hvd_cluster.ray.resources import WorkerResources, listed
+from hvd_cluster.ray.resources import WorkerResources, current_group, listed
 from hvd_cluster.ray.session import connect
 from hvd_cluster.ray.settings import ElasticSettings, MiniSettings
 from hvd_cluster.ray.strategy import ColocatedStrategy, PGStrategy, Strategy

@@ -12,8 +12,7 @@ from typing import Any
 
 from hvd_cluster.errors import NotEnoughSlotsError, StartTimeoutError
 from hvd_cluster.ray import nodes
-from hvd_cluster.ray.bundles import Bundle, bundles_of, described, in_bundle
-from hvd_cluster.ray.resources import WorkerResources, listed, shortage
+from hvd_cluster.ray.resources import Bundle, WorkerResources, bundles_of, described, in_bundle, listed, shortage
 from hvd_cluster.ray.session import Connection, ConnectionEndedError, load_ray
 
 logger = logging.getLogger(__name__)

@@ -15,9 +15,8 @@ from hvd_cluster.launch.run_options import RunOptions
 from hvd_cluster.spark import preflight
 from hvd_cluster.spark.active_session import active
 from hvd_cluster.spark.job import Job
-from hvd_cluster.spark.rows import Rows
 from hvd_cluster.spark.session import check_profile
-from hvd_cluster.spark.task_function import MODULE_REMEDY
+from hvd_cluster.spark.task_function import MODULE_REMEDY, Rows
 
 logger = logging.getLogger(__name__)
 
@@ -75,8 +74,8 @@ def run(
         resource_profile: a ``pyspark.resource.ResourceProfile`` with the resources of each task, instead of the
             session's settings; needs Spark 4.0 and a cluster for which Spark supports such profiles.
         on_event: called as ``on_event(rank, fields)`` in this thread for each ``launch.progress.report(**fields)``.
-        rows: rows of a DataFrame for the tasks, see :class:`hvd_cluster.spark.rows.Rows`; they are computed in this
-            job.
+        rows: rows of a DataFrame for the tasks, which this job computes; see
+            :class:`hvd_cluster.spark.task_function.Rows`.
 
     Returns:
         The return values of ``fn`` on rank 0, rank 1, ...

@@ -24,8 +24,8 @@ from hvd_cluster.spark import encryption, messages, preflight, task_function
 from hvd_cluster.spark.message_server import MessageServer
 from hvd_cluster.spark.plan import TaskPlan, Versions, verify
 from hvd_cluster.spark.progress import Progress, short_reason
-from hvd_cluster.spark.rows import Rows
 from hvd_cluster.spark.session import Session
+from hvd_cluster.spark.task_function import Rows
 
 logger = logging.getLogger(__name__)
 

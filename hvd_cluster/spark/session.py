@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from hvd_cluster.data import spark_jobs
 from hvd_cluster.errors import LaunchError
-from hvd_cluster.spark.rows import Rows
 from hvd_cluster.spark.slots import SlotCounts
-from hvd_cluster.spark.task_function import SCHEMA
+from hvd_cluster.spark.task_function import SCHEMA, Rows
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

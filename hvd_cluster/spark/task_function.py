@@ -1,4 +1,4 @@
-"""The function that Spark runs in every task of a job, and the rows that it returns.
+"""The function that Spark runs in every task of a job, the rows that it gets, and the rows that it returns.
 
 :func:`task_for` returns a function that is pickled by value and imports nothing of this package before it runs, so that
 an executor without the package returns a message instead of failing to unpickle.
@@ -6,7 +6,10 @@ an executor without the package returns a message instead of failing to unpickle
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 #: The columns of a task's rows: the slot that the row is about; the kind of ``data``; the number of this piece; the
@@ -29,7 +32,7 @@ def task_for(
             kind, data), with the pieces of one value in order.
         arguments: plain data, or what :meth:`Session.ship` returned.
         barrier: whether it is a task of a barrier stage; the others then wait for its message.
-        receiver: receives the task's rows, see :class:`hvd_cluster.spark.rows.Rows`; empty to ignore them.
+        receiver: receives the task's rows, see :class:`hvd_cluster.spark.task_function.Rows`; empty to ignore them.
     """
 
     def task(batches: Iterable[Any]) -> Iterator[Any]:
@@ -55,7 +58,7 @@ def task_for(
             rows = [(slot, "problem", problem.encode())]
         else:
             if receiver:
-                from hvd_cluster.spark.rows import received
+                from hvd_cluster.spark.task_function import received
 
                 rows = work.perform(context, *arguments, received(receiver, batches))
             else:
@@ -80,3 +83,27 @@ def problems(rows: Iterable[Any]) -> list[str]:
     """The problems that tasks reported, each once."""
     texts = [bytes(row.data).decode("utf-8", "replace") for row in rows if row.kind == "problem"]
     return list(dict.fromkeys(texts))
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The argument ``rows`` of ``hvd_cluster.spark.run``."""
+
+    #: A DataFrame, whose plan may end in a shuffle; ``key`` divides it into a partition for each task.
+    frame: Any
+    #: The column by which rows are distributed among the tasks.
+    key: str
+    #: "module:function" of ours: gets a task's Arrow batches, and returns a context of variables for the task's
+    #: workers.
+    receiver: str
+
+    def for_tasks(self, count: int) -> Any:
+        """The rows in ``count`` partitions; a shuffle, because barrier stages do not accept coalesced partitions."""
+        return self.frame.repartition(count, self.key)
+
+
+def received(receiver: str, batches: Iterable[Any]) -> contextlib.AbstractContextManager[dict[str, str]]:
+    """The context in which a task's rows are available to its workers."""
+    module, _, name = receiver.partition(":")
+    context: contextlib.AbstractContextManager[dict[str, str]] = getattr(importlib.import_module(module), name)(batches)
+    return context

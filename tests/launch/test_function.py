@@ -9,7 +9,7 @@ import pytest
 
 import hvd_cluster
 from hvd_cluster.errors import LaunchError, WorkerFailedError
-from hvd_cluster.launch.job import JobSpec
+from hvd_cluster.launch.spec import JobSpec
 from hvd_cluster.launch.worker_group import Callbacks
 
 

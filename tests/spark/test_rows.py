@@ -15,7 +15,7 @@ import pytest
 import hvd_cluster.spark
 from hvd_cluster.errors import LaunchError, StartTimeoutError, WorkerFailedError
 from hvd_cluster.spark import job
-from hvd_cluster.spark.rows import Rows
+from hvd_cluster.spark.task_function import Rows
 
 RECEIVER = "hvd_cluster.data.writing.part_transfer:received"
 #: A module for executors: what a task does with its rows is not done well there.

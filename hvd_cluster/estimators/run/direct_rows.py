@@ -25,7 +25,7 @@ from hvd_cluster.launch import progress
 from hvd_cluster.settings import Settings
 
 if TYPE_CHECKING:
-    from hvd_cluster.spark.rows import Rows
+    from hvd_cluster.spark.task_function import Rows
 
 logger = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from hvd_cluster.data.store import Store
 from hvd_cluster.data.writing import part_transfer
 from hvd_cluster.data.writing.part_file import PartPlan
 from hvd_cluster.estimators.run.direct_rows import DirectRows
-from hvd_cluster.spark.rows import Rows
+from hvd_cluster.spark.task_function import Rows
 
 if TYPE_CHECKING:
     import pyarrow as pa

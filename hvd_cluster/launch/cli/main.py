@@ -17,10 +17,10 @@ from hvd_cluster.launch.cli.build import check_build
 from hvd_cluster.launch.cli.config import apply_config
 from hvd_cluster.launch.cli.parser import build_parser
 from hvd_cluster.launch.cli.plan import LaunchPlan, describe, make_plan
-from hvd_cluster.launch.elastic.spec import ElasticSpec
 from hvd_cluster.launch.job import run_job
 from hvd_cluster.launch.logs import LinePrinter, RankFiles
 from hvd_cluster.launch.outcome import Outcome, failure_text, first_failure, ranges
+from hvd_cluster.launch.spec import ElasticSpec
 from hvd_cluster.launch.tracebacks import Tracebacks
 from hvd_cluster.launch.worker_group import Callbacks
 from hvd_cluster.oldpaths.table import HOROVOD_VERSION
@@ -101,12 +101,7 @@ def execute(plan: LaunchPlan, parsed: argparse.Namespace) -> int:
             if files is not None:
                 files(rank, stream, line)
 
-        if isinstance(spec, ElasticSpec):
-            from hvd_cluster.launch.elastic.job import run_elastic
-
-            outcomes = run_elastic(spec, Callbacks(on_line=on_line))
-        else:
-            outcomes = run_job(spec, Callbacks(on_line=on_line), _log_failure)
+        outcomes = run_job(spec, Callbacks(on_line=on_line), _log_failure)
         failed = first_failure(outcomes)
         if failed is None:
             return 0

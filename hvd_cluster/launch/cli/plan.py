@@ -11,11 +11,10 @@ from pathlib import Path
 
 from hvd_cluster.launch.allocation import find_allocation
 from hvd_cluster.launch.cli.knobs import knob_environment
-from hvd_cluster.launch.elastic.spec import ElasticSpec
 from hvd_cluster.launch.hosts import Host, is_local
-from hvd_cluster.launch.job import JobSpec
 from hvd_cluster.launch.placement import Slot, place
 from hvd_cluster.launch.run_options import HostOptions
+from hvd_cluster.launch.spec import ElasticSpec, JobSpec
 from hvd_cluster.launch.task import Task
 from hvd_cluster.oldpaths.shim import serves_horovod
 
@@ -37,7 +36,7 @@ class LaunchPlan:
     """The job that the command line describes."""
 
     #: The job.
-    spec: JobSpec | ElasticSpec
+    spec: JobSpec
     #: One line each, for the user.
     notes: tuple[str, ...] = ()
 
@@ -98,7 +97,7 @@ def _allocated_hosts(options: HostOptions, environ: Mapping[str, str], notes: li
     return tuple(allocation.hosts)
 
 
-def describe(spec: JobSpec | ElasticSpec) -> str:
+def describe(spec: JobSpec) -> str:
     """The output of ``--dry-run``: the ssh command of each host; each worker's placement, variables and command."""
     command = shlex.join(spec.task.command or ())
     lines = [f"# {name}={value}" for name, value in sorted(spec.task.env.items())]

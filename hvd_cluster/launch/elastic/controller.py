@@ -16,10 +16,10 @@ from hvd_cluster.launch.elastic.discovery import HostDiscovery
 from hvd_cluster.launch.elastic.elastic_worker import Announcer, ElasticWorker
 from hvd_cluster.launch.elastic.host_manager import HostManager
 from hvd_cluster.launch.elastic.policy import Decision, Phase, Step, View, decide
-from hvd_cluster.launch.elastic.spec import ElasticSpec
 from hvd_cluster.launch.fleet import Fleet
 from hvd_cluster.launch.outcome import Outcome, failure_text, first_failure
 from hvd_cluster.launch.placement import Slot, place_keeping_local_slots
+from hvd_cluster.launch.spec import ElasticSpec
 from hvd_cluster.launch.worker_group import Callbacks
 from hvd_cluster.rendezvous.client import KeyValueClient, KeyValueMailbox
 from hvd_cluster.rendezvous.membership import DRIVER_BOX, TOPOLOGY_FIELDS

@@ -6,8 +6,7 @@ The rules:
 - Workers on a blacklisted host are stopped, unless the state of the job would be lost with them.
 - New workers start first; workers that train are notified only when the new ones are ready to join.
 - A world is broken when a member has ended or has left it. Then all other members leave it too, and a new world is
-formed
-  from them and the new workers that are ready. Members come first, so rank 0 has the state.
+  formed from them and the new workers that are ready. Members come first, so rank 0 has the state.
 - With fewer than ``min_num_proc`` workers the job waits, up to a limit.
 """
 

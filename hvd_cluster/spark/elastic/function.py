@@ -12,9 +12,9 @@ from typing import Any, TextIO
 from hvd_cluster.launch.arguments import none_is_default, renamed
 from hvd_cluster.launch.call import pack
 from hvd_cluster.launch.elastic.controller import ElasticController
-from hvd_cluster.launch.elastic.spec import ElasticSpec
 from hvd_cluster.launch.outcome import Outcome, collect
 from hvd_cluster.launch.run_options import RunOptions
+from hvd_cluster.launch.spec import ElasticSpec
 from hvd_cluster.launch.worker_group import Callbacks
 from hvd_cluster.rendezvous.secret import new_secret
 from hvd_cluster.spark import encryption, preflight, slots

@@ -6,8 +6,8 @@ import pytest
 
 from hvd_cluster.launch.cli.main import parse_args
 from hvd_cluster.launch.cli.plan import LaunchPlan, describe, make_plan
-from hvd_cluster.launch.elastic.spec import ElasticSpec
 from hvd_cluster.launch.hosts import Host
+from hvd_cluster.launch.spec import ElasticSpec
 
 SLURM = {
     "SLURM_JOB_ID": "1",

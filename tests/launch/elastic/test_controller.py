@@ -8,8 +8,8 @@ from hvd_cluster.launch.elastic.controller import ElasticController
 from hvd_cluster.launch.elastic.discovery import FixedHosts
 from hvd_cluster.launch.elastic.elastic_worker import ElasticWorker
 from hvd_cluster.launch.elastic.policy import Phase
-from hvd_cluster.launch.elastic.spec import ElasticSpec
 from hvd_cluster.launch.hosts import Host
+from hvd_cluster.launch.spec import ElasticSpec
 from hvd_cluster.launch.ssh.fleet import SshFleet
 from hvd_cluster.launch.task import Task
 from hvd_cluster.launch.worker_group import Callbacks

@@ -1,4 +1,4 @@
-"""The description of an elastic job."""
+"""What a job is: with a fixed number of workers, or elastic."""
 
 from __future__ import annotations
 
@@ -10,18 +10,29 @@ from hvd_cluster.launch.task import Task
 
 
 @dataclass(frozen=True, kw_only=True)
-class ElasticSpec:
-    """An elastic job: what to run, on which hosts, between which numbers of workers."""
+class JobSpec:
+    """A job with a fixed number of workers: what to run, and where."""
 
     task: Task
     #: Workers at the start.
     num_proc: int
+    #: Hosts with enough slots.
+    hosts: tuple[Host, ...] = ()
+    ssh: SshOptions = field(default_factory=SshOptions)
+    #: Names of the network interfaces to use; if empty, a probe decides.
+    interfaces: tuple[str, ...] = ()
+    #: Seconds for workers that run a function to report; a command does not report.
+    start_timeout_s: float = 30.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ElasticSpec(JobSpec):
+    """An elastic job. Its hosts do not change, or ``discovery_script`` or the launcher itself finds them."""
+
     #: With fewer workers the job waits.
     min_num_proc: int
     #: The maximum number of workers; None for as many as there are slots.
     max_num_proc: int | None = None
-    #: The hosts, if they do not change.
-    hosts: tuple[Host, ...] = ()
     #: A program that prints the hosts, one "name:slots" per line; empty if ``hosts`` lists them.
     discovery_script: str = ""
     #: The launcher discovers the hosts itself, and lost hosts return under other names.
@@ -34,9 +45,6 @@ class ElasticSpec:
     cooldown_range_s: tuple[float, float] | None = None
     #: Seconds to wait for ``min_num_proc`` slots.
     elastic_timeout_s: float = 600.0
-    ssh: SshOptions = field(default_factory=SshOptions)
-    #: Names of the network interfaces to use.
-    interfaces: tuple[str, ...] = ()
 
     @property
     def may_come(self) -> bool:
