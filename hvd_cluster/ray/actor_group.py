@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -18,7 +18,7 @@ from hvd_cluster.launch.placement import Placement, Slot, place
 from hvd_cluster.launch.worker_group import Callbacks, WorkerGroup
 from hvd_cluster.oldpaths.shim import serves_horovod
 from hvd_cluster.ray import nodes
-from hvd_cluster.ray.actor import ActorCall, ActorWorker, ignore_log
+from hvd_cluster.ray.actor import ActorCall, ActorWorker, OnLog, ignore_log
 from hvd_cluster.ray.callbacks import CallbackLoop
 from hvd_cluster.ray.messages import ActorHandshake
 from hvd_cluster.ray.resources import device_env
@@ -90,43 +90,40 @@ class ActorGroup:
             WorkerFailedError: a worker raised an exception or died; the message starts with the user's traceback. If
                 one died, or hung after another one's failure, all have ended, and :meth:`start` starts new ones.
         """
-        workers = self._workers()
-        call = shared(call)
-        for worker in workers:
-            worker.on_log = ignore_log if callbacks is None else callbacks.put
+        workers, call = self._workers(), shared(call)
 
         def work() -> list[Outcome]:
             for worker in workers:
                 worker.submit(call)
             return self._group.reports()
 
-        try:
+        with self._calling(workers, ignore_log if callbacks is None else callbacks.put):
             outcomes = work() if callbacks is None else callbacks.until(work, self.close)
+            if is_last:
+                outcomes = [worker.outliving(outcome) for worker, outcome in zip(workers, outcomes, strict=True)]
+        return collect(outcomes)
+
+    def call_one(self, call: ActorCall) -> Any:
+        """Run ``call`` on rank 0 only. Returns its result; raises as :meth:`call`."""
+        worker, call = self._workers()[0], shared(call)
+        with self._calling([worker]):
+            worker.submit(call)
+            outcome = self._group.report_of(worker)
+        return collect([outcome])[0]
+
+    @contextmanager
+    def _calling(self, workers: Sequence[ActorWorker], on_log: OnLog = ignore_log) -> Iterator[None]:
+        for worker in workers:
+            worker.on_log = on_log
+        try:
+            yield
         except BaseException:  # an interrupt: no caller waits for what the workers are doing now
             self.close("a call was interrupted")
             raise
         for worker in workers:
             worker.forget_report()
-        if is_last:
-            outcomes = [worker.outliving(outcome) for worker, outcome in zip(workers, outcomes, strict=True)]
         if not self._group.all_live:
             self.close("a worker died or hung in an earlier call")
-        return collect(outcomes)
-
-    def call_one(self, call: ActorCall) -> Any:
-        """Run ``call`` on rank 0 only. Returns its result; raises as :meth:`call`."""
-        worker = self._workers()[0]
-        worker.on_log = ignore_log
-        try:
-            worker.submit(shared(call))
-            outcome = self._group.report_of(worker)
-        except BaseException:  # also after an interrupt
-            self.close("a call was interrupted")
-            raise
-        worker.forget_report()
-        if not self._group.all_live:
-            self.close("a worker died in an earlier call")
-        return collect([outcome])[0]
 
     def call_remote(self, call: ActorCall) -> list[Any]:
         """Start ``call`` on every worker. Returns the ``ObjectRef`` of each result, by rank."""

@@ -78,22 +78,9 @@ class ElasticRayExecutor:
         discovery: HostDiscovery | None = None,
         **unknown: NoReturn,
     ) -> ElasticSettings:
-        """The settings of an executor.
+        """The settings of an executor; :class:`~hvd_cluster.ray.settings.ElasticSettings` describes them.
 
-        Args:
-            min_num_proc: with fewer workers the job waits. ``min_np`` is its old name.
-            max_num_proc: the maximum number of workers; None for as many as fit. ``max_np`` is its old name.
-            reset_limit: how many times the workers may change; None for no limit.
-            elastic_timeout: seconds to wait for ``min_num_proc`` workers.
-            timeout_s: seconds for the first ``min_num_proc`` workers of a job to report, once there is room for them.
-            ssh_identity_file: accepted for compatibility; Ray starts the workers.
-            nics: network interface for the workers' data.
-            verbose: 0 drops the workers' output.
-            key, ssh_port, elastic: accepted for compatibility.
-            placement_group_timeout_s: seconds for which :meth:`start` waits for room.
-            cooldown_range: shortest and longest time, in seconds, for which a node on which a worker failed is not
-                used; None for forever.
-            discovery: finds the nodes if ``override_discovery=False``.
+        ``min_np`` and ``max_np`` are the old names of ``min_num_proc`` and ``max_num_proc``.
 
         Raises:
             TypeError: an argument does not exist; the message suggests a similar one.

@@ -27,7 +27,7 @@ class MiniSettings:
     #: Accepted for compatibility, like the next one: Ray starts the workers, not ssh.
     ssh_port: int | None = None
     ssh_identity_file: str | None = None
-    #: Seconds for all workers to report, once there is room for them.
+    #: Seconds for the workers that a job starts with to report, once there is room for them.
     timeout_s: float = 300
     #: Seconds to wait for room in the cluster.
     placement_group_timeout_s: float = 100

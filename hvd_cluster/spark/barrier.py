@@ -22,7 +22,7 @@ from hvd_cluster.spark.driver_connection import DriverConnection
 from hvd_cluster.spark.encryption import OPEN_TENSORS_TEXT, gloo_variables
 from hvd_cluster.spark.end_tracker import EndTracker, reach
 from hvd_cluster.spark.handshake import TaskHandshake
-from hvd_cluster.spark.plan import TaskPlan, Versions, sign
+from hvd_cluster.spark.messages import TaskPlan, Versions, sign
 from hvd_cluster.spark.task_workers import TaskWorkers
 from hvd_cluster.topology import join_address
 

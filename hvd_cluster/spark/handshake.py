@@ -14,7 +14,7 @@ from hvd_cluster.rendezvous.server import KeyValueServer
 from hvd_cluster.rendezvous.sockets import ANY, LOOPBACK, ReservedPort
 from hvd_cluster.spark import host
 from hvd_cluster.spark.devices import task_gpus
-from hvd_cluster.spark.plan import TaskPlan, Versions, disagreements
+from hvd_cluster.spark.messages import TaskPlan, Versions, disagreements
 from hvd_cluster.topology import split_address
 
 

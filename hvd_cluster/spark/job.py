@@ -22,7 +22,7 @@ from hvd_cluster.oldpaths.shim import serves_horovod
 from hvd_cluster.rendezvous.secret import new_secret
 from hvd_cluster.spark import encryption, messages, preflight, task_function
 from hvd_cluster.spark.message_server import MessageServer
-from hvd_cluster.spark.plan import TaskPlan, Versions, verify
+from hvd_cluster.spark.messages import TaskPlan, Versions, verify
 from hvd_cluster.spark.progress import Progress, short_reason
 from hvd_cluster.spark.session import Session
 from hvd_cluster.spark.task_function import Rows

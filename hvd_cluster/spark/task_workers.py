@@ -17,7 +17,7 @@ from hvd_cluster.spark.devices import task_environment
 from hvd_cluster.spark.driver_connection import DriverConnection
 from hvd_cluster.spark.end_tracker import EndTracker
 from hvd_cluster.spark.host import resolve_executable
-from hvd_cluster.spark.plan import TaskPlan
+from hvd_cluster.spark.messages import TaskPlan
 from hvd_cluster.topology import Topology
 
 #: Seconds between SIGTERM and SIGKILL for a worker that must end.

@@ -56,7 +56,7 @@ def test_our_own_files_are_not_shown_as_horovods(path: str) -> None:
 
 def test_the_private_files_of_the_spark_package_stay_private() -> None:
     import hvd_cluster.spark.job
-    import hvd_cluster.spark.plan
+    import hvd_cluster.spark.messages
 
     spark = old("spark")
     assert spark.run is hvd_cluster.spark.run

@@ -11,7 +11,7 @@ from typing import Any
 from hvd_cluster.rendezvous.secret import new_secret
 from hvd_cluster.spark import handshake
 from hvd_cluster.spark.handshake import TaskHandshake
-from hvd_cluster.spark.plan import TaskPlan, Versions
+from hvd_cluster.spark.messages import TaskPlan, Versions
 
 
 class Task:

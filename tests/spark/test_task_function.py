@@ -16,7 +16,7 @@ import hvd_cluster
 import hvd_cluster.spark
 from hvd_cluster.errors import LaunchError
 from hvd_cluster.spark import task_function
-from hvd_cluster.spark.plan import Versions
+from hvd_cluster.spark.messages import Versions
 
 
 def test_the_task_can_be_unpickled_where_this_package_is_missing(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from hvd_cluster.rendezvous.sockets import detect_dead_host
 from hvd_cluster.spark.devices import task_environment, task_gpus
 from hvd_cluster.spark.driver_connection import reach_driver
 from hvd_cluster.spark.encryption import gloo_variables
-from hvd_cluster.spark.plan import Versions, disagreements
+from hvd_cluster.spark.messages import Versions, disagreements
 
 
 @dataclass(frozen=True, kw_only=True)

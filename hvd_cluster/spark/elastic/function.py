@@ -58,9 +58,8 @@ def run_elastic(
     barrier stage, so dynamic allocation may be on; up to ``max_num_proc`` tasks are requested.
 
     Args:
-        fn: what every worker calls. Functions of scripts and notebooks and local functions are pickled by value.
-        args: positional arguments of ``fn``.
-        kwargs: keyword arguments of ``fn``.
+        fn, args, kwargs, env, stdout, stderr, verbose, nics, prefix_output_with_timestamp, spark, resource_profile: see
+            :func:`hvd_cluster.spark.run`.
         num_proc: workers at the start; by default as many as the session runs tasks at once.
         min_num_proc: with fewer workers the job waits; by default ``num_proc``.
         max_num_proc: the maximum number of workers; by default ``num_proc``.
@@ -68,11 +67,7 @@ def run_elastic(
         elastic_timeout: seconds to wait for ``min_num_proc`` workers after a loss; by default HOROVOD_ELASTIC_TIMEOUT,
             else 600.
         reset_limit: how many times the workers may change; None for no limit.
-        env: additional environment variables for the workers; a value of None removes one.
-        stdout, stderr, verbose, nics, prefix_output_with_timestamp: see :func:`hvd_cluster.spark.run`.
         min_np, max_np: deprecated names of ``min_num_proc`` and ``max_num_proc``.
-        spark: the session; by default the active one.
-        resource_profile: see :func:`hvd_cluster.spark.run`.
 
     Returns:
         The return values of ``fn`` in the workers that finished, by their last rank.

@@ -23,7 +23,7 @@ from hvd_cluster.rendezvous.channel import Channel
 from hvd_cluster.spark import preflight, task_function
 from hvd_cluster.spark.elastic.agent_task import ElasticTaskPlan
 from hvd_cluster.spark.elastic.failures import DEFAULT_MAX_FAILURES
-from hvd_cluster.spark.plan import Versions
+from hvd_cluster.spark.messages import Versions
 from hvd_cluster.spark.progress import short_reason
 from hvd_cluster.spark.session import Session
 from hvd_cluster.topology import join_address

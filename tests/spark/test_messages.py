@@ -8,7 +8,7 @@ import pytest
 
 from hvd_cluster.errors import AuthenticationError
 from hvd_cluster.launch.outcome import Outcome
-from hvd_cluster.spark.plan import TaskPlan, Versions, disagreements, sign, verify
+from hvd_cluster.spark.messages import TaskPlan, Versions, disagreements, sign, verify
 
 DRIVER = Versions(python="3.11.7", torch="2.13.0", hvd_cluster="0.1.0")
 
