@@ -114,7 +114,7 @@ def python_path(present: str) -> dict[str, str]:
     return {"PYTHONPATH": os.pathsep.join(part for part in (present, root) if part)}
 
 
-def answer_for_horovod() -> None:
+def enable_horovod_import() -> None:
     """Make ``import horovod`` work in this process, which others may have launched, and in its child processes."""
     import hvd_cluster.compat  # noqa: F401 - its import is what makes horovod resolve
 

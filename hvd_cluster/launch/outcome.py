@@ -155,8 +155,8 @@ def describe_exit(exit_code: int | None) -> str:
 def first_failure(outcomes: Sequence[Outcome]) -> Outcome | None:
     """The failure that came first, or None.
 
-    A rank that only noticed the end of another one comes after every real cause, whatever the clocks say: the news of a
-    death may reach another rank's collective before it reaches the launcher.
+    A rank that only noticed the end of another one comes after every real cause, whatever the clocks say: another
+    rank's collective may notice a death before the launcher does.
     """
     failures = [outcome for outcome in outcomes if not outcome.ok]
     return min(failures, key=lambda outcome: (outcome.stopped, outcome.is_secondary, outcome.finished_at), default=None)

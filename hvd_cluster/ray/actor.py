@@ -18,7 +18,7 @@ from hvd_cluster.launch.pickling import loads
 from hvd_cluster.launch.wire.messages import ProgressEvent
 from hvd_cluster.launch.worker_group import Callbacks, Worker
 from hvd_cluster.ray.messages import ActorHandshake, CallFinished, LogRecord, Message, OutputLines
-from hvd_cluster.ray.pickling import dumps, outliving
+from hvd_cluster.ray.pickling import detached, dumps
 from hvd_cluster.ray.session import ENDING_TEXT, Connection, first_line, full_store, load_ray
 from hvd_cluster.ray.worker import WorkerAssignment
 from hvd_cluster.rendezvous.channel import Channel
@@ -108,9 +108,9 @@ class ActorWorker(Worker):
         with self._lock:
             self.reported = None
 
-    def outliving(self, outcome: Outcome) -> Outcome:
+    def detached(self, outcome: Outcome) -> Outcome:
         """``outcome`` in a form that stays valid after this worker's end."""
-        return outcome if self.handshake is None else outliving(outcome, self.handshake.worker_id)
+        return outcome if self.handshake is None else detached(outcome, self.handshake.worker_id)
 
     def terminate(self) -> None:
         """End it. Ray has no gentler way that reaches a busy worker."""
@@ -232,7 +232,7 @@ class ActorWorker(Worker):
 
     def _report(self, outcome: Outcome) -> None:
         if self._only_call is not None:
-            outcome = self.outliving(outcome)
+            outcome = self.detached(outcome)
         with self._lock:
             self._pending = None
             self.reported = replace(outcome, output_tail=self.output_tail)
@@ -302,7 +302,7 @@ class ActorWorker(Worker):
         return True
 
     def _is_over(self) -> bool:
-        """Whether there is a result to fetch, or the news of a death."""
+        """Whether Ray has a result of the call, or reports that the actor has died."""
         if self._pending is None:
             return False
         with contextlib.suppress(Exception):  # Ray itself may be gone; the connection ends next

@@ -100,7 +100,7 @@ class ActorGroup:
         with self._calling(workers, ignore_log if callbacks is None else callbacks.put):
             outcomes = work() if callbacks is None else callbacks.until(work, self.close)
             if is_last:
-                outcomes = [worker.outliving(outcome) for worker, outcome in zip(workers, outcomes, strict=True)]
+                outcomes = [worker.detached(outcome) for worker, outcome in zip(workers, outcomes, strict=True)]
         return collect(outcomes)
 
     def call_one(self, call: ActorCall) -> Any:

@@ -1,4 +1,4 @@
-"""A worker's connection to the driver, for output, progress, and the news that a call has ended."""
+"""A worker's connection to the driver, for output, progress, and the ends of calls."""
 
 from __future__ import annotations
 

@@ -47,24 +47,24 @@ def dumps_out_of_band(value: Any) -> bytes:
     return data
 
 
-def outliving(outcome: Outcome, worker_id: str) -> Outcome:
-    """``outcome`` of a worker that ends with its call: objects that it owns are copied, since Ray drops them."""
+def detached(outcome: Outcome, worker_id: str) -> Outcome:
+    """``outcome`` of a worker that ends with its call: objects that it owns are copied, because Ray drops them."""
     error = outcome.error
     if error is not None and error.references:
-        error = replace(error, references=_taken_over(error.references, worker_id))
-    return replace(outcome, references=_taken_over(outcome.references, worker_id), error=error)
+        error = replace(error, references=_copied(error.references, worker_id))
+    return replace(outcome, references=_copied(outcome.references, worker_id), error=error)
 
 
-def _taken_over(references: References, worker_id: str) -> References:
+def _copied(references: References, worker_id: str) -> References:
     ray = load_ray()
 
-    def is_its_own(each: Any) -> bool:
+    def is_owned(each: Any) -> bool:
         if not isinstance(each, ray.ObjectRef):
             return False
         owner: bytes = ray._private.worker.global_worker.core_worker.get_owner_address(each)
         return bytes.fromhex(worker_id) in owner
 
-    return tuple(ray.put(ray.get(each)) if is_its_own(each) else each for each in references)
+    return tuple(ray.put(ray.get(each)) if is_owned(each) else each for each in references)
 
 
 @functools.cache

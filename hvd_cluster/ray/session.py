@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from hvd_cluster.errors import LaunchError, MissingExtraError
-from hvd_cluster.launch.environment import answer_for_horovod
+from hvd_cluster.launch.environment import enable_horovod_import
 
 #: The function that Ray calls in each new worker process.
-_HOOK = f"{answer_for_horovod.__module__}.{answer_for_horovod.__qualname__}"
+_HOOK = f"{enable_horovod_import.__module__}.{enable_horovod_import.__qualname__}"
 _TOKEN_HELP = (
     "Ray clusters ask for a token by default. This process joins with the token of the machine that started the "
     "cluster: the same home folder (~/.ray/auth_token), or the environment variable RAY_AUTH_TOKEN with the token, or "

@@ -103,7 +103,7 @@ class Strategy(ABC):
     def _bundles(self, room: Callable[[Bundle], int]) -> tuple[int, ...]:
         """For each worker its bundle in the group; empty if there are too few.
 
-        (Told to put a worker into any bundle, older versions of Ray may put it into one without room.)
+        The bundles are chosen here because older versions of Ray may choose one without room.
 
         Args:
             room: returns how many workers a bundle has room for.

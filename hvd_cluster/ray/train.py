@@ -20,7 +20,7 @@ from typing import Any
 from ray.train.backend import Backend, BackendConfig
 from ray.train.torch import TorchTrainer
 
-from hvd_cluster.launch.environment import answer_for_horovod, interface_variables, thread_variables
+from hvd_cluster.launch.environment import enable_horovod_import, interface_variables, thread_variables
 from hvd_cluster.launch.placement import Slot, place
 from hvd_cluster.oldpaths.shim import serves_horovod
 from hvd_cluster.ray.resources import device_env
@@ -134,7 +134,7 @@ def _stop_serving() -> None:
 def _assign(topology: Topology, devices: dict[str, str], config: HorovodConfig) -> None:
     """In a worker: set its topology."""
     if config.as_horovod:
-        answer_for_horovod()
+        enable_horovod_import()
     here = inherited_env()
     export(
         {

@@ -12,7 +12,7 @@ import hvd_cluster
 from hvd_cluster.launch import progress
 from hvd_cluster.launch.call import PackedCall, unpack
 from hvd_cluster.launch.checks import checked_variables
-from hvd_cluster.launch.environment import answer_for_horovod, thread_variables
+from hvd_cluster.launch.environment import enable_horovod_import, thread_variables
 from hvd_cluster.launch.outcome import Outcome
 from hvd_cluster.launch.wire.messages import ProgressEvent
 from hvd_cluster.launch.worker import perform
@@ -124,7 +124,7 @@ class BaseHorovodWorker:
         threads = thread_variables(inherited_env(), assignment.topology.local_size)
         export({**inherited_job, **threads, **assignment.topology.to_env(), **assignment.env})
         if assignment.as_horovod:
-            answer_for_horovod()
+            enable_horovod_import()
         driver = self._driver
         assert driver is not None
         rank = assignment.topology.rank
@@ -167,7 +167,7 @@ class BaseHorovodWorker:
         return topology
 
     def _finished(self, outcome: Outcome) -> Outcome:
-        """Return ``outcome`` after all output and the news of the call's end have been sent to the driver."""
+        """Return ``outcome`` after all output and the message of the call's end were sent to the driver."""
         if self._driver is not None:
             try:
                 self._driver.catch_up()

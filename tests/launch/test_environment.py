@@ -124,8 +124,8 @@ def test_a_process_that_others_launch_answers_for_horovod_with_its_children() ->
     code = "import horovod; print(horovod.__version__)"
     parent = f"""
 import subprocess, sys
-from hvd_cluster.launch.environment import answer_for_horovod
-answer_for_horovod()
+from hvd_cluster.launch.environment import enable_horovod_import
+enable_horovod_import()
 {code}
 subprocess.run([sys.executable, "-c", {code!r}], check=True)
 """

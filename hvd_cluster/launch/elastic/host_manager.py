@@ -41,7 +41,7 @@ class HostManager:
         self._hosts: dict[str, int] = {}  # in the order of their first appearance
         self._try_at_s: dict[str, float] = {}
         self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._look, name="hvd-discovery", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="hvd-discovery", daemon=True)
 
     def start(self) -> None:
         """Run the discovery once now, and then in the thread.
@@ -53,7 +53,7 @@ class HostManager:
             found = self._discovery.find_available_hosts_and_slots()
         except (OSError, ValueError) as error:
             raise LaunchError(f"the hosts cannot be discovered: {error}") from error
-        self._take(found)
+        self._update(found)
         self._thread.start()
 
     def close(self) -> None:
@@ -86,16 +86,16 @@ class HostManager:
             how_long = "any more" if left_s is None else f"for {left_s:.1f} s"
             logger.warning("host %s takes no new workers %s", host, how_long)
 
-    def _look(self) -> None:
+    def _run(self) -> None:
         while not self._stopped.wait(self._interval_s):
             try:
-                self._take(self._discovery.find_available_hosts_and_slots())
+                self._update(self._discovery.find_available_hosts_and_slots())
             except Exception as error:  # noqa: BLE001 - from the user's own discovery; the next one may succeed
                 if self._stopped.is_set():
                     return
                 logger.warning("the hosts could not be discovered this time: %s: %s", type(error).__name__, error)
 
-    def _take(self, found: Mapping[str, int]) -> None:
+    def _update(self, found: Mapping[str, int]) -> None:
         with self._lock:
             now_s = time.monotonic()
             known = [host for host in self._hosts if host in found]

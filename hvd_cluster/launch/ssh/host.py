@@ -55,8 +55,8 @@ class SshHost(RemoteHost):
             ],
             inherited_env(),
             stdin=reader,
-            on_line=self._ssh_said,
-            on_exit=self._ssh_ended,
+            on_line=self._on_ssh_line,
+            on_exit=self._on_ssh_exit,
         )
         try:
             self._ssh.start()
@@ -95,10 +95,10 @@ class SshHost(RemoteHost):
 
         threading.Thread(target=write, name="hvd-bootstrap", daemon=True).start()
 
-    def _ssh_said(self, _rank: int, _stream: str, line: str) -> None:
+    def _on_ssh_line(self, _rank: int, _stream: str, line: str) -> None:
         logger.info("%s: %s", self.host.name, line)
 
-    def _ssh_ended(self, exit_code: int) -> None:
+    def _on_ssh_exit(self, exit_code: int) -> None:
         if self._channel is None:
             self.may_be_starting = is_temporary(exit_code, self._ssh.tail.text())
             self._lose(exit_reason(self.host.name, exit_code, self._ssh.tail.text(), self._options.python))

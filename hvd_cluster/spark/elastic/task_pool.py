@@ -33,11 +33,11 @@ logger = logging.getLogger(__name__)
 #: Seconds until a slot whose task has ended gets another one.
 _RETRY_S = 0.5
 #: The maximum of that time; it doubles each time that a task ends right after its start.
-_LONGEST_PAUSE_S = 30.0
+_MAX_PAUSE_S = 30.0
 #: A task that has lived this long, in seconds, did not fail at its start.
 _LIVED_S = 10.0
 _EXPLAIN_S = 10.0
-_LEAVE_S = 3.0
+_END_S = 3.0
 
 
 class TaskPool(HostDiscovery):
@@ -73,7 +73,7 @@ class TaskPool(HostDiscovery):
         self._remotes: dict[str, RemoteHost] = {}
         self._gone: list[RemoteHost] = []
         self._problems: list[str] = []
-        self._has_called = False
+        self._has_connected = False
         #: Why Spark has lost a task, the last time.
         self._reason = ""
         self._closing = threading.Event()
@@ -89,7 +89,7 @@ class TaskPool(HostDiscovery):
     def start(self) -> None:
         """Start the tasks."""
         for slot in range(self._num_tasks):
-            thread = self._session.thread(functools.partial(self._keep, slot), self._tag)
+            thread = self._session.thread(functools.partial(self._run_slot, slot), self._tag)
             with self._changed:
                 self._num_threads += 1
             thread.start()
@@ -105,11 +105,11 @@ class TaskPool(HostDiscovery):
         explain_s = began_s + _EXPLAIN_S
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: len(self._present()) >= count or bool(self._problems), 0.2)
+                self._changed.wait_for(lambda: len(self._usable()) >= count or bool(self._problems), 0.2)
                 if self._problems:
                     texts = list(dict.fromkeys(self._problems))
                     raise LaunchError("the workers cannot start: " + "; ".join(texts[:5]))
-                if len(self._present()) >= count:
+                if len(self._usable()) >= count:
                     return
             now_s = time.monotonic()
             if now_s >= began_s + timeout_s:
@@ -121,9 +121,9 @@ class TaskPool(HostDiscovery):
     def find_available_hosts_and_slots(self) -> Mapping[str, int]:
         """The running tasks, one slot each."""
         with self._changed:
-            return dict.fromkeys(self._present(), 1)
+            return dict.fromkeys(self._usable(), 1)
 
-    def _present(self) -> list[str]:
+    def _usable(self) -> list[str]:
         """The tasks that can run a worker: those whose handshake has arrived."""
         return [name for name, remote in self._remotes.items() if remote.handshake is not None and not remote.gone]
 
@@ -147,7 +147,7 @@ class TaskPool(HostDiscovery):
         with self._changed:
             for remote in self._remotes.values():
                 remote.request_end()
-            self._changed.wait_for(lambda: not self._remotes, _LEAVE_S)
+            self._changed.wait_for(lambda: not self._remotes, _END_S)
         spark_jobs.cancel_until(self._ended, functools.partial(self._session.cancel, self._tag))
         self._listener.close()
         for remote in [*self._remotes.values(), *self._gone]:
@@ -158,7 +158,7 @@ class TaskPool(HostDiscovery):
         with self._changed:
             return self._changed.wait_for(lambda: self._num_threads == 0, timeout_s)
 
-    def _keep(self, slot: int) -> None:
+    def _run_slot(self, slot: int) -> None:
         """Run one task after the other in a slot; runs in a thread for each slot."""
         function = task_function.task_for(
             "hvd_cluster.spark.elastic.agent_task", (asdict(self._versions), self._plan, slot), barrier=False
@@ -172,7 +172,7 @@ class TaskPool(HostDiscovery):
                 num_early_ends = num_early_ends + 1 if ended_early else 0
                 if num_early_ends == self._max_failures:
                     self._give_up()
-                pause_s = min(2 * max(pause_s, _RETRY_S), _LONGEST_PAUSE_S) if ended_early else _RETRY_S
+                pause_s = min(2 * max(pause_s, _RETRY_S), _MAX_PAUSE_S) if ended_early else _RETRY_S
         finally:
             with self._changed:
                 self._num_threads -= 1
@@ -202,7 +202,7 @@ class TaskPool(HostDiscovery):
     def _give_up(self) -> None:
         """Tasks of a slot have ended at once too often; if no other task has connected, fail the job."""
         with self._changed:
-            if self._reason and not self._has_called:
+            if self._reason and not self._has_connected:
                 self._problems.append(
                     f"Spark could not run {self._max_failures} tasks in a row (spark.task.maxFailures). Spark says: "
                     f"{self._reason}"
@@ -211,17 +211,17 @@ class TaskPool(HostDiscovery):
 
     def _accept(self, handshake: AgentHandshake, channel: Channel) -> bool:
         """A task has connected; runs in a thread of the listener."""
-        remote = RemoteHost(Host(handshake.name, 1), self._notice)
+        remote = RemoteHost(Host(handshake.name, 1), self._on_remote_change)
         with self._changed:
             if self._closing.is_set():
                 return False
             self._remotes[handshake.name] = remote
-            self._has_called = True
+            self._has_connected = True
         remote.attach(handshake, channel)
         logger.info("a task on %s has connected", handshake.hostname)
         return True
 
-    def _notice(self) -> None:
+    def _on_remote_change(self) -> None:
         """A task has connected or is gone. Called without our lock, because the caller holds that of the connection."""
         with self._changed:
             for name in [name for name, remote in self._remotes.items() if remote.gone]:
@@ -231,6 +231,6 @@ class TaskPool(HostDiscovery):
 
     def _waits_for(self, count: int) -> str:
         with self._changed:
-            present, reason = len(self._present()), self._reason
+            present, reason = len(self._usable()), self._reason
         lost = f"; a task was lost, and Spark says: {reason}" if reason else ""
         return f"{self._session.slots(self._profile).describe(count)}; {present} of {count} tasks have reported{lost}"
