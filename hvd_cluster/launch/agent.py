@@ -32,12 +32,12 @@ from hvd_cluster.launch.wire.agent_messages import (
     BootstrapMessage,
     Probe,
     ProbeResult,
+    SendWindow,
     SignalWorker,
     StartFailed,
     StartWorker,
     WorkerStatus,
 )
-from hvd_cluster.launch.wire.flow_control import SendWindow
 from hvd_cluster.launch.wire.messages import OutputLine, ProgressEvent
 from hvd_cluster.launch.worker_group import STOP_GRACE_S, Callbacks, Worker
 from hvd_cluster.rendezvous.addresses import host_key, listening_addresses, outward_interfaces

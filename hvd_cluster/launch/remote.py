@@ -18,16 +18,17 @@ from hvd_cluster.launch.reachability import HostAddresses
 from hvd_cluster.launch.task import Task
 from hvd_cluster.launch.wire.agent_messages import (
     END,
+    RECEIVE_BUFFER_BYTES,
     Acknowledged,
     AgentHandshake,
     Probe,
     ProbeResult,
+    ReceiveWindow,
     SignalWorker,
     StartFailed,
     StartWorker,
     WorkerStatus,
 )
-from hvd_cluster.launch.wire.flow_control import RECEIVE_BUFFER_BYTES, ReceiveWindow
 from hvd_cluster.launch.wire.messages import OutputLine, ProgressEvent
 from hvd_cluster.launch.worker_group import Callbacks, Worker
 from hvd_cluster.rendezvous.channel import Channel

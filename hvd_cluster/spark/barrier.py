@@ -20,10 +20,9 @@ from hvd_cluster.rendezvous.sockets import LOOPBACK
 from hvd_cluster.spark import handshake, messages
 from hvd_cluster.spark.driver_connection import DriverConnection
 from hvd_cluster.spark.encryption import OPEN_TENSORS_TEXT, gloo_variables
-from hvd_cluster.spark.end_tracker import EndTracker, reach
 from hvd_cluster.spark.handshake import TaskHandshake
 from hvd_cluster.spark.messages import TaskPlan, Versions, sign
-from hvd_cluster.spark.task_workers import TaskWorkers
+from hvd_cluster.spark.task_workers import EndTracker, TaskWorkers, reach
 from hvd_cluster.topology import join_address
 
 #: Maximum number of bytes of an outcome in one row of the job.

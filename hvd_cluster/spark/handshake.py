@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from hvd_cluster.launch.placement import Slot, place
+from hvd_cluster.rendezvous.addresses import host_key
 from hvd_cluster.rendezvous.server import KeyValueServer
 from hvd_cluster.rendezvous.sockets import ANY, LOOPBACK, ReservedPort
 from hvd_cluster.spark import host
@@ -24,7 +25,7 @@ class TaskHandshake:
 
     #: Its partition.
     slot: int
-    #: See :func:`hvd_cluster.spark.host.machine_key`.
+    #: See :func:`hvd_cluster.rendezvous.addresses.host_key`.
     host_key: str = ""
     #: Addresses of its host, the most likely first.
     addresses: Sequence[str] = ()
@@ -64,7 +65,7 @@ def check_handshakes(job: TaskPlan, handshakes: Sequence[TaskHandshake]) -> tupl
     problems = list(dict.fromkeys(one.problem for one in handshakes if one.problem))
     if problems:
         return problems, []
-    by_host = {one.host_key: Versions(**one.versions) for one in handshakes}
+    by_host = {one.addresses[0]: Versions(**one.versions) for one in handshakes}
     problems, warnings = disagreements(job.versions, by_host)
     try:
         place(slots(handshakes, job.workers_per_task))
@@ -104,7 +105,7 @@ def refusal(slot: int, driver: Versions) -> TaskHandshake:
 def _introduce(context: Any, name: str, job: TaskPlan) -> TaskHandshake:
     return TaskHandshake(
         slot=context.partitionId(),
-        host_key=host.machine_key(),
+        host_key=host_key(),
         addresses=host.addresses([name], [split_address(address)[0] for address in job.driver_addresses]),
         gpus=task_gpus(context),
         versions=asdict(Versions.here()),

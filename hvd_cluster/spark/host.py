@@ -1,30 +1,14 @@
-"""The machine that a task runs on: its identity, and its addresses."""
+"""The machine that a task runs on: its addresses, and the user's files on it."""
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import ipaddress
 import socket
 from collections.abc import Iterable
 from pathlib import Path
 
 from hvd_cluster.rendezvous.sockets import LOOPBACK
-
-
-def machine_key() -> str:
-    """A text that two processes share if and only if they are on one machine and in one network namespace.
-
-    Two executors on one machine are one host. Two pods on one machine are two hosts, because they share neither the
-    loopback interface nor abstract Unix sockets.
-    """
-    parts = [socket.gethostname()]
-    with contextlib.suppress(OSError):  # does not exist in some sandboxes
-        parts.append(Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip())
-    with contextlib.suppress(OSError):
-        parts.append(str(Path("/proc/self/ns/net").readlink()))
-    digest = hashlib.sha256("|".join(parts).encode()).hexdigest()[:16]
-    return f"{parts[0].split('.')[0]}-{digest}"
 
 
 def addresses(known: Iterable[str] = (), towards: Iterable[str] = ()) -> list[str]:

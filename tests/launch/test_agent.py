@@ -16,6 +16,7 @@ from hvd_cluster.launch.agent import Agent, _connect_to_launcher
 from hvd_cluster.launch.task import Task
 from hvd_cluster.launch.wire.agent_messages import (
     END,
+    WINDOW_BYTES,
     Acknowledged,
     AgentHandshake,
     BootstrapMessage,
@@ -23,7 +24,6 @@ from hvd_cluster.launch.wire.agent_messages import (
     StartWorker,
     WorkerStatus,
 )
-from hvd_cluster.launch.wire.flow_control import WINDOW_BYTES
 from hvd_cluster.launch.wire.messages import OutputLine
 from hvd_cluster.rendezvous.channel import Channel
 from hvd_cluster.rendezvous.secret import new_secret

@@ -8,7 +8,7 @@ import threading
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from hvd_cluster.launch.wire.flow_control import WINDOW_BYTES, ReceiveWindow, SendWindow
+from hvd_cluster.launch.wire.agent_messages import WINDOW_BYTES, ReceiveWindow, SendWindow
 
 
 @settings(deadline=None)

@@ -12,7 +12,7 @@ import pytest
 from hvd_cluster.launch.worker_group import FAILURE_GRACE_S
 from hvd_cluster.rendezvous.secret import new_secret
 from hvd_cluster.rendezvous.server import KeyValueServer
-from hvd_cluster.spark.end_tracker import EndTracker, reach
+from hvd_cluster.spark.task_workers import EndTracker, reach
 
 
 @pytest.fixture
