@@ -46,7 +46,7 @@ class ElasticAdapter(Adapter):
 
     def start_packed(self, executable: PackedCall | None, env: Mapping[str, str | None]) -> None:
         """Wait for room for ``min_num_proc`` workers. They start, and create their executables, with each call."""
-        self._spec({})  # reports invalid settings now
+        self._settings.options(env)  # reports invalid settings now
         self._connection = Connection.current()
         self._group = group_to_use(self._use_current_group)
         self._await_room(self._group)

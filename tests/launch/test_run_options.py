@@ -1,0 +1,105 @@
+"""All ``run`` functions check the arguments that they share in one way."""
+
+from __future__ import annotations
+
+import inspect
+import io
+import logging
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any
+
+import pytest
+
+from hvd_cluster.launch import local
+from hvd_cluster.launch.run_options import HostOptions, RunOptions
+from hvd_cluster.settings import Settings
+
+WRONG: dict[str, tuple[Any, str]] = {
+    "num_proc": (0, "num_proc=0 must be a whole number of at least 1"),
+    "start_timeout": (0, "start_timeout=0 must be > 0 seconds"),
+    "elastic_timeout": (-1, "elastic_timeout=-1 must be > 0 seconds"),
+    "env": ({"N": [1]}, r"the variable N=\[1\] for the workers must be a text, a number or a path"),
+    "nics": (7, "nics=7 must be the name of a network interface, or several"),
+    "network_interfaces": (7, "nics=7 must be the name of a network interface, or several"),
+    "use_gloo": (True, "use_gloo and use_mpi exclude each other"),
+}
+
+
+def run_functions() -> list[Callable[..., Any]]:
+    pytest.importorskip("pyspark", reason="pyspark is not installed: pip install '.[spark]'")
+    import hvd_cluster.ray
+    import hvd_cluster.spark
+
+    spark = [hvd_cluster.spark.run, hvd_cluster.spark.run_elastic]
+    return [hvd_cluster.run, local.run, local.Executor, *spark, hvd_cluster.ray.run]
+
+
+def test_every_launcher_refuses_a_wrong_value_of_a_shared_argument_before_it_starts_anything() -> None:
+    for run in run_functions():
+        names = WRONG.keys() & inspect.signature(run).parameters.keys()
+        assert names >= {"num_proc", "start_timeout", "env"}, run
+        for name in names:
+            value, text = WRONG[name]
+            more = {"use_mpi": True} if name == "use_gloo" else {}
+            positional = () if run is local.Executor else (print,)
+            with pytest.raises(ValueError, match=text):
+                run(*positional, **{name: value}, **more)
+
+
+def test_the_options_are_those_of_a_functions_arguments_that_are_given() -> None:
+    def run(fn: object, num_proc: int | None = None, verbose: int | None = None, other: int = 3) -> HostOptions:
+        return HostOptions.of(locals(), [] if other else ["other=0 must be more"])
+
+    assert run(print, 2) == HostOptions(num_proc=2)
+    with pytest.raises(ValueError, match="^num_proc=-2 must be a whole number .*; other=0 must be more$"):
+        run(print, -2, other=0)
+
+
+def test_a_user_reads_the_names_that_the_user_has_given() -> None:
+    names = {"num_proc": "-np", "max_num_proc": "--max-np", "cooldown_range": "--cooldown"}
+    with pytest.raises(ValueError, match="^--max-np=1 is less than -np=2; --cooldown 9 3 must be two increasing"):
+        RunOptions(num_proc=2, max_num_proc=1, cooldown_range=(9, 3), names=names)
+    with pytest.raises(ValueError, match=r"cooldown_range=\(9,\) must be two numbers of seconds"):
+        RunOptions(cooldown_range=(9,))
+
+
+def test_an_argument_overrides_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOROVOD_START_TIMEOUT", "7")
+    assert RunOptions().settings().start_timeout_s == 7
+    assert RunOptions(start_timeout=3).settings() == Settings(start_timeout_s=3, spark_start_timeout_s=3)
+
+
+def test_the_workers_get_the_variables_of_the_interface_and_those_that_were_given() -> None:
+    options = RunOptions(nics="eth1", env={"A": 1, "NCCL_SOCKET_IFNAME": "ib0"})
+    assert options.variables == {"HOROVOD_GLOO_IFACE": "eth1", "NCCL_SOCKET_IFNAME": "ib0", "A": "1"}
+    assert options.task(b"call").env == options.variables
+    assert options.interfaces == ("eth1",)
+
+
+def test_lines_go_where_the_user_wants_them() -> None:
+    shown = io.StringIO()
+    RunOptions(stdout=shown, verbose=0).callbacks().on_line(3, "stdout", "here")
+    assert shown.getvalue() == "[3]<stdout>:here\n"
+
+
+def test_an_elastic_job_needs_no_more_workers_than_it_begins_with() -> None:
+    task = RunOptions().task(b"call")
+    spec = RunOptions(num_proc=3, cooldown_range=[2, 5]).elastic_spec(task, Settings(), is_discovered=True)
+    assert (spec.num_proc, spec.min_num_proc, spec.max_num_proc, spec.cooldown_range_s) == (3, 3, None, (2, 5))
+    assert RunOptions(min_num_proc=2).counts == (2, 2)
+    assert RunOptions().counts == (1, 1)
+
+
+def test_mpi_has_no_effect_and_the_user_reads_so(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        RunOptions.of({"use_mpi": True})
+    assert caplog.messages == ["use_mpi=True has no effect: hvd_cluster does not use MPI"]
+
+
+def test_each_option_has_one_default() -> None:
+    defaults = {each.name: each.default for each in fields(RunOptions)}
+    for run in run_functions():
+        for name, parameter in inspect.signature(run).parameters.items():
+            if name in defaults and parameter.default is not None and defaults[name] is not None:
+                assert parameter.default == defaults[name], (run, name)
