@@ -69,8 +69,8 @@ def join_store(
         return join_store_in_folder(topology, label, folder, timeout_s, interface)
     launcher = topology.launcher or "an unknown launcher"
     raise ConnectionError(
-        f"rank {topology.rank} of {topology.size} was started by {launcher}, which provides no way to reach the other "
-        "hosts: start the job with hvdrun, torchrun or a launcher of hvd_cluster, or call "
+        f"rank {topology.rank} of {topology.size} was started by {launcher}, which says nothing about how to reach the "
+        "other hosts: start the job with hvdrun, torchrun or a launcher of hvd_cluster, or call "
         "hvd.init(comm=mpi4py.MPI.COMM_WORLD)"
     )
 
