@@ -10,7 +10,6 @@ is set here, after exec, because Python code between fork and exec may deadlock 
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import sys
@@ -28,6 +27,8 @@ def die_with_parent(parent_pid: int, *, notices_its_end: bool = False) -> None:
         notices_its_end: this process also notices the parent's end by other means, so a third process may be between
             them.
     """
+    import ctypes  # here, because launchers import this module only for its path
+
     prctl = getattr(ctypes.CDLL(None), "prctl", None)
     if prctl is not None:
         prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL), 0, 0, 0)

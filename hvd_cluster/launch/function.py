@@ -11,10 +11,10 @@ from typing import Any
 from hvd_cluster.launch.arguments import none_is_default, renamed
 from hvd_cluster.launch.call import pack
 from hvd_cluster.launch.checks import checked_variables
+from hvd_cluster.launch.host_options import HostOptions
 from hvd_cluster.launch.job import run_job
 from hvd_cluster.launch.logs import OnLine, RankFiles
 from hvd_cluster.launch.outcome import collect
-from hvd_cluster.launch.run_options import HostOptions
 
 logger = logging.getLogger(__name__)
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from hvd_cluster.launch.hosts import Host
+from hvd_cluster.launch.run_options import RunOptions
 from hvd_cluster.launch.ssh.options import SshOptions
 from hvd_cluster.launch.task import Task
+from hvd_cluster.settings import Settings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +48,22 @@ class ElasticSpec(JobSpec):
     cooldown_range_s: tuple[float, float] | None = None
     #: Seconds to wait for ``min_num_proc`` slots.
     elastic_timeout_s: float = 600.0
+
+    @classmethod
+    def of(cls, options: RunOptions, task: Task, settings: Settings, **hosts: Any) -> ElasticSpec:
+        """The job that runs ``task`` as the options say; ``hosts`` are the fields that say where."""
+        count, minimum = options.counts
+        pair = options.cooldown_range
+        return cls(
+            task=task,
+            num_proc=count,
+            min_num_proc=minimum,
+            max_num_proc=options.max_num_proc,
+            reset_limit=options.reset_limit,
+            cooldown_range_s=None if pair is None else (pair[0], pair[1]),
+            elastic_timeout_s=settings.elastic_timeout_s,
+            **{"interfaces": options.interfaces, **hosts},
+        )
 
     @property
     def may_come(self) -> bool:

@@ -133,7 +133,7 @@ class ElasticAdapter(Adapter):
     def _spec(self, env: Mapping[str, str | None]) -> ElasticSpec:
         options = self._settings.options(env)
         task = options.task(b"")  # the fleet has the call that every worker runs
-        return options.elastic_spec(task, options.settings(), is_discovered=True)
+        return ElasticSpec.of(options, task, options.settings(), is_discovered=True)
 
 
 def fatal_reason(outcome: Outcome, has_world: bool) -> str:

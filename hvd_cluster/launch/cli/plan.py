@@ -11,9 +11,9 @@ from pathlib import Path
 
 from hvd_cluster.launch.allocation import find_allocation
 from hvd_cluster.launch.cli.knobs import knob_environment
+from hvd_cluster.launch.host_options import HostOptions
 from hvd_cluster.launch.hosts import Host, is_local
 from hvd_cluster.launch.placement import Slot, place
-from hvd_cluster.launch.run_options import HostOptions
 from hvd_cluster.launch.spec import ElasticSpec, JobSpec
 from hvd_cluster.launch.task import Task
 from hvd_cluster.oldpaths.shim import serves_horovod

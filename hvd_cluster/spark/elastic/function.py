@@ -93,7 +93,7 @@ def run_elastic(
         num_proc = min(num_proc, max_num_proc or num_proc)
     slots.check(num_proc, session.slots(resource_profile), barrier=False)
     options = replace(options, num_proc=num_proc, max_num_proc=max_num_proc or num_proc)
-    spec = options.elastic_spec(options.task(call), settings, is_discovered=True)
+    spec = ElasticSpec.of(options, options.task(call), settings, is_discovered=True)
     return collect(_run(session, spec, resource_profile, settings.spark_start_timeout_s, options.callbacks()))
 
 

@@ -1,0 +1,92 @@
+"""The arguments of ``hvd_cluster.run`` and the flags of hvdrun, which also say which hosts to use."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hvd_cluster.launch import checks
+from hvd_cluster.launch.hosts import Host, fill, parse_hosts, read_hostfile
+from hvd_cluster.launch.run_options import RunOptions
+from hvd_cluster.launch.spec import ElasticSpec, JobSpec
+from hvd_cluster.launch.ssh.options import SshOptions
+from hvd_cluster.launch.task import Task
+from hvd_cluster.settings import Settings
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class HostOptions(RunOptions):
+    """The arguments under their names in :func:`hvd_cluster.run`, which describes them; None means not given."""
+
+    slots: int | None = None
+    hosts: str | None = None
+    hostfile: str | None = None
+    host_discovery_script: str | None = None
+    ssh_port: int | None = None
+    ssh_identity_file: str | None = None
+
+    def problems(self) -> list[str]:
+        """What is wrong with the arguments, a sentence each."""
+        wrong = super().problems()
+        if self.slots is not None and self.slots < 1:
+            wrong.append(f"{self.name_of('slots')}={self.slots} must be at least 1")
+        if sum(source is not None for source in (self.hosts, self.hostfile, self.host_discovery_script)) > 1:
+            wrong.append("hosts, hostfile and host_discovery_script exclude each other: pass only one of them")
+        return wrong
+
+    def elastic_problems(self) -> list[str]:
+        """As for all launchers; but other jobs only ignore these arguments, see :meth:`unused`."""
+        return super().elastic_problems() if self.is_elastic else []
+
+    @property
+    def is_elastic(self) -> bool:
+        """Whether the job may lose and gain workers."""
+        return self.min_num_proc is not None or self.host_discovery_script is not None
+
+    def unused(self) -> list[str]:
+        """The names of arguments that were given and that this job does not read."""
+        if self.is_elastic:
+            return []
+        names = ("max_num_proc", "reset_limit", "cooldown_range", "elastic_timeout")
+        slots = ["slots"] if self.slots is not None and self.hostfile is None else []
+        return [name for name in names if getattr(self, name) is not None] + slots
+
+    def named_hosts(self) -> tuple[Host, ...]:
+        """The hosts in ``hosts`` or the hostfile; empty if there is neither.
+
+        Raises:
+            ValueError: they cannot be read.
+        """
+        if self.hosts is not None:
+            return tuple(parse_hosts(self.hosts))
+        return () if self.hostfile is None else tuple(read_hostfile(self.hostfile, self.slots or 1))
+
+    def spec(self, task: Task, hosts: tuple[Host, ...], settings: Settings) -> JobSpec:
+        """The job that runs ``task`` on ``hosts``; without hosts, on this one.
+
+        Raises:
+            ValueError: the numbers of workers and the hosts do not fit together.
+        """
+        ssh = SshOptions(
+            port=self.ssh_port, identity_file=self.ssh_identity_file, connect_timeout_s=settings.start_timeout_s
+        )
+        interfaces = self.interfaces or checks.interface_names(settings.gloo_interface)
+        if self.is_elastic:
+            return ElasticSpec.of(
+                self,
+                task,
+                settings,
+                hosts=hosts,
+                discovery_script=self.host_discovery_script or "",
+                slots=self.slots or 1,
+                ssh=ssh,
+                interfaces=interfaces,
+            )
+        count, _ = self.counts
+        return JobSpec(
+            task=task,
+            hosts=tuple(fill(hosts or (Host("localhost", count),), count)),
+            num_proc=count,
+            ssh=ssh,
+            interfaces=interfaces,
+            start_timeout_s=settings.start_timeout_s,
+        )
