@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hvd_cluster.data.files.retry import retried
+from hvd_cluster.data.files.retry import file_info
 from hvd_cluster.data.filters import RowFilter
 from hvd_cluster.data.optional import load_pyarrow
 
@@ -49,7 +49,7 @@ def source_of(filesystem: Any, path: str) -> str:
     Raises:
         OSError: what the filesystem says, after :func:`~hvd_cluster.data.files.retry.retried`.
     """
-    info = retried(lambda: filesystem.get_file_info(path), filesystem, f"looking at {path}")
+    info = file_info(filesystem, path)
     return f"{filesystem.type_name} {info.size} {info.mtime_ns} {path}"
 
 

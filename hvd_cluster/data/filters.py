@@ -63,11 +63,7 @@ class RowFilter:
         return tuple(dict.fromkeys(name for group in self.any_of for name, _, _ in group))
 
     def verdict(self, statistics: Callable[[str], Statistics]) -> bool | None:
-        """Whether all rows of a row group match (True), or none (False); None if only the rows decide.
-
-        Args:
-            statistics: what is known of a column.
-        """
+        """Whether all rows of a row group match (True), or none (False); None if only the rows decide."""
         groups = []
         for group in self.any_of:
             answers = [_verdict(op, value, statistics(name)) for name, op, value in group]
@@ -75,11 +71,7 @@ class RowFilter:
         return True if True in groups else (None if None in groups else False)
 
     def mask(self, table: pa.Table) -> Any:
-        """Whether each row of a table matches: a ``pyarrow.ChunkedArray`` of n bools, without nulls.
-
-        Raises:
-            DataError: a value cannot be compared with its column.
-        """
+        """Whether each row of a table matches: a ``pyarrow.ChunkedArray`` of n bools, without nulls."""
         compute = load_pyarrow("pyarrow.compute")
         any_of = None
         for group in self.any_of:
@@ -102,9 +94,6 @@ def parse(filters: Any, valid: Collection[str] = ()) -> RowFilter | None:
 
     Returns:
         None where every row is wanted.
-
-    Raises:
-        DataError: it is none of these; the text quotes the part that is wrong.
     """
     groups: list[tuple[Condition, ...]] = []
     if filters is not None:

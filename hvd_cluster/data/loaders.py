@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
-import queue
-import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Any
 
-from hvd_cluster.data.at_exit import close_at_exit, forget
+from hvd_cluster.data.reading.read_ahead import ReadAhead, ReadAheadClosedError
 
 logger = logging.getLogger(__name__)
-
-#: Seconds between two looks at whether anybody still wants batches.
-_LOOK_S = 0.1
 
 
 class BaseDataLoader(ABC):
@@ -52,26 +48,35 @@ class AsyncDataLoaderMixin:
         super().__init__(*args, **kwargs)
         self.async_loader_queue_size = async_loader_queue_size
         self.debug_data_loader = debug_data_loader
-        self._passes: list[_Pass] = []
+        self._passes: list[ReadAhead[Any]] = []
 
     def __iter__(self) -> Iterator[Any]:
         if self.async_loader_queue_size <= 0:
             for batch in self._iterate():  # type: ignore[attr-defined]
                 yield self._process_batch(batch)  # type: ignore[attr-defined]
             return
-        ahead = _Pass(self._iterate(), self.async_loader_queue_size)  # type: ignore[attr-defined]
+        batches = iter(self._iterate())  # type: ignore[attr-defined]
+        # Beside the batches that wait, one may be loading.
+        limit = self.async_loader_queue_size + 1
+        ahead = ReadAhead(lambda _number, _stopped: next(batches), itertools.repeat(1), 1, limit, "hvd-async-loader")
         self._passes.append(ahead)
-        self._say("begins to load in advance")
+        self._log("begins to load in advance")
         try:
-            for batch in ahead:
+            while not ahead.is_closed:
+                try:
+                    batch = ahead.take()
+                except (StopIteration, ReadAheadClosedError):
+                    return
                 yield self._process_batch(batch)  # type: ignore[attr-defined]
         finally:
             ahead.close()
             self._passes.remove(ahead)
-            self._say("has ended its thread")
+            if isinstance(batches, Generator):
+                batches.close()
+            self._log("has ended its thread")
 
     def close_async_loader(self) -> None:
-        """End the threads; an iteration in progress ends with the batches that are there."""
+        """End the threads and the iterations in progress."""
         for ahead in list(self._passes):
             ahead.close()
 
@@ -82,69 +87,6 @@ class AsyncDataLoaderMixin:
     def __exit__(self, *exc_info: object) -> None:
         self.close_async_loader()
 
-    def _say(self, text: str) -> None:
+    def _log(self, text: str) -> None:
         if self.debug_data_loader:
             logger.warning("%s %s", type(self).__name__, text)
-
-
-class _Pass:
-    """One iteration over ``batches`` in a thread."""
-
-    def __init__(self, batches: Iterator[Any], size: int) -> None:
-        self._batches = batches
-        self._queue: queue.Queue[tuple[bool, Any]] = queue.Queue(size)
-        self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._load, name="hvd-async-loader", daemon=True)
-        close_at_exit(self)
-        self._thread.start()
-
-    def __iter__(self) -> Iterator[Any]:
-        while True:
-            is_batch, value = self._queue.get()
-            if not is_batch:
-                if value is not None:
-                    raise value
-                return
-            yield value
-
-    def close(self, timeout_s: float | None = None) -> None:
-        """End the thread, and wait at most this long for the current batch; iterating then ends."""
-        self._closed.set()
-        if threading.current_thread() is not self._thread and self._thread.is_alive():
-            self._thread.join(timeout_s)
-        if not self._thread.is_alive():
-            forget(self)
-
-    def _load(self) -> None:
-        error: BaseException | None = None
-        try:
-            for batch in self._batches:
-                if not self._put((True, batch)):
-                    return
-        except BaseException as caught:  # noqa: BLE001 - raised again where the batches are wanted
-            error = caught
-        finally:
-            if hasattr(self._batches, "close"):
-                self._batches.close()
-            if not self._put((False, error)):
-                self._make_room()
-
-    def _put(self, entry: tuple[bool, Any]) -> bool:
-        """Whether the entry was wanted."""
-        while not self._closed.is_set():
-            try:
-                self._queue.put(entry, timeout=_LOOK_S)
-            except queue.Full:
-                continue
-            return True
-        return False
-
-    def _make_room(self) -> None:
-        """Put the end where it is seen, in place of batches that are no longer wanted."""
-        while True:
-            try:
-                self._queue.put_nowait((False, None))
-            except queue.Full:
-                self._queue.get_nowait()
-            else:
-                return

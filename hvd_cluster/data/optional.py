@@ -9,14 +9,7 @@ from hvd_cluster.errors import MissingExtraError
 
 
 def load_pyarrow(module: str = "pyarrow") -> Any:
-    """Import ``pyarrow`` or one of its modules.
-
-    Args:
-        module: "pyarrow", or a dotted name below it such as "pyarrow.parquet".
-
-    Raises:
-        MissingExtraError: pyarrow is not installed.
-    """
+    """Import ``pyarrow`` or one of its modules."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
@@ -24,11 +17,7 @@ def load_pyarrow(module: str = "pyarrow") -> Any:
 
 
 def load_fsspec() -> Any:
-    """Import ``fsspec``.
-
-    Raises:
-        MissingExtraError: fsspec is not installed.
-    """
+    """Import ``fsspec``."""
     try:
         return importlib.import_module("fsspec")
     except ImportError as error:

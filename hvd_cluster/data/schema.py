@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -15,6 +16,8 @@ from hvd_cluster.errors import DataError
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+T = TypeVar("T")
 
 #: In a shape: a length that the type does not have, with no row seen yet.
 UNKNOWN = -1
@@ -107,11 +110,7 @@ class Schema:
         return sum(column.row_bytes for column in self.columns)
 
     def select(self, names: Sequence[str]) -> Schema:
-        """The named columns, in the order of ``names``.
-
-        Raises:
-            DataError: some are missing; all of those are named.
-        """
+        """The named columns, in the order of ``names``."""
         missing = [name for name in names if name not in self.names]
         if missing:
             raise DataError(missing_columns_text(missing, self.names))
@@ -122,11 +121,7 @@ class Schema:
         return Schema(tuple(replace(c, dtype="float32") if c.dtype == "float64" else c for c in self.columns))
 
     def require_tensors(self) -> None:
-        """Check that every column can become a tensor as it is.
-
-        Raises:
-            DataError: there are string or binary columns; all are named.
-        """
+        """Check that every column can become a tensor as it is."""
         if text := self.no_tensors_text():
             raise DataError(text)
 
@@ -175,37 +170,48 @@ def infer(
     Raises:
         DataError: columns are missing or of a type that no tensor can hold; all problems are named at once.
     """
-    names = list(arrow_schema.names) if columns is None else list(dict.fromkeys(columns))
-    problems: list[str] = []
-    missing = [name for name in names if name not in arrow_schema.names]
-    if missing:
-        problems.append(missing_columns_text(missing, arrow_schema.names))
-    found: list[Column] = []
-    for name in names:
-        indices = arrow_schema.get_all_field_indices(name)
-        if len(indices) > 1:
-            problems.append(f"there are {len(indices)} columns named {name!r}: rename all but one")
-        elif indices:
-            try:
-                found.append(column_of(name, arrow_schema.field(indices[0]).type))
-            except DataError as error:
-                if name in decoded:
-                    found.append(Column(name, Kind.OTHER, "object"))
-                else:
-                    problems.append(str(error))
+
+    def column(name: str) -> Column:
+        try:
+            return column_of(name, arrow_schema.field(name).type)
+        except DataError:
+            if name not in decoded:
+                raise
+            return Column(name, Kind.OTHER, "object")
+
+    found, problems = each_column(columns, arrow_schema.names, column)
     if wrong is not None:
         wrong += problems
     elif problems:
         raise DataError("\n".join(problems))
-    return Schema(tuple(found))
+    return Schema(tuple(found.values()))
+
+
+def each_column(
+    wanted: Sequence[str] | None, existing: Sequence[str], make: Callable[[str], T]
+) -> tuple[dict[str, T], list[str]]:
+    """What ``make`` returns for each of the wanted columns (None for all), and a text for each that is wrong.
+
+    A column is wrong if it does not exist, if several have its name, or if ``make`` raises a DataError.
+    """
+    counts = Counter(existing)
+    names = dict.fromkeys(existing if wanted is None else wanted)
+    missing = [name for name in names if name not in counts]
+    problems = [missing_columns_text(missing, existing)] if missing else []
+    found: dict[str, T] = {}
+    for name in names:
+        if counts[name] > 1:
+            problems.append(f"there are {counts[name]} columns named {name!r}: rename all but one")
+        elif counts[name]:
+            try:
+                found[name] = make(name)
+            except DataError as error:
+                problems.append(str(error))
+    return found, problems
 
 
 def column_of(name: str, arrow_type: Any) -> Column:
-    """The column for an Arrow type.
-
-    Raises:
-        DataError: no tensor can hold the type.
-    """
+    """The column for an Arrow type."""
     types = load_pyarrow("pyarrow.types")
     if types.is_dictionary(arrow_type):
         return column_of(name, arrow_type.value_type)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from hvd_cluster.data.schema import UNKNOWN, Column, Kind, Schema, missing_columns_text
+from hvd_cluster.data.schema import UNKNOWN, Column, Kind, Schema, each_column
 from hvd_cluster.errors import DataError
 
 if TYPE_CHECKING:
@@ -38,32 +38,18 @@ def infer(spark_schema: StructType, columns: Sequence[str] | None = None, wrong:
             With ``wrong`` only where Python cannot read a column from Spark: no job may ask for it.
     """
     existing = list(spark_schema.fieldNames())
-    names = existing if columns is None else list(dict.fromkeys(columns))
-    missing = [name for name in names if name not in existing]
-    problems = [missing_columns_text(missing, existing)] if missing else []
-    found: list[Column] = []
-    for name in names:
-        if existing.count(name) > 1:
-            problems.append(f"there are {existing.count(name)} columns named {name!r}: rename all but one")
-        elif name not in missing:
-            try:
-                found.append(column_of(name, spark_schema[name].dataType))
-            except DataError as error:
-                problems.append(str(error))
+    names = existing if columns is None else columns
+    found, problems = each_column(names, existing, lambda name: column_of(name, spark_schema[name].dataType))
     unreadable = any(field.name in names and not _passes(field.dataType.jsonValue()) for field in spark_schema.fields)
     if wrong is not None and not unreadable:
         wrong += problems
     elif problems:
         raise DataError("\n".join(problems))
-    return Schema(tuple(found))
+    return Schema(tuple(found.values()))
 
 
 def texts(spark_schema: StructType) -> dict[str, str]:
-    """Columns that Spark hands to Python as text only, such as intervals of months, and the type of each.
-
-    Raises:
-        DataError: there are columns that have no such text, such as arrays of intervals; all are named at once.
-    """
+    """Columns that Spark hands to Python as text only, such as intervals of months, and the type of each."""
     odd = [field for field in spark_schema.fields if not _passes(field.dataType.jsonValue())]
     wrong = [
         f"column {field.name!r} has the type {field.dataType.simpleString()}, which Spark does not hand to Python: "
@@ -87,11 +73,7 @@ def _passes(described: Any) -> bool:
 
 
 def column_of(name: str, data_type: Any) -> Column:
-    """The column for a Spark type.
-
-    Raises:
-        DataError: no tensor can hold the type.
-    """
+    """The column for a Spark type."""
     # The JSON form is the same in all versions and sessions, and needs no import of pyspark.
     described = data_type.jsonValue()
     if isinstance(described, dict) and described.get("type") == "udt" and described.get("class") in _VECTORS:

@@ -29,13 +29,7 @@ _TASKS_END_S = 4.0
 
 
 def run(spark: Any, action: Callable[[], T], description: str) -> T:
-    """The result of an action of Spark (``collect``, a write); its tasks have ended if this is interrupted.
-
-    Args:
-        spark: the session of the DataFrame that acts.
-        action: what to call, in another thread.
-        description: what Spark's UI calls the job.
-    """
+    """The result of an action of Spark (``collect``, a write); its tasks have ended if this is interrupted."""
     tag = f"hvd_cluster.{uuid.uuid4().hex[:12]}"
     found: list[T] = []
     errors: list[BaseException] = []

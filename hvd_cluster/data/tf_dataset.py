@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 import sys
 import threading
@@ -49,10 +50,7 @@ def to_tf_dataset(
         MissingExtraError: TensorFlow is not installed.
         DataError: ``num_epochs`` is below 1.
     """
-    try:
-        import tensorflow as tf
-    except ImportError as error:
-        raise MissingExtraError("tensorflow", "tensorflow", "to make a tf.data.Dataset of a reader") from error
+    tf = _tensorflow()
     if num_epochs is not None and num_epochs < 1:
         raise DataError(f"num_epochs is {num_epochs}: it must be at least 1, or None for no end")
 
@@ -79,14 +77,8 @@ def of_iterator(items: Callable[[], Iterator[Any]], structure: Callable[..., Any
         items: begins an iteration; gives what ``structure`` makes, of NumPy values.
         structure: makes an item, and the description of one, of keyword arguments: ``dict``, or a namedtuple's type.
         fields: name -> (dtype's name, shape with None for lengths that differ).
-
-    Raises:
-        MissingExtraError: TensorFlow is not installed.
     """
-    try:
-        import tensorflow as tf
-    except ImportError as error:
-        raise MissingExtraError("tensorflow", "tensorflow", "to make a tf.data.Dataset of a reader") from error
+    tf = _tensorflow()
     signature = structure(
         **{name: tf.TensorSpec(shape, tf.dtypes.as_dtype(dtype)) for name, (dtype, shape) in fields.items()}
     )
@@ -100,21 +92,21 @@ def of_batches(items: Callable[[], Iterator[Any]], example: Any, prefetch: int =
         items: begins an iteration.
         example: one of its items; others have the same nest, dtypes and shapes, but for the number of rows.
         prefetch: batches that TensorFlow takes in advance; 0 lets it choose.
-
-    Raises:
-        MissingExtraError: TensorFlow is not installed.
     """
-    try:
-        import tensorflow as tf
-    except ImportError as error:
-        raise MissingExtraError("tensorflow", "tensorflow", "to make a tf.data.Dataset of a reader") from error
+    tf = _tensorflow()
     signature = tf.nest.map_structure(lambda array: tf.TensorSpec((None, *array.shape[1:]), array.dtype), example)
     return prefetched(_of_generator(items, signature), prefetch or tf.data.AUTOTUNE)
 
 
-def _of_generator(items: Callable[[], Iterator[Any]], signature: Any) -> Any:
-    import tensorflow as tf
+def _tensorflow() -> Any:
+    try:
+        return importlib.import_module("tensorflow")
+    except ImportError as error:
+        raise MissingExtraError("tensorflow", "tensorflow", "to make a tf.data.Dataset of a reader") from error
 
+
+def _of_generator(items: Callable[[], Iterator[Any]], signature: Any) -> Any:
+    tf = _tensorflow()
     return tf.data.Dataset.from_generator(lambda: _Asked(items()), output_signature=signature)
 
 
@@ -126,8 +118,7 @@ def prefetched(dataset: Any, num_batches: int) -> Any:
     before it sets the flag that the thread looks at: ``CancellationManager::StartCancel`` and ``Model::OptimizeLoop``.
     With TensorFlow 2.21, of 20 deletions 2 took as long as the iterator had lived, and more.)
     """
-    import tensorflow as tf
-
+    tf = _tensorflow()
     prefetched = dataset.prefetch(num_batches)
     if num_batches != tf.data.AUTOTUNE:
         return prefetched

@@ -50,11 +50,7 @@ class DataframeColumnCodec:
         return spark_types.BinaryType()
 
     def spark_dtype(self) -> Any:
-        """The same as an instance of pyspark's class.
-
-        Raises:
-            MissingExtraError: pyspark is not installed.
-        """
+        """The same as an instance of pyspark's class."""
         return type_mapping.data_type(self.stored_type())
 
     def __repr__(self) -> str:

@@ -11,36 +11,33 @@ import numpy.typing as npt
 from hvd_cluster.data.optional import load_pyarrow
 from hvd_cluster.petastorm.codecs import CompressedImageCodec, CompressedNdarrayCodec, NdarrayCodec, ScalarCodec
 from hvd_cluster.petastorm.errors import DecodeFieldError
+from hvd_cluster.petastorm.spark_types import StringType
 from hvd_cluster.petastorm.unischema_field import UnischemaField, is_decimal
 
 #: n values: an array of n rows, or a list where they are not numbers of one shape.
 Values = npt.NDArray[Any] | list[Any]
 
 
+#: Their values are arrays for certain.
+_ARRAY_CODECS = {NdarrayCodec, CompressedNdarrayCodec, CompressedImageCodec}
+#: Decodes the values of fields without a codec, by their dtype.
+_ANY_SCALAR = ScalarCodec(StringType())
+
+
 def decoded(array: Any, field: UnischemaField) -> Values:
     """A column of a petastorm data set, decoded.
-
-    Args:
-        array: ``pyarrow.Array`` or ``ChunkedArray`` of n stored values.
-        field: what it says.
 
     Returns:
         An array of shape (n, ...) where the values are numbers, times or bools without nulls; else a list of n
         scalars, arrays, str, bytes, ``Decimal`` or None. Floating-point nulls are NaN.
-
-    Raises:
-        DecodeFieldError: a value is damaged, or not what the field says.
     """
     codec = field.codec
     array = _combined(array)
     if codec is None and (field.shape or load_pyarrow("pyarrow.types").is_nested(array.type)):
         return plain(array)
     if codec is not None and type(codec) is not ScalarCodec:
-        if type(codec) in {NdarrayCodec, CompressedNdarrayCodec, CompressedImageCodec}:
-            # Bytes of Arrow's are handed over as they are.
-            values = [None if value is None else codec.decode(field, value) for value in array.to_pylist()]
-            return _stacked(values)
-        return [None if value is None else codec.decode(field, value) for value in array.to_pylist()]
+        values = [None if value is None else codec.decode(field, value) for value in array.to_pylist()]
+        return _stacked(values) if type(codec) in _ARRAY_CODECS else values
     return _scalars(array, field)
 
 
@@ -66,20 +63,14 @@ def _scalars(array: Any, field: UnischemaField) -> Values:
     kind = "O" if is_decimal(field) else np.dtype(field.numpy_dtype).kind
     numeric = types.is_integer(array.type) or types.is_floating(array.type) or types.is_boolean(array.type)
     if not array.null_count and numeric and kind in "biufc":
-        return _owned(_numbers(array)).astype(field.numpy_dtype, copy=False)
+        return _owned(array).astype(field.numpy_dtype, copy=False)
     if kind == "M" and (types.is_timestamp(array.type) or types.is_date(array.type)):
         moments = _moments(array)
         if types.is_timestamp(array.type):  # as petastorm gives them, whatever unit the file has
             moments = moments.astype("datetime64[us]")
         return moments if not array.null_count else [None if np.isnat(moment) else moment for moment in moments]
-    codec = field.codec or ScalarCodec(_any_stored_type())
+    codec = field.codec or _ANY_SCALAR
     return [None if value is None else _scalar(codec, field, value) for value in array.to_pylist()]
-
-
-def _any_stored_type() -> Any:
-    from hvd_cluster.petastorm.spark_types import StringType
-
-    return StringType()  # decoding looks at the field's dtype only
 
 
 def _scalar(codec: Any, field: UnischemaField, value: Any) -> Any:
@@ -94,9 +85,6 @@ def _scalar(codec: Any, field: UnischemaField, value: Any) -> Any:
 def plain(array: Any) -> Values:
     """A column of a data set without petastorm's metadata.
 
-    Args:
-        array: ``pyarrow.Array`` or ``ChunkedArray`` of n values.
-
     Returns:
         Shape (n,) or, for lists of equal lengths, (n, length, ...), in memory of its own. Integers with nulls become
         float64, with NaN; bools with nulls, texts with nulls, bytes, decimals and dates are objects; texts without
@@ -110,7 +98,7 @@ def plain(array: Any) -> Values:
         return _lists(array)
     if types.is_boolean(array.type) or types.is_integer(array.type) or types.is_floating(array.type):
         if not array.null_count:
-            return _owned(_numbers(array))
+            return _owned(array)
         return np.array(array.to_numpy(zero_copy_only=False))
     if types.is_timestamp(array.type):
         return _moments(array)
@@ -154,11 +142,6 @@ def _combined(array: Any) -> Any:
     return joined.chunk(0) if isinstance(joined, pyarrow.ChunkedArray) and joined.num_chunks else joined
 
 
-def _numbers(array: Any) -> npt.NDArray[Any]:
-    numbers: npt.NDArray[Any] = array.to_numpy(zero_copy_only=False)
-    return numbers
-
-
 def _moments(array: Any) -> npt.NDArray[Any]:
     """Times as datetime64 of their own unit, days as datetime64[D]; NaT for null."""
     pyarrow, types = load_pyarrow(), load_pyarrow("pyarrow.types")
@@ -173,6 +156,7 @@ def _moments(array: Any) -> npt.NDArray[Any]:
     return moments
 
 
-def _owned(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """The same in memory that may be written to."""
-    return array if array.flags.writeable else array.copy()
+def _owned(array: Any) -> npt.NDArray[Any]:
+    """An Arrow array's values in memory that may be written to."""
+    numbers: npt.NDArray[Any] = array.to_numpy(zero_copy_only=False)
+    return numbers if numbers.flags.writeable else numbers.copy()

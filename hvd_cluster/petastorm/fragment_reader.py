@@ -71,9 +71,6 @@ class FragmentReader:
             fragment: what to read.
             row_seeds: of the permutation of its rows; None keeps their order.
             stopped: returns whether the rows are no longer wanted.
-
-        Raises:
-            DataError: they cannot be read or decoded; file and row group are named.
         """
         start, stop = fragment.bounds
         table = self.tables.matching(fragment.row_group, start, stop if fragment.num_slices > 1 else None)

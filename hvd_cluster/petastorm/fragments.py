@@ -49,9 +49,6 @@ def fragments_of(
         columns: the columns that will be read, which sizes count.
         row_filter: decides by folders and footers; None for all row groups.
         num_slices: parts to cut each row group into.
-
-    Raises:
-        DataError: the filter names a column that does not exist.
     """
     if row_filter is not None:
         folder.require(row_filter.names)
@@ -66,11 +63,7 @@ def fragments_of(
 
 
 def parquet_files(location: Location) -> list[tuple[str, str]]:
-    """The Parquet files, sorted: path inside the filesystem, and path below the folder (its name, for a list of files).
-
-    Raises:
-        DataError: there are none, or the folder cannot be looked at.
-    """
+    """The Parquet files, sorted: path inside the filesystem, and path below the folder (a listed file's name)."""
     found = parquet_files_if_any(location)
     if not found:
         raise DataError(f"there is no Parquet at {location.text!r}: no file there ends in .parquet")
@@ -78,11 +71,7 @@ def parquet_files(location: Location) -> list[tuple[str, str]]:
 
 
 def parquet_files_if_any(location: Location) -> list[tuple[str, str]]:
-    """As :func:`parquet_files`; [] where there are none.
-
-    Raises:
-        DataError: the folder cannot be looked at.
-    """
+    """As :func:`parquet_files`; [] where there are none."""
     found: list[tuple[str, str]] = []
     checked: set[str] = set()
     for path in location.paths:

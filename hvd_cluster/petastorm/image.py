@@ -28,10 +28,6 @@ def encode(image: npt.NDArray[Any], suffix: str, quality: int) -> bytes:
         image: shape (height, width) or (height, width, 3) in the order red, green, blue; uint8, or for PNG uint16.
         suffix: a key of FORMATS.
         quality: of JPEG and WebP, 1 to 100; the lossless formats take no notice.
-
-    Raises:
-        ValueError: the format cannot hold this dtype.
-        MissingExtraError: Pillow is not installed.
     """
     if image.dtype == np.uint16:
         if suffix != ".png":
@@ -50,10 +46,6 @@ def decode(data: bytes) -> npt.NDArray[Any]:
 
     Returns:
         uint8 or uint16; shape (height, width), (height, width, 3) in the order red, green, blue, or (height, width, 4).
-
-    Raises:
-        ValueError: it is not an image, or a damaged one.
-        MissingExtraError: Pillow is not installed.
     """
     if is_png16(data):
         return decode_png16(data)
@@ -103,11 +95,7 @@ def encode_png16(image: npt.NDArray[np.uint16]) -> bytes:
 
 
 def decode_png16(data: bytes) -> npt.NDArray[np.uint16]:
-    """The image; shape (height, width) or (height, width, channels).
-
-    Raises:
-        ValueError: it is damaged, interlaced, or larger than 1 GiB.
-    """
+    """The image; shape (height, width) or (height, width, channels)."""
     width, height, _, colour, _, _, interlaced = struct.unpack(">IIBBBBB", data[16:29])
     if colour not in _CHANNELS or interlaced:
         raise ValueError(f"a 16-bit PNG of colour type {colour}{', interlaced' if interlaced else ''} is not supported")

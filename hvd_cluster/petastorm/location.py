@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from hvd_cluster.data.files.filesystems import OBJECT_STORES, as_filesystem, scheme_of, write_whole
-from hvd_cluster.data.files.retry import retried
+from hvd_cluster.data.files.retry import file_info, retried
 from hvd_cluster.data.optional import load_pyarrow
 from hvd_cluster.data.store import Store
 from hvd_cluster.errors import DataError
@@ -39,11 +39,7 @@ class Location:
         return path.rsplit("/", 1)[0]
 
     def read(self, name: str) -> bytes | None:
-        """The content of a file in the folder; None where there is none.
-
-        Raises:
-            DataError: it cannot be read.
-        """
+        """The content of a file in the folder; None where there is none."""
         path = f"{self.folder}/{name}"
 
         def read() -> bytes:
@@ -68,7 +64,7 @@ class Location:
 
     def _is_file(self, path: str) -> bool:
         try:
-            info = retried(lambda: self.filesystem.get_file_info(path), self.filesystem, f"looking at {self.text}")
+            info = file_info(self.filesystem, path)
         except OSError as error:
             raise DataError(f"cannot look at {self.text}: {error}") from error
         return bool(info.type == load_pyarrow("pyarrow.fs").FileType.File)

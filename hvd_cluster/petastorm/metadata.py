@@ -109,21 +109,10 @@ def generate(location: Location, schema: Unischema) -> None:
             f"{arrow_schema.names}"
         )
     counts = {below: footer.num_row_groups for (_, below), footer in zip(files, footers, strict=True)}
-    kept = {**(arrow_schema.metadata or {}), **_without_arrow(read(location))}
-    write(location, arrow_schema.with_metadata({**kept, **_own(schema, counts)}))
-
-
-def write(location: Location, arrow_schema: Any) -> None:
-    """Write a ``_common_metadata`` of this Arrow schema, whose metadata holds the keys."""
+    # pyarrow writes its own key again; an index of row groups would be of other ones.
+    kept = {key: value for key, value in read(location).items() if key not in {b"ARROW:schema", INDEX_KEY}}
+    own = {SCHEMA_KEY: schema_pickle.dumps(schema), ROW_GROUPS_KEY: json.dumps(counts).encode()}
     stream = io.BytesIO()
-    load_pyarrow("pyarrow.parquet").write_metadata(arrow_schema, stream)
+    described = arrow_schema.with_metadata({**(arrow_schema.metadata or {}), **kept, **own})
+    load_pyarrow("pyarrow.parquet").write_metadata(described, stream)
     location.write(FILE, stream.getvalue())
-
-
-def _own(schema: Unischema, counts: Mapping[str, int]) -> dict[bytes, bytes]:
-    return {SCHEMA_KEY: schema_pickle.dumps(schema), ROW_GROUPS_KEY: json.dumps(dict(counts)).encode()}
-
-
-def _without_arrow(values: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
-    # pyarrow writes its own again; an index of row groups would be of other ones.
-    return {key: value for key, value in values.items() if key not in {b"ARROW:schema", INDEX_KEY}}

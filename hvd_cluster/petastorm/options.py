@@ -44,11 +44,7 @@ class ReaderOptions:
 
     @classmethod
     def of(cls, arguments: Mapping[str, Any]) -> ReaderOptions:
-        """Those of a call's arguments that are options.
-
-        Raises:
-            DataError: some make no sense; all of them are named.
-        """
+        """Those of a call's arguments that are options."""
         options = cls(**{option.name: arguments[option.name] for option in fields(cls)})
         options.check()
         return options

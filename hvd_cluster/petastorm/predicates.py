@@ -48,15 +48,21 @@ class _RowPredicate(PredicateBase):
         return np.fromiter((bool(self.do_include(row)) for row in rows), dtype=bool, count=len(frame))
 
 
-class in_set(PredicateBase):
+class _OfField(_RowPredicate):
+    """One that looks at one field."""
+
+    _field: str
+
+    def get_fields(self) -> set[str]:
+        return {self._field}
+
+
+class in_set(_OfField):
     """Rows whose field has one of some values."""
 
     def __init__(self, inclusion_values: Iterable[Any], predicate_field: str) -> None:
         self._values = set(inclusion_values)
         self._field = predicate_field
-
-    def get_fields(self) -> set[str]:
-        return {self._field}
 
     def do_include(self, values: Mapping[str, Any]) -> bool:
         return values[self._field] in self._values
@@ -65,15 +71,12 @@ class in_set(PredicateBase):
         return frame[self._field].isin(list(self._values))
 
 
-class in_intersection(_RowPredicate):
+class in_intersection(_OfField):
     """Rows whose field, an array, holds at least one of some values."""
 
     def __init__(self, inclusion_values: Iterable[Any], _predicate_field: str) -> None:
         self._values = list(inclusion_values)
         self._field = _predicate_field
-
-    def get_fields(self) -> set[str]:
-        return {self._field}
 
     def do_include(self, values: Mapping[str, Any]) -> bool:
         held = values[self._field]
@@ -148,7 +151,7 @@ class in_reduce(PredicateBase):
         return np.array([bool(self._reduce([bool(mask[row]) for mask in masks])) for row in range(len(frame))], bool)
 
 
-class in_pseudorandom_split(_RowPredicate):
+class in_pseudorandom_split(_OfField):
     """One part of a split that depends on a field's value alone: the same rows as petastorm puts there.
 
     The MD5 of the value's text, as a number modulo ``sys.maxsize``, falls on one of the intervals that the fractions
@@ -171,9 +174,6 @@ class in_pseudorandom_split(_RowPredicate):
         self._low = sum(fraction_list[:subset_index])
         self._high = sum(fraction_list[: subset_index + 1])
         self._field = predicate_field
-
-    def get_fields(self) -> set[str]:
-        return {self._field}
 
     def do_include(self, values: Mapping[str, Any]) -> bool:
         digest = hashlib.md5(str(values[self._field]).encode(), usedforsecurity=False).hexdigest()

@@ -78,7 +78,7 @@ class LoaderBase(ABC):
         self._num_passes += 1
         # With the reader's seed, so that a seeded reader makes the batches repeatable too.
         random = np.random.default_rng([self.reader.seed, self._num_passes])
-        chunks = (self._prepared(chunk) for chunk in _chunks(self.reader))
+        chunks = (self._prepared(chunk) for chunk in self.reader.row_batches())
         for batch in batches(chunks, self.batch_size, self.shuffling_queue_capacity, random):
             yield self._made(batch)
 
@@ -224,7 +224,7 @@ class InMemBatchedDataLoader:
         chunks: list[RowBatch] = []
         count = 0
         try:
-            for chunk in _chunks(self.reader):
+            for chunk in self.reader.row_batches():
                 chunks.append(taken(chunk, np.arange(min(chunk.rows, capacity - count))))
                 count += chunks[-1].rows
                 if count == capacity:
@@ -235,15 +235,6 @@ class InMemBatchedDataLoader:
         if not count:
             raise DataError("the reader has no rows")
         return joined(chunks)
-
-
-def _chunks(reader: Reader) -> Iterator[RowBatch]:
-    while True:
-        try:
-            chunk = reader.next_batch()
-        except StopIteration:
-            return
-        yield chunk
 
 
 def _with_tensors(chunk: RowBatch, transform_fn: TransformFn) -> RowBatch:

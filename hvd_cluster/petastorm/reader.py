@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
-from hvd_cluster.data.reading.read_ahead import STOPPED, ReadAhead
+from hvd_cluster.data.reading.read_ahead import ReadAhead, ReadAheadClosedError
 from hvd_cluster.petastorm.columns import objects
 from hvd_cluster.petastorm.epoch_order import EpochOrder
 from hvd_cluster.petastorm.errors import NoDataAvailableError
@@ -114,7 +114,7 @@ class Reader:
             RuntimeError: the reader was stopped.
         """
         if self._stopped:
-            raise RuntimeError(STOPPED)
+            raise ReadAheadClosedError
         rest = list(self._rows)
         if rest:
             columns = [list(values) for values in zip(*rest, strict=True)]
@@ -127,7 +127,7 @@ class Reader:
                 raise
             self._next_index += 1
             if self._stopped:  # meanwhile, and so the batch may be cut short
-                raise RuntimeError(STOPPED)
+                raise ReadAheadClosedError
             if batch.rows:
                 self._num_empty = 0
                 return batch
@@ -139,6 +139,15 @@ class Reader:
         self.last_row_consumed = True
         self._close()
         raise StopIteration
+
+    def row_batches(self) -> Iterator[RowBatch]:
+        """What is left of all passes, as :meth:`next_batch` returns it."""
+        while True:
+            try:
+                batch = self.next_batch()
+            except StopIteration:
+                return
+            yield batch
 
     def reset(self) -> None:
         """Start again, in new orders, after the last row.
@@ -183,7 +192,7 @@ class Reader:
             return fragments.read(order.fragment(index), order.row_seeds(index), lambda: self._stopped)
         with self._lock:
             if self._stopped:
-                raise RuntimeError(STOPPED)
+                raise ReadAheadClosedError
             if self._ahead is None:
                 self._ahead = ReadAhead(
                     lambda index, stopped: fragments.read(order.fragment(index), order.row_seeds(index), stopped),

@@ -108,11 +108,7 @@ def made(value: Any) -> str:
 
 
 def state_of(value: PickledObject) -> Mapping[Any, Any]:
-    """The attributes that an instance was given; {} for none.
-
-    Raises:
-        UntrustedPickleError: its state is not a dict.
-    """
+    """The attributes that an instance was given; {} for none."""
     if value.state is None:
         return {}
     if not isinstance(value.state, dict):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import io
 import pickle
-import struct
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any
 
@@ -164,46 +166,54 @@ def _plain(name: str, value: Any) -> Any:
 def dumps(schema: Unischema) -> bytes:
     """The pickle of a schema, under the names that petastorm 0.13.1, pyspark and NumPy 1 give to its parts.
 
-    Written opcode by opcode, because neither petastorm nor pyspark need be there to be named; protocol 2.
+    Neither petastorm nor pyspark need be installed; protocol 2.
 
     Raises:
         DataError: a dtype or an attribute of a codec cannot be written.
     """
-    state: dict[str, Any] = {}
-    writer = _Writer()
-    writer.instance(_SCHEMA)
-    fields = list(schema.fields.values())
-
-    def ordered() -> None:
-        writer.put(_global(_ORDERED) + pickle.EMPTY_TUPLE + pickle.REDUCE + pickle.MARK)
-        for number, field in enumerate(fields):
-            writer.plain(field.name)
-            _write_field(writer, field)
-            # petastorm's schemas have each field as an attribute too: the same object.
-            writer.put(pickle.LONG_BINPUT + struct.pack("<I", number))
-        writer.put(pickle.SETITEMS)
-
-    state["_name"] = schema._name
-    state["_fields"] = ordered
-    for number, field in enumerate(fields):
-        state[field.name] = _remembered(writer, number)
-    writer.state(state)
-    writer.put(pickle.STOP)
-    return bytes(writer.data)
+    fields = OrderedDict((name, _described(field)) for name, field in schema.fields.items())
+    stream = io.BytesIO()
+    # petastorm's schemas have each field as an attribute too: the same object.
+    _Pickler(stream, protocol=2).dump(_instance(_SCHEMA, {"_name": schema._name, "_fields": fields, **fields}))
+    return stream.getvalue()
 
 
-def _remembered(writer: _Writer, number: int) -> Callable[[], None]:
-    return lambda: writer.put(pickle.LONG_BINGET + struct.pack("<I", number))
+class _Pickler(pickle._Pickler):
+    """Names a class as it says itself, without a look whether it can be imported."""
+
+    def save_global(self, obj: Any, name: str | None = None) -> None:
+        self.write(pickle.GLOBAL + f"{obj.__module__}\n{obj.__name__}\n".encode())  # type: ignore[attr-defined]
+        self.memoize(obj)  # type: ignore[attr-defined]
 
 
-def _write_field(writer: _Writer, field: UnischemaField) -> None:
-    writer.put(_global(_FIELD) + pickle.MARK)
-    writer.plain(field.name)
-    writer.put(_global(_dtype_name(field)))
-    writer.plain(tuple(field.shape))
-    _write_codec(writer, field)
-    writer.plain(bool(field.nullable))
-    writer.put(pickle.TUPLE + pickle.NEWOBJ)
+@functools.cache
+def _class(name: str) -> Any:
+    """A class that is pickled under a dotted name."""
+    module, _, attribute = name.rpartition(".")
+    return type(attribute, (), {"__module__": module})
+
+
+class _Field(tuple[Any, ...]):
+    """Pickled as petastorm's UnischemaField, a namedtuple."""
+
+    __slots__ = ()
+
+    def __getnewargs__(self) -> tuple[Any, ...]:
+        return tuple(self)
+
+
+_Field.__module__, _, _Field.__name__ = _FIELD.rpartition(".")
+
+
+def _instance(name: str, state: Mapping[str, Any]) -> Any:
+    made = _class(name)()
+    vars(made).update(state)
+    return made
+
+
+def _described(field: UnischemaField) -> _Field:
+    shape = tuple(length if length is None else int(length) for length in field.shape)
+    return _Field((field.name, _class(_dtype_name(field)), shape, _codec_of(field), bool(field.nullable)))
 
 
 def _dtype_name(field: UnischemaField) -> str:
@@ -221,85 +231,26 @@ def _dtype_name(field: UnischemaField) -> str:
     return f"numpy.{name}"
 
 
-def _write_codec(writer: _Writer, field: UnischemaField) -> None:
-    codec = field.codec
+def _codec_of(field: UnischemaField) -> Any:
+    codec, kind = field.codec, type(field.codec)
     if codec is None:
-        writer.plain(None)
-        return
-    kind = type(codec)
+        return None
     own = next((name for name, known in registered_codecs.items() if known is kind), "")
-    if kind is ScalarCodec:
-        writer.instance(f"{_CODECS}ScalarCodec")
-        stored = codec.stored_type()
-
-        def spark_type() -> None:
-            writer.instance(f"{_SPARK}{type(stored).__name__}")
-            if isinstance(stored, spark_types.DecimalType):
-                decimals = {"precision": stored.precision, "scale": stored.scale, "hasPrecisionInfo": True}
-                writer.state(decimals)
-
-        writer.state({"_spark_type": spark_type})
-    elif kind in {NdarrayCodec, CompressedNdarrayCodec}:
-        writer.instance(f"{_CODECS}{kind.__name__}")
-    elif isinstance(codec, CompressedImageCodec) and not own:
-        writer.instance(f"{_CODECS}CompressedImageCodec")
-        writer.state({"_image_codec": f".{codec.image_codec}", "_quality": codec.quality})
-    elif own:
-        writer.instance(own)
-        writer.state({key: _plain(field.name, value) for key, value in vars(codec).items()})
-    else:
-        raise DataError(
-            f"field {field.name!r} has a codec of your own, {kind.__name__}: call hvd_cluster.petastorm.codecs."
-            f"register_codec({kind.__name__}) first, here and wherever the data is read"
+    if own:
+        return _instance(own, {key: _plain(field.name, value) for key, value in vars(codec).items()})
+    if isinstance(codec, CompressedImageCodec):
+        return _instance(
+            f"{_CODECS}CompressedImageCodec", {"_image_codec": f".{codec.image_codec}", "_quality": codec.quality}
         )
-
-
-def _global(name: str) -> bytes:
-    module, _, attribute = name.rpartition(".")
-    return pickle.GLOBAL + f"{module}\n{attribute}\n".encode()
-
-
-class _Writer:
-    """Collects a pickle."""
-
-    def __init__(self) -> None:
-        self.data = bytearray(pickle.PROTO + b"\x02")
-
-    def put(self, opcodes: bytes) -> None:
-        self.data += opcodes
-
-    def instance(self, name: str) -> None:
-        """A new instance of a class, made without arguments."""
-        self.put(_global(name) + pickle.EMPTY_TUPLE + pickle.NEWOBJ)
-
-    def state(self, attributes: dict[str, Any]) -> None:
-        """The attributes of the instance before; functions write their values themselves."""
-        self.put(pickle.EMPTY_DICT + pickle.MARK)
-        for name, value in attributes.items():
-            self.plain(name)
-            if callable(value):
-                value()
-            else:
-                self.plain(value)
-        self.put(pickle.SETITEMS + pickle.BUILD)
-
-    def plain(self, value: Any) -> None:
-        """A number, text, None, or a tuple or list of them."""
-        # Without its header and its end, and without memo numbers, which would collide with those of other values.
-        if isinstance(value, str):
-            text = value.encode("utf-8", "surrogatepass")
-            self.put(pickle.BINUNICODE + struct.pack("<I", len(text)) + text)
-        elif isinstance(value, tuple):
-            self.put(pickle.MARK)
-            for item in value:
-                self.plain(item)
-            self.put(pickle.TUPLE)
-        elif isinstance(value, list):
-            self.put(pickle.MARK)
-            for item in value:
-                self.plain(item)
-            self.put(pickle.LIST)
-        elif value is None or isinstance(value, (bool, int, float)):
-            self.put(pickle.dumps(value, protocol=2)[2:-1])
-        else:
-            raise DataError(f"{value!r} cannot be written into a schema")
+    if kind is ScalarCodec:
+        stored = codec.stored_type()
+        decimals = {**vars(stored), "hasPrecisionInfo": True} if vars(stored) else {}
+        return _instance(
+            f"{_CODECS}ScalarCodec", {"_spark_type": _instance(f"{_SPARK}{type(stored).__name__}", decimals)}
+        )
+    if kind in {NdarrayCodec, CompressedNdarrayCodec}:
+        return _instance(f"{_CODECS}{kind.__name__}", {})
+    raise DataError(
+        f"field {field.name!r} has a codec of your own, {kind.__name__}: call hvd_cluster.petastorm.codecs."
+        f"register_codec({kind.__name__}) first, here and wherever the data is read"
+    )

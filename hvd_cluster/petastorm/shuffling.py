@@ -23,17 +23,19 @@ def batches(
         capacity: rows to draw from; 0 keeps the order. The first batch comes when the buffer holds that many.
         random: draws.
     """
-    buffer = _Buffer()
-    needed = max(capacity, batch_size)
+    waiting: list[RowBatch] = []
+    rows, needed = 0, max(capacity, batch_size)
     for chunk in chunks:
-        buffer.add(chunk)
-        if buffer.rows >= needed:
+        waiting.append(chunk)
+        rows += chunk.rows
+        if rows >= needed:
             # All batches that this chunk makes possible in one draw: the same as one after the other, and faster.
-            count = ((buffer.rows - needed) // batch_size + 1) * batch_size
-            yield from _split(buffer.drawn(count, random) if capacity else buffer.cut(count), batch_size)
-    if buffer.rows:
-        rest = buffer.rows
-        yield from _split(buffer.drawn(rest, random) if capacity else buffer.cut(rest), batch_size)
+            count = ((rows - needed) // batch_size + 1) * batch_size
+            taken_rows, rest = _cut(joined(waiting), count, random if capacity else None)
+            yield from _split(taken_rows, batch_size)
+            waiting, rows = [rest] if rest.rows else [], rest.rows
+    if rows:
+        yield from _split(_cut(joined(waiting), rows, random if capacity else None)[0], batch_size)
 
 
 def _split(chunk: RowBatch, batch_size: int) -> Iterator[RowBatch]:
@@ -48,55 +50,23 @@ def _split(chunk: RowBatch, batch_size: int) -> Iterator[RowBatch]:
         yield RowBatch(dict(zip(chunk.columns, batch, strict=True)), min(batch_size, chunk.rows - start))
 
 
-class _Buffer:
-    """Rows that wait, as parts."""
-
-    def __init__(self) -> None:
-        self.rows = 0
-        self._parts: list[RowBatch] = []
-        self._start = 0  # rows of the first part that were cut off
-
-    def add(self, chunk: RowBatch) -> None:
-        self._parts.append(chunk)
-        self.rows += chunk.rows
-
-    def cut(self, count: int) -> RowBatch:
-        """The first ``count`` rows."""
-        parts: list[RowBatch] = []
-        self.rows -= count
-        wanted = count
-        while wanted:
-            part = self._parts[0]
-            stop = min(part.rows, self._start + wanted)
-            parts.append(_slice(part, self._start, stop))
-            wanted -= stop - self._start
-            self._start = stop
-            if stop == part.rows:
-                self._parts.pop(0)
-                self._start = 0
-        return joined(parts)
-
-    def drawn(self, count: int, random: np.random.Generator) -> RowBatch:
-        """``count`` rows drawn from all, each once; the places of the drawn rows are filled with the last ones."""
-        whole = joined(
-            [_slice(part, self._start if index == 0 else 0, part.rows) for index, part in enumerate(self._parts)]
-        )
-        picked = random.choice(whole.rows, count, replace=False)
-        answer = taken(whole, picked)
-        rest = whole.rows - count
-        # Rows of the tail that were not drawn move to the places of drawn ones before it.
-        holes = np.sort(picked[picked < rest])
-        tail = np.setdiff1d(np.arange(rest, whole.rows), picked, assume_unique=True)
-        for values in whole.columns.values():
-            if not isinstance(values, list):
-                values[holes] = values[tail]
-            else:
-                for hole, place in zip(holes.tolist(), tail.tolist(), strict=True):
-                    values[hole] = values[place]
-        self._parts = [_slice(whole, 0, rest)] if rest else []
-        self._start = 0
-        self.rows = rest
-        return answer
+def _cut(whole: RowBatch, count: int, random: np.random.Generator | None) -> tuple[RowBatch, RowBatch]:
+    """``count`` rows, the first ones or drawn at random, and the rest; a draw changes the memory of ``whole``."""
+    rest = whole.rows - count
+    if random is None:
+        return _slice(whole, 0, count), _slice(whole, count, whole.rows)
+    picked = random.choice(whole.rows, count, replace=False)
+    answer = taken(whole, picked)
+    # Rows of the tail that were not drawn move to the places of drawn ones before it.
+    holes = np.sort(picked[picked < rest])
+    tail = np.setdiff1d(np.arange(rest, whole.rows), picked, assume_unique=True)
+    for values in whole.columns.values():
+        if not isinstance(values, list):
+            values[holes] = values[tail]
+        else:
+            for hole, place in zip(holes.tolist(), tail.tolist(), strict=True):
+                values[hole] = values[place]
+    return answer, _slice(whole, 0, rest)
 
 
 def taken(chunk: RowBatch, rows: Any) -> RowBatch:
@@ -109,11 +79,7 @@ def taken(chunk: RowBatch, rows: Any) -> RowBatch:
 
 
 def joined(chunks: Sequence[RowBatch]) -> RowBatch:
-    """Rows of several chunks, one after the other.
-
-    Raises:
-        DataError: a column's rows differ in shape or kind.
-    """
+    """Rows of several chunks, one after the other."""
     if len(chunks) == 1:
         return chunks[0]
     columns = {name: _joined(name, [chunk.columns[name] for chunk in chunks]) for name in chunks[0].columns}

@@ -6,7 +6,7 @@ instances are accepted wherever these are; :func:`from_spark` turns them into ou
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -15,9 +15,6 @@ from hvd_cluster.errors import DataError
 
 class SparkType:
     """A leaf type; two of the same kind are equal."""
-
-    #: Spark's name of the type in its schema JSON.
-    type_name: ClassVar[str]
 
     def __eq__(self, other: object) -> bool:
         return type(self) is type(other) and vars(self) == vars(other)
@@ -32,87 +29,53 @@ class SparkType:
 class BooleanType(SparkType):
     """true or false."""
 
-    type_name = "boolean"
-
 
 class ByteType(SparkType):
     """Signed integers of 8 bits."""
-
-    type_name = "byte"
 
 
 class ShortType(SparkType):
     """Signed integers of 16 bits."""
 
-    type_name = "short"
-
 
 class IntegerType(SparkType):
     """Signed integers of 32 bits."""
-
-    type_name = "integer"
 
 
 class LongType(SparkType):
     """Signed integers of 64 bits."""
 
-    type_name = "long"
-
 
 class FloatType(SparkType):
     """Floating-point numbers of 32 bits."""
-
-    type_name = "float"
 
 
 class DoubleType(SparkType):
     """Floating-point numbers of 64 bits."""
 
-    type_name = "double"
-
 
 class StringType(SparkType):
     """Text."""
-
-    type_name = "string"
 
 
 class BinaryType(SparkType):
     """Bytes."""
 
-    type_name = "binary"
-
 
 class DateType(SparkType):
     """Days."""
-
-    type_name = "date"
 
 
 class TimestampType(SparkType):
     """Microseconds, of UTC."""
 
-    type_name = "timestamp"
-
 
 class TimestampNTZType(SparkType):
     """Microseconds, of no time zone."""
 
-    type_name = "timestamp_ntz"
-
 
 class DecimalType(SparkType):
-    """Decimal numbers.
-
-    Args:
-        precision: digits in all, 1 to 38.
-        scale: digits after the point.
-
-    Raises:
-        DataError: there are no such decimals.
-    """
-
-    type_name = "decimal"
+    """Decimal numbers."""
 
     def __init__(self, precision: Any = 10, scale: Any = 0) -> None:
         if not (isinstance(precision, int) and isinstance(scale, int) and 1 <= precision <= 38 and scale <= precision):
@@ -125,24 +88,7 @@ class DecimalType(SparkType):
 
 
 #: Name of the class, which is Spark's too -> ours.
-SPARK_TYPES: dict[str, type[SparkType]] = {
-    kind.__name__: kind
-    for kind in (
-        BooleanType,
-        ByteType,
-        ShortType,
-        IntegerType,
-        LongType,
-        FloatType,
-        DoubleType,
-        StringType,
-        BinaryType,
-        DateType,
-        TimestampType,
-        TimestampNTZType,
-        DecimalType,
-    )
-}
+SPARK_TYPES: dict[str, type[SparkType]] = {kind.__name__: kind for kind in SparkType.__subclasses__()}
 
 #: What petastorm stores a scalar field in that names no codec. Unsigned integers go to the next wider signed type.
 _OF_NUMPY: dict[type, type[SparkType]] = {
@@ -161,11 +107,7 @@ _OF_NUMPY: dict[type, type[SparkType]] = {
 
 
 def from_spark(spark_type: Any) -> SparkType:
-    """Our type for one of ours, or for an instance of Spark's class of the same name.
-
-    Raises:
-        DataError: it is none of the leaf types.
-    """
+    """Our type for one of ours, or for an instance of Spark's class of the same name."""
     if isinstance(spark_type, SparkType):
         return spark_type
     name = type(spark_type).__name__
@@ -181,14 +123,7 @@ def from_spark(spark_type: Any) -> SparkType:
 
 
 def of_numpy(numpy_dtype: Any) -> SparkType:
-    """The type that a scalar field without a codec is stored in.
-
-    Args:
-        numpy_dtype: the field's dtype: a NumPy scalar class, a dtype or a dtype's name.
-
-    Raises:
-        DataError: there is none; a codec must say.
-    """
+    """The type that a scalar field without a codec is stored in."""
     try:
         scalar = np.dtype(numpy_dtype).type
     except TypeError:

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from hvd_cluster.petastorm.fragment_reader import RowBatch
 from hvd_cluster.petastorm.reader import Reader
 from hvd_cluster.petastorm.shuffling import batches
 from hvd_cluster.petastorm.unischema_field import UnischemaField
@@ -57,19 +56,11 @@ def batched_dataset(reader: Reader, batch_size: int, shuffling_queue_capacity: i
     fields = {name: described(field, batched=True) for name, field in reader.schema.fields.items()}
     passes = itertools.count()
 
-    def chunks() -> Iterator[RowBatch]:
-        while True:
-            try:
-                chunk = reader.next_batch()
-            except StopIteration:
-                return
-            yield chunk
-
     def items() -> Iterator[Any]:
         if reader.last_row_consumed:
             reader.reset()
         random = np.random.default_rng([reader.seed, next(passes)])  # as the loaders of torch
-        for batch in batches(chunks(), batch_size, shuffling_queue_capacity, random):
+        for batch in batches(reader.row_batches(), batch_size, shuffling_queue_capacity, random):
             yield reader.schema.row_type(*(converted(name, batch.columns[name], fields[name][0]) for name in fields))
 
     return _dataset(items, reader, fields)

@@ -68,27 +68,23 @@ def of_stored(stored: spark_types.SparkType) -> Any:
     if isinstance(stored, spark_types.DecimalType):
         return pyarrow.decimal128(stored.precision, stored.scale)
     return {
-        "boolean": pyarrow.bool_,
-        "byte": pyarrow.int8,
-        "short": pyarrow.int16,
-        "integer": pyarrow.int32,
-        "long": pyarrow.int64,
-        "float": pyarrow.float32,
-        "double": pyarrow.float64,
-        "string": pyarrow.string,
-        "binary": pyarrow.binary,
-        "date": pyarrow.date32,
-        "timestamp": lambda: pyarrow.timestamp("us", "UTC"),
-        "timestamp_ntz": lambda: pyarrow.timestamp("us"),
-    }[stored.type_name]()
+        spark_types.BooleanType: pyarrow.bool_,
+        spark_types.ByteType: pyarrow.int8,
+        spark_types.ShortType: pyarrow.int16,
+        spark_types.IntegerType: pyarrow.int32,
+        spark_types.LongType: pyarrow.int64,
+        spark_types.FloatType: pyarrow.float32,
+        spark_types.DoubleType: pyarrow.float64,
+        spark_types.StringType: pyarrow.string,
+        spark_types.BinaryType: pyarrow.binary,
+        spark_types.DateType: pyarrow.date32,
+        spark_types.TimestampType: lambda: pyarrow.timestamp("us", "UTC"),
+        spark_types.TimestampNTZType: lambda: pyarrow.timestamp("us"),
+    }[type(stored)]()
 
 
 def of_fields(fields: Iterable[UnischemaField]) -> Any:
-    """The ``pyarrow.Schema`` of the encoded rows.
-
-    Raises:
-        DataError: a field without a codec is not a scalar with a type of Spark's.
-    """
+    """The ``pyarrow.Schema`` of the encoded rows."""
     pyarrow = load_pyarrow()
     return pyarrow.schema(
         [pyarrow.field(field.name, of_stored(stored_type(field)), nullable=bool(field.nullable)) for field in fields]
@@ -96,11 +92,7 @@ def of_fields(fields: Iterable[UnischemaField]) -> Any:
 
 
 def stored_type(field: UnischemaField) -> spark_types.SparkType:
-    """The type of a field's Parquet column.
-
-    Raises:
-        DataError: nothing says it.
-    """
+    """The type of a field's Parquet column."""
     if field.codec is not None:
         return field.codec.stored_type()
     if field.shape:
@@ -111,23 +103,14 @@ def stored_type(field: UnischemaField) -> spark_types.SparkType:
 
 
 def data_type(stored: spark_types.SparkType) -> Any:
-    """One of our types as an instance of pyspark's class.
-
-    Raises:
-        MissingExtraError: pyspark is not installed.
-    """
+    """One of our types as an instance of pyspark's class."""
     types = _types()
     kind = getattr(types, type(stored).__name__)
     return kind(stored.precision, stored.scale) if isinstance(stored, spark_types.DecimalType) else kind()
 
 
 def struct_type(fields: Iterable[UnischemaField]) -> Any:
-    """The ``StructType`` of the encoded rows of a schema's fields.
-
-    Raises:
-        MissingExtraError: pyspark is not installed.
-        DataError: nothing says how to store a field.
-    """
+    """The ``StructType`` of the encoded rows of a schema's fields."""
     types = _types()
     return types.StructType(
         [types.StructField(field.name, data_type(stored_type(field)), bool(field.nullable)) for field in fields]

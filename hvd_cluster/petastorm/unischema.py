@@ -86,11 +86,7 @@ class Unischema:
         return Unischema(f"{self._name}_view", chosen.values())
 
     def make_namedtuple(self, **kargs: Any) -> Any:
-        """A row as a namedtuple.
-
-        Raises:
-            TypeError: a field is missing, or there is no such field.
-        """
+        """A row as a namedtuple."""
         return self.row_type(**kargs)
 
     @cached_property
@@ -99,12 +95,7 @@ class Unischema:
         return _row_type(self._name, tuple(self._fields))
 
     def as_spark_schema(self) -> Any:
-        """The ``pyspark.sql.types.StructType`` of the encoded rows.
-
-        Raises:
-            MissingExtraError: pyspark is not installed.
-            DataError: a field without a codec is not a scalar that Spark has a type for.
-        """
+        """The ``pyspark.sql.types.StructType`` of the encoded rows."""
         return type_mapping.struct_type(self._fields.values())
 
     @classmethod
@@ -203,10 +194,5 @@ def encode_value(field: UnischemaField, value: Any) -> Any:
 
 
 def dict_to_spark_row(unischema: Unischema, row_dict: Mapping[str, Any]) -> Any:
-    """One row, encoded, as a ``pyspark.sql.Row``.
-
-    Raises:
-        MissingExtraError: pyspark is not installed.
-        DataError: as :func:`encode_row`.
-    """
+    """One row, encoded, as a ``pyspark.sql.Row``."""
     return type_mapping.row(encode_row(unischema, row_dict))

@@ -122,44 +122,41 @@ def test_a_hostile_data_set_is_refused_by_the_reader_and_named(tmp_path: Path) -
 
 def spliced(codec: Any) -> bytes:
     """A pickle that petastorm could have written, but for the codec of its field."""
-    writer = schema_pickle._Writer()
-    writer.instance("petastorm.unischema.Unischema")
+    field = text("x") + named("numpy.int32") + b")" + codec + b"\x89"  # NEWFALSE
+    fields = b"}(" + text("x") + named("petastorm.unischema.UnischemaField") + b"(" + field + b"t\x81u"
+    state = b"}(" + text("_name") + text("S") + text("_fields") + fields + b"u"
+    return b"\x80\x02" + named("petastorm.unischema.Unischema") + b")\x81" + state + b"b."
 
-    def fields() -> None:
-        writer.put(b"}(")
-        writer.plain("x")
-        writer.put(schema_pickle._global("petastorm.unischema.UnischemaField") + b"(")
-        writer.plain("x")
-        writer.put(schema_pickle._global("numpy.int32"))
-        writer.plain(())
-        writer.put(codec)
-        writer.plain(False)
-        writer.put(b"t\x81u")
 
-    writer.state({"_name": "S", "_fields": fields})
-    return bytes(writer.data) + b"."
+def text(value: str) -> bytes:
+    return pickle.BINUNICODE + struct.pack("<I", len(value)) + value.encode()
+
+
+def named(name: str) -> bytes:
+    module, _, attribute = name.rpartition(".")
+    return pickle.GLOBAL + f"{module}\n{attribute}\n".encode()
 
 
 def call(name: str, argument: bytes) -> bytes:
     """REDUCE: name(argument)."""
-    return schema_pickle._global(name) + argument + b"\x85R"
+    return named(name) + argument + b"\x85R"
 
 
 @pytest.mark.parametrize(
-    ("codec", "text"),
+    ("codec", "message"),
     [
         (call("os.system", b"X\x04\x00\x00\x00true"), "it names 'os.system'"),
         (call("builtins.eval", b"X\x01\x00\x00\x001"), "it names 'builtins.eval'"),
-        (schema_pickle._global("petastorm.codecs.__builtins__"), "it names"),
-        (schema_pickle._global("petastorm.unischema.Unischema.__init__"), "it names"),
-        (schema_pickle._global("numpy.int32"), "is none of petastorm's"),
+        (named("petastorm.codecs.__builtins__"), "it names"),
+        (named("petastorm.unischema.Unischema.__init__"), "it names"),
+        (named("numpy.int32"), "is none of petastorm's"),
         (call("numpy.dtype", b"X\x02\x00\x00\x00i4"), "is none of petastorm's"),
         (call("collections.OrderedDict", b"]"), "is none of petastorm's"),
         (b"K\x05", "is none of petastorm's"),
-        (schema_pickle._global("petastorm.codecs.ScalarCodec") + b")\x81", "has no Spark type"),
+        (named("petastorm.codecs.ScalarCodec") + b")\x81", "has no Spark type"),
         # Patching a class that is on the list: BUILD with slots sets attributes of whatever is below it.
-        (schema_pickle._global("petastorm.codecs.ScalarCodec") + b"N}X\x06\x00\x00\x00decodeNs\x86b", "damaged"),
-        (schema_pickle._global("collections.OrderedDict") + b")RK\x01a", "damaged|appends"),
+        (named("petastorm.codecs.ScalarCodec") + b"N}X\x06\x00\x00\x00decodeNs\x86b", "damaged"),
+        (named("collections.OrderedDict") + b")RK\x01a", "damaged|appends"),
         (b"cx\nPersistent\n", "it names"),
         (b"P1\n", "PERSID"),
         (b"\x82\x01", "EXT1"),
@@ -167,9 +164,9 @@ def call(name: str, argument: bytes) -> bytes:
         (b"Nr" + struct.pack("<I", 2**31 - 1), "numbers a value"),
     ],
 )
-def test_every_way_around_the_list_is_closed(codec: bytes, text: str) -> None:
+def test_every_way_around_the_list_is_closed(codec: bytes, message: str) -> None:
     before = dict(vars(codecs.ScalarCodec))
-    with pytest.raises(PetastormMetadataError, match=text):
+    with pytest.raises(PetastormMetadataError, match=message):
         schema_pickle.loads(spliced(codec))
     assert dict(vars(codecs.ScalarCodec)) == before
     assert schema_pickle.loads(spliced(b"N")).x.codec is None

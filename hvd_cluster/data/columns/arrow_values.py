@@ -60,11 +60,7 @@ class _Memory:
 
 
 def view(array: pa.Array) -> npt.NDArray[Any]:
-    """A writable NumPy view of a fixed-width Arrow array without nulls, shape (n,).
-
-    Raises:
-        DataError: NumPy has no numbers of this layout (decimals, bits).
-    """
+    """A writable NumPy view of a fixed-width Arrow array without nulls, shape (n,)."""
     dtype = np.dtype(array.type.to_pandas_dtype())
     if dtype.kind == "O" or array.type.bit_width != 8 * dtype.itemsize:
         raise DataError(f"NumPy has no view of {array.type}: cast it to numbers")

@@ -80,16 +80,7 @@ class ColumnConfig:
         return texts
 
     def prepared(self, array: Any, column: Column) -> Any:
-        """An Arrow array of a column with its nulls filled and its lists padded.
-
-        Args:
-            array: ``pyarrow.Array``, not chunked.
-            column: the column as :meth:`applied` gives it.
-
-        Raises:
-            DataError: the value for nulls or for padding does not fit, or there are nulls in lists and no value for
-                them.
-        """
+        """An Arrow array of a column with its nulls filled and its lists padded."""
         types = load_pyarrow("pyarrow.types")
         if column.name in self.fill_nulls and array.null_count and not is_list(types, array.type):
             array = _filled(array, column.name, self.fill_nulls[column.name])

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hvd_cluster.data.optional import load_pyarrow
-from hvd_cluster.data.schema import missing_columns_text
+from hvd_cluster.data.schema import each_column
 from hvd_cluster.errors import DataError
 
 if TYPE_CHECKING:
@@ -21,27 +21,17 @@ def to_table(frame: pd.DataFrame, columns: Sequence[str]) -> pa.Table:
 
     Missing values (None, NaN, NA) become nulls. Object columns may hold lists, NumPy arrays of any dimension, torch
     tensors, Spark ML vectors, strings or bytes.
-
-    Raises:
-        DataError: columns are missing, occur twice or mix types; all such columns are named.
     """
     pyarrow = load_pyarrow()
-    names = list(dict.fromkeys(columns))
     existing = [str(name) for name in frame.columns]
-    missing = [name for name in names if name not in existing]
-    problems = [missing_columns_text(missing, existing)] if missing else []
-    arrays: dict[str, Any] = {}
-    for name in names:
-        if name in missing:
-            continue
-        if existing.count(name) > 1:
-            problems.append(f"there are {existing.count(name)} columns named {name!r}: rename all but one")
-            continue
-        series = frame.iloc[:, existing.index(name)]
+
+    def column(name: str) -> Any:
         try:
-            arrays[name] = _to_array(series)
+            return _to_array(frame.iloc[:, existing.index(name)])
         except (pyarrow.ArrowException, ValueError, TypeError, OverflowError) as error:
-            problems.append(f"column {name!r} cannot be converted: {error}")
+            raise DataError(f"column {name!r} cannot be converted: {error}") from error
+
+    arrays, problems = each_column(columns, existing, column)
     if problems:
         raise DataError("\n".join(problems))
     return pyarrow.table(arrays)

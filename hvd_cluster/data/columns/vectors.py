@@ -54,9 +54,6 @@ def dense(array: pa.StructArray, column: Column) -> npt.NDArray[np.float64]:
 
     Returns:
         Shape (n, d), float64. It shares the array's memory where all vectors are dense.
-
-    Raises:
-        DataError: dimensions differ, or an index lies outside its vector.
     """
     n = len(array)
     d = lengths(array)

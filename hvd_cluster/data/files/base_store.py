@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from hvd_cluster.data.files import filesystems
 from hvd_cluster.data.files.remote_store import LocalOutputDir, RemoteStore, RunSync
-from hvd_cluster.data.files.retry import retried
+from hvd_cluster.data.files.retry import file_info, retried
 from hvd_cluster.data.optional import load_pyarrow
 from hvd_cluster.data.reading.parquet_files import require_plain
 from hvd_cluster.errors import DataError
@@ -183,12 +183,7 @@ class Store:
 
     @property
     def fs(self) -> Any:
-        """The ``pyarrow.fs.FileSystem`` that serves the prefix.
-
-        Raises:
-            DataError: it cannot be opened.
-            MissingExtraError: pyarrow or fsspec is not installed.
-        """
+        """The ``pyarrow.fs.FileSystem`` that serves the prefix."""
         return self._open()[0]
 
     def get_filesystem(self) -> Any:
@@ -379,8 +374,7 @@ class Store:
         return filesystems.open_filesystem(url, self._storage_options)
 
     def _info(self, path: str) -> Any:
-        inner = self.get_localized_path(path)
-        return retried(lambda: self.fs.get_file_info(inner), self.fs, f"looking at {path}")
+        return file_info(self.fs, self.get_localized_path(path))
 
     @staticmethod
     def _info_types() -> Any:

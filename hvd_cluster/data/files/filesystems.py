@@ -161,11 +161,7 @@ def unwritable_text(path: str, error: OSError) -> str:
 
 
 def as_filesystem(filesystem: Any) -> Any:
-    """A ``pyarrow.fs.FileSystem`` of what a user may have: one of these, one of fsspec, or a Store.
-
-    Raises:
-        DataError: it is none of them.
-    """
+    """A ``pyarrow.fs.FileSystem`` of what a user may have: one of these, one of fsspec, or a Store."""
     fs = load_pyarrow("pyarrow.fs")
     if isinstance(filesystem, fs.FileSystem):
         return filesystem

@@ -46,9 +46,6 @@ def retried(call: Callable[[], T], filesystem: Any, what: str, num_attempts: int
         filesystem: the ``pyarrow.fs.FileSystem`` that it asks.
         what: names the call in the log, e.g. "reading s3://b/x".
         num_attempts: calls at most, >= 1.
-
-    Raises:
-        OSError: what the last call raised.
     """
     local = is_local(filesystem)
     for attempt in range(1, num_attempts):
@@ -61,6 +58,12 @@ def retried(call: Callable[[], T], filesystem: Any, what: str, num_attempts: int
             logger.info("%s failed (%s); attempt %d of %d follows", what, error, attempt + 1, num_attempts)
             time.sleep(wait_s)
     return call()
+
+
+def file_info(filesystem: Any, path: Any) -> Any:
+    """The ``pyarrow.fs.FileInfo`` of a path; a list of them for several paths or a ``FileSelector``."""
+    shown = path if isinstance(path, str) else getattr(path, "base_dir", "files")
+    return retried(lambda: filesystem.get_file_info(path), filesystem, f"looking at {shown}")
 
 
 def may_pass(error: OSError, *, local: bool) -> bool:

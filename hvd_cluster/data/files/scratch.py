@@ -24,9 +24,6 @@ def scratch_folder(kind: str) -> Iterator[str]:
 
     It holds a lock, ``.hvd-scratch``, and has its name once it has that, so that no other process sweeps it. Before
     that it sweeps what killed processes have left, of any kind.
-
-    Args:
-        kind: what the name begins with, after ``hvd-``.
     """
     _sweep()
     new = Path(tempfile.mkdtemp(prefix=f"{_NEW_PREFIX}{kind}-"))  # only this user can enter it

@@ -65,12 +65,7 @@ def chunks_of(block: Block, max_bytes: int, row_bytes: int) -> list[Chunk]:
 
 
 class BlockBuffer:
-    """The tensors of a block, filled chunk by chunk. Several threads may use it at once.
-
-    Args:
-        block: which rows, and in which order.
-        num_chunks: parts that its window is read in.
-    """
+    """The tensors of a block, filled chunk by chunk. Several threads may use it at once."""
 
     def __init__(self, block: Block, num_chunks: int) -> None:
         self.block = block
@@ -103,9 +98,6 @@ class BlockBuffer:
             positions: the place of each in the block, shape (n,).
             name: the column.
             values: shape (n, ...).
-
-        Raises:
-            DataError: other chunks have rows of another shape.
         """
         with self._lock:
             if name not in self.tensors:

@@ -20,15 +20,7 @@ from hvd_cluster.data.schema import Column, Schema
 
 
 class BlockReader:
-    """Reads blocks. Several threads may use it at once, once :attr:`schema` is known.
-
-    Args:
-        split: what the blocks are pieces of.
-        reader: reads the columns of ``schema``.
-        schema: the columns as the files hold them.
-        rules: which of them are decoded.
-        transform: the user's function from row to row.
-    """
+    """Reads blocks. Several threads may use it at once, once :attr:`schema` is known."""
 
     def __init__(
         self,
@@ -46,11 +38,7 @@ class BlockReader:
 
     @functools.cached_property
     def schema(self) -> Schema:
-        """The columns of the blocks; what functions make is learned from the split's first row.
-
-        Raises:
-            DataError: the first row cannot be read, decoded or transformed.
-        """
+        """The columns of the blocks; what functions make is learned from the split's first row."""
         if self._transform is None and not self._decode:
             return self._input
         first = RowRange(self._split.row_groups[0], 0, 1)
@@ -69,9 +57,6 @@ class BlockReader:
             buffer: the block; its tensors share memory with nothing else.
             chunk: which part of its window.
             stopped: asked now and then; when true, the rest may be left out.
-
-        Raises:
-            DataError: they cannot be read, decoded or transformed; the text names file and row group.
         """
         if self._transform is not None:
             self._put_transformed(buffer, chunk, self._transform, stopped)

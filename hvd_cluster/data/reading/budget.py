@@ -45,15 +45,7 @@ class Budget:
     def of(
         cls, split: Split, row_bytes: int, window_bytes: int | None, num_threads: int, prefetch_bytes: int
     ) -> Budget:
-        """The budget for a split.
-
-        Args:
-            split: what is read.
-            row_bytes: of a row in a batch.
-            window_bytes: of the rows that are shuffled among each other; None chooses by the size of a row.
-            num_threads: threads that read.
-            prefetch_bytes: bound of rows that wait.
-        """
+        """The budget for a split."""
         row_bytes = max(1, row_bytes, sum(group.size_bytes for group in split.row_groups) // split.rows)
         if window_bytes is None:
             window_bytes = min(max(WINDOW_BYTES, WINDOW_ROWS * row_bytes), MAX_WINDOW_BYTES)
@@ -67,14 +59,7 @@ class Budget:
         )
 
     def total_bytes(self, split: Split, footers: Sequence[int], num_slots: int, batch_size: int) -> int:
-        """Bound of the memory that reading a split takes: see ``ParquetReader.memory_bytes``.
-
-        Args:
-            split: what is read.
-            footers: bytes of each file's footer in memory.
-            num_slots: lanes of this rank.
-            batch_size: rows of a batch.
-        """
+        """Bound of the memory that reading a split takes: see ``ParquetReader.memory_bytes``."""
         largest = max(split.row_groups, key=lambda group: group.rows)
         window_rows = min(max(self.window_rows, largest.rows), split.rows)
         window = window_rows * self.row_bytes

@@ -28,12 +28,7 @@ class CommonSchema:
 
     @classmethod
     def of(cls, schemas: Sequence[Any], files: Sequence[str]) -> CommonSchema:
-        """The common schema of files.
-
-        Args:
-            schemas: ``pyarrow.Schema`` of each file, at least one.
-            files: their paths, for messages.
-        """
+        """The common schema of files."""
         pyarrow = load_pyarrow()
         fields = list(schemas[0])
         places = {field.name: index for index, field in enumerate(fields)}
@@ -69,11 +64,7 @@ class CommonSchema:
         return cls(pyarrow.schema(fields, metadata=metadata), conflicts, lacking, changed)
 
     def require(self, names: Iterable[str]) -> None:
-        """Check that the named columns have one type.
-
-        Raises:
-            DataError: some have several; all are named.
-        """
+        """Check that the named columns have one type."""
         wrong: dict[tuple[str, str], list[str]] = {}
         for name in dict.fromkeys(names):
             if name in self.conflicts:
@@ -137,9 +128,6 @@ def as_type(array: Any, wanted: Any, name: str, file: str) -> Any:
     """A ``pyarrow.ChunkedArray`` of a file's column in the type that all files have in common.
 
     Text that is read as dictionaries stays so, and lists beside vectors stay lists.
-
-    Raises:
-        DataError: a value does not fit: a whole number that no float64 is equal to, a time out of range.
     """
     pyarrow, types = load_pyarrow(), load_pyarrow("pyarrow.types")
     if types.is_dictionary(array.type):

@@ -39,16 +39,7 @@ class RawTensor:
         return np.frombuffer(value, self.dtype).reshape(self.shape)
 
     def all(self, array: Any, name: str, where: Callable[[int], str]) -> npt.NDArray[Any]:
-        """All values of a ``pyarrow.Array`` of binary, large binary or fixed-size binary; shape (n, *self.shape).
-
-        Args:
-            array: n values, no nulls.
-            name: the column's name, for messages.
-            where: the place of value i, for messages.
-
-        Raises:
-            DataError: a value has another number of bytes, or the column is not binary.
-        """
+        """All values of a ``pyarrow.Array`` of binary, large binary or fixed-size binary; shape (n, *self.shape)."""
         types = load_pyarrow("pyarrow.types")
         if types.is_dictionary(array.type):
             array = array.dictionary_decode()
@@ -72,17 +63,7 @@ class RawTensor:
 
 
 def first_column(name: str, fn: Decode, values: Any, where: str) -> Column:
-    """The column that a decode function makes, learned from the first of some values.
-
-    Args:
-        name: the column.
-        fn: the function.
-        values: ``pyarrow.ChunkedArray`` of at least one value.
-        where: the place of that value, for messages.
-
-    Raises:
-        DataError: the function failed, or returned what no tensor can be made of.
-    """
+    """The column that a decode function makes, learned from the first of some values."""
     if isinstance(fn, RawTensor):
         return column_of_value(name, np.zeros(fn.shape, fn.dtype), where, "RawTensor")
     value = call_decode(fn, values.slice(0, 1).to_pylist()[0], name, where)

@@ -37,9 +37,6 @@ class EpochIterator:
         """The batches from a position to the end of its epoch, each with the plan that it is a step of.
 
         Closing the iterator ends the threads, unless its last batch was handed out and another epoch follows.
-
-        Raises:
-            DataError: data cannot be read, or is not what the schema says; file and row group are named.
         """
         pipeline = self._pipeline(position)
         whole = False

@@ -27,12 +27,7 @@ def estimated(groups: Iterable[RowGroup], num_columns: int) -> list[int]:
 
 
 def bound_bytes(footers: Iterable[int], num_threads: int) -> int:
-    """Bound of the memory of footers while this many threads read: those kept, and one for each thread.
-
-    Args:
-        footers: what each file's takes.
-        num_threads: threads that read.
-    """
+    """Bound of the memory of footers while this many threads read: those kept, and one for each thread."""
     sizes = list(footers)
     largest = max(sizes, default=0)
     return min(sum(sizes), max(FOOTERS_BYTES, largest) + num_threads * largest)
@@ -42,9 +37,6 @@ class FooterCache:
     """Keeps as many footers as the bound allows, and the last one. Forgets first what was asked for longest ago.
 
     Several threads may use it at once; a footer that several want is read by one of them.
-
-    Args:
-        limit_bytes: bound of what they take in memory.
     """
 
     def __init__(self, limit_bytes: int = FOOTERS_BYTES) -> None:
@@ -56,11 +48,7 @@ class FooterCache:
         self.held_bytes = 0
 
     def get(self, path: str, read: Callable[[], Any]) -> Any:
-        """The footer of a file: the one that is kept, or what ``read()`` returns.
-
-        Raises:
-            Exception: what ``read`` raises.
-        """
+        """The footer of a file: the one that is kept, or what ``read()`` returns."""
         with self._lock:
             reading = self._reading.setdefault(path, threading.Lock())
         with reading:
@@ -100,11 +88,6 @@ def row_group_bytes(footer: Any, index: int, leaves: Iterable[int]) -> int:
 
     Text inside of lists counts as it is stored, and so does text in Parquet's encoding DELTA_BYTE_ARRAY: what is equal
     in neighbours is not counted twice there.
-
-    Args:
-        footer: a ``pyarrow.parquet.FileMetaData``.
-        index: the row group.
-        leaves: indices of the columns.
     """
     group = footer.row_group(index)
     return sum(_leaf_bytes(footer.schema.column(leaf), group.column(leaf), group.num_rows) for leaf in leaves)

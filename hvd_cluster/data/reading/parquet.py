@@ -152,11 +152,7 @@ class ParquetFolder:
         return RowGroupTables(self._filesystem, columns, texts=texts, types=self.types)
 
     def require(self, names: Sequence[str]) -> None:
-        """Check that the named columns exist and have one type.
-
-        Raises:
-            DataError: some do not; all are named.
-        """
+        """Check that the named columns exist and have one type."""
         missing = [name for name in names if name not in self.arrow_schema.names]
         if missing:
             raise DataError(missing_columns_text(missing, self.arrow_schema.names))
@@ -172,9 +168,6 @@ class ParquetFolder:
         """The row groups that have rows which a filter lets through; their ``rows`` count these alone.
 
         Statistics decide where they can; else the filter's columns are read, and no others.
-
-        Raises:
-            DataError: a column that the filter names is missing, or cannot be compared.
         """
         self.require(row_filter.names)
 

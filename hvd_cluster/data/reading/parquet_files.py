@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 from hvd_cluster.data.files.filesystems import is_local
-from hvd_cluster.data.files.retry import retried
+from hvd_cluster.data.files.retry import file_info, retried
 from hvd_cluster.data.filters import Statistics
 from hvd_cluster.data.optional import load_pyarrow
 from hvd_cluster.data.reading.hive import Partition
@@ -124,40 +124,22 @@ def files_at(filesystem: Any, path: str, checked: set[str]) -> tuple[list[tuple[
         OSError: what the filesystem says.
     """
     fs = load_pyarrow("pyarrow.fs")
-    kind = retried(lambda: filesystem.get_file_info(path), filesystem, f"looking at {path}").type
-    if kind == fs.FileType.File:
+    if file_info(filesystem, path).type == fs.FileType.File:
         require_plain(filesystem, path.rpartition("/")[0], (), checked)
         return [(path, "")], []
-    selector = fs.FileSelector(path, allow_not_found=True, recursive=True)
-    found = retried(lambda: filesystem.get_file_info(selector), filesystem, f"listing {path}")
+    found = file_info(filesystem, fs.FileSelector(path, allow_not_found=True, recursive=True))
     require_plain(filesystem, path, found, checked)
-    return among(found, path), found
-
-
-def among(found: Iterable[Any], folder: str) -> list[tuple[str, str]]:
-    """The Parquet files of a listing, sorted: path inside the filesystem, and path relative to the folder.
-
-    Names that begin with "_" or "." are passed over, unless they name a column (``_year=2024``), as in Spark.
-
-    Args:
-        found: ``pyarrow.fs.FileInfo`` of all that is below the folder.
-        folder: its path inside the filesystem.
-    """
-    file_type = load_pyarrow("pyarrow.fs").FileType.File
-    files = [(info.path, info.path[len(folder) :].strip("/")) for info in found if info.type == file_type]
-    return sorted((path, below) for path, below in files if path.endswith(_SUFFIXES) and not _is_hidden(below))
+    files = [(info.path, info.path[len(path) :].strip("/")) for info in found if info.type == fs.FileType.File]
+    return sorted((file, below) for file, below in files if file.endswith(_SUFFIXES) and not _is_hidden(below)), found
 
 
 def _is_hidden(below: str) -> bool:
+    """Whether a name begins with "_" or ".", and does not name a column (``_year=2024``), as in Spark."""
     return any(part[0] in "_." and "=" not in part for part in below.split("/"))
 
 
 def footer_of(filesystem: Any, path: str) -> Any:
-    """The footer of a Parquet file, a ``pyarrow.parquet.FileMetaData``.
-
-    Raises:
-        DataError: it cannot be read, or is none.
-    """
+    """The footer of a Parquet file, a ``pyarrow.parquet.FileMetaData``."""
     parquet = load_pyarrow("pyarrow.parquet")
 
     def read() -> Any:
@@ -192,14 +174,7 @@ def leaves_of(footer: Any, names: Iterable[str]) -> dict[str, list[int]]:
 def statistics_of(
     footer: Any, row_group: int, partition: Partition, names: Sequence[str]
 ) -> Callable[[str], Statistics]:
-    """What a footer and its file's folders say about the named columns of a row group.
-
-    Args:
-        footer: the file's.
-        row_group: its index in the file.
-        partition: columns that the file's folders name, and their values.
-        names: the columns that will be asked for.
-    """
+    """What a footer and its file's folders say about the named columns of a row group."""
     group, leaves, constants = footer.row_group(row_group), leaves_of(footer, names), dict(partition)
     rows = group.num_rows
 

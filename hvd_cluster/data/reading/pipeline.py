@@ -53,11 +53,6 @@ class Pipeline:
     """Goes through plans. The first rows of a plan are read while the last batches of the one before are taken.
 
     Closing it ends its threads.
-
-    Args:
-        plans: one for each :meth:`next_pass`, made when their turn comes.
-        blocks: reads their blocks.
-        budget: how much at a time.
     """
 
     def __init__(self, plans: Iterable[ShardPlan], blocks: BlockReader, budget: Budget) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import zlib
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -90,13 +91,6 @@ def fingerprint(planner: Planner, filesystem: Any) -> dict[str, Any]:
 
     ``files_crc`` stands for the names of the files below the folder that they share, their sizes and their last 64 KiB;
     ``times_crc`` for the times of their last change, where the filesystem has them.
-
-    Args:
-        planner: says which rows come in which order.
-        filesystem: the ``pyarrow.fs.FileSystem`` with the files.
-
-    Raises:
-        DataError: a file cannot be looked at.
     """
     split = planner.split
     cuts = ",".join(f"{group.rows}" for group in split.row_groups)
@@ -177,7 +171,5 @@ def _of_file(filesystem: Any, path: str) -> tuple[int, int, int | None]:
 def _folder(paths: list[str]) -> str:
     """The folder that sorted paths share, with its "/"."""
     first, last = paths[0].split("/")[:-1], paths[-1].split("/")[:-1]
-    same = 0
-    while same < min(len(first), len(last)) and first[same] == last[same]:
-        same += 1
-    return "".join(f"{part}/" for part in first[:same])
+    same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(first, last, strict=False))
+    return "".join(f"{part}/" for part, _ in same)

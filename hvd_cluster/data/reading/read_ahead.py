@@ -12,8 +12,12 @@ from hvd_cluster.data.at_exit import close_at_exit, forget
 
 T = TypeVar("T")
 
-#: The message of the error for every further request.
-STOPPED = "the reader was stopped (its `with` block has ended): make another one"
+
+class ReadAheadClosedError(RuntimeError):
+    """Results were requested after the end."""
+
+    def __init__(self) -> None:
+        super().__init__("the reader was stopped (its `with` block has ended): make another one")
 
 
 class ReadAhead(Generic[T]):
@@ -29,6 +33,7 @@ class ReadAhead(Generic[T]):
             takes the place of a result, the last one.
         num_threads: threads to run, >= 1.
         limit_bytes: bound of what is held in advance.
+        name: of the threads.
     """
 
     def __init__(
@@ -37,6 +42,7 @@ class ReadAhead(Generic[T]):
         sizes_bytes: Iterable[int],
         num_threads: int,
         limit_bytes: int,
+        name: str = "hvd-reader",
     ) -> None:
         self._work = work
         self._coming = iter(sizes_bytes)
@@ -53,7 +59,7 @@ class ReadAhead(Generic[T]):
         self._stop = False
         self._pid = os.getpid()
         self._threads = [
-            threading.Thread(target=self._run, name=f"hvd-reader-{index}", daemon=True) for index in range(num_threads)
+            threading.Thread(target=self._run, name=f"{name}-{index}", daemon=True) for index in range(num_threads)
         ]
         close_at_exit(self)
         for thread in self._threads:
@@ -64,19 +70,24 @@ class ReadAhead(Generic[T]):
         """Whether its threads are of this process: a forked one has none of them."""
         return self._pid == os.getpid()
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether :meth:`close` was called."""
+        return self._stop
+
     def take(self) -> T:
         """The next result; waits for it.
 
         Raises:
             IndexError: all results have been taken.
-            RuntimeError: it was closed, perhaps by another thread while this one waited.
+            ReadAheadClosedError: it was closed, perhaps by another thread while this one waited.
             BaseException: what ``work`` raised for this piece.
         """
         with self._changed:
             index = self._taken
             while self._stop or (index not in self._results and index not in self._errors):
                 if self._stop:  # whatever is there may be what a piece under way returned early
-                    raise RuntimeError(STOPPED)
+                    raise ReadAheadClosedError
                 if self._exhausted and index == self._started:
                     raise IndexError("all pieces have been taken")
                 self._changed.wait()

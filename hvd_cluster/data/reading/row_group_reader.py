@@ -26,13 +26,7 @@ Columns = dict[str, Any]
 
 
 class RowGroupReader:
-    """Reads the columns of a schema. Several threads may use it at once.
-
-    Args:
-        tables: reads the files.
-        schema: the columns to read, with their declared shapes.
-        rules: how to prepare them.
-    """
+    """Reads the columns of a schema. Several threads may use it at once."""
 
     def __init__(self, tables: RowGroupTables, schema: Schema, rules: ColumnConfig) -> None:
         self._tables = tables
@@ -51,9 +45,6 @@ class RowGroupReader:
             Column name -> tensor of shape (rows, *column.shape), or ``pyarrow.ChunkedArray`` of n rows for a column
             that has to be decoded. Without an order do not write to the tensors where :meth:`shares_memory` says
             so.
-
-        Raises:
-            DataError: a range cannot be read, or is not what the schema says.
         """
         runs: list[Columns] = []
         places: list[RowRange] = []
@@ -74,11 +65,7 @@ class RowGroupReader:
         return joined
 
     def table(self, piece: RowRange) -> Any:
-        """The rows of one range as an Arrow table, with nulls filled and lists padded.
-
-        Raises:
-            DataError: it cannot be read, or a rule does not fit.
-        """
+        """The rows of one range as an Arrow table, with nulls filled and lists padded."""
         table = self._tables.read([piece]).combine_chunks()
         for index, column in enumerate(self._schema):
             table = table.set_column(index, column.name, self._prepared(table.column(index), column))

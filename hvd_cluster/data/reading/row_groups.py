@@ -60,11 +60,7 @@ class RowGroupTables:
         self._sources: dict[str, str] = {}
 
     def read(self, pieces: Sequence[RowRange]) -> pa.Table:
-        """The rows of ranges of one file, one after the other.
-
-        Raises:
-            DataError: they cannot be read.
-        """
+        """The rows of ranges of one file, one after the other."""
         # Two pieces of one row group may follow each other: it is read once.
         groups = [next(run).row_group for _, run in itertools.groupby(pieces, key=lambda piece: piece.row_group.index)]
         if self._filter is None and self._cache is None:
@@ -92,9 +88,6 @@ class RowGroupTables:
         Args:
             group: read as a whole.
             begin, end: the rows of it that count, before the filter; None for the last.
-
-        Raises:
-            DataError: it cannot be read.
         """
         if self._cache is None:
             return self._filtered(group, begin, end)

@@ -31,9 +31,6 @@ def rows(batch: pa.RecordBatch | pa.Table, schema: Schema) -> Iterator[dict[str,
 
     Values: NumPy scalars, ``np.ndarray`` of the row's shape for lists and vectors (float64), ``str``, ``bytes``. Lists
     may differ in length from row to row where the schema leaves it UNKNOWN.
-
-    Raises:
-        DataError: a column holds nulls.
     """
     columns = [_values(batch.column(column.name), column) for column in schema]
     for values in zip(*columns, strict=True):
@@ -157,17 +154,7 @@ def _checked(result: Mapping[str, Any], output: Schema, where: str) -> dict[str,
 
 
 def column_of_value(name: Any, value: Any, where: str, function: str = "transformation_fn") -> Column:
-    """The column that a value which a user's function returned belongs to.
-
-    Args:
-        name: the column's name.
-        value: number, array or tensor.
-        where: the row, for messages.
-        function: what returned it, for messages.
-
-    Raises:
-        DataError: no tensor can be made of it.
-    """
+    """The column that a value which a user's function returned belongs to."""
     if not isinstance(name, str):
         raise DataError(f"{function} returned the key {name!r} for {where}: column names are strings")
     array = as_array(value)

@@ -166,9 +166,6 @@ def plan(
         remainder: what happens to the rows that do not fill the last global batch.
         window_rows: rows that are shuffled among each other at a time.
         begin: the position in the epoch's order, over all ranks, to begin at; what lies before it is not read.
-
-    Raises:
-        ValueError: a number is out of range.
     """
     if not 0 <= rank < size or batch_size < 1 or window_rows < 1 or begin < 0 or remainder not in REMAINDERS:
         raise ValueError(

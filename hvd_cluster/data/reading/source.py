@@ -116,11 +116,7 @@ def open_source(
 
 
 def _require_filled(groups: Sequence[RowGroup], names: Sequence[str]) -> None:
-    """Refuse columns that whole files lack, or that a folder names null, and that no rule fills.
-
-    Raises:
-        DataError: all such columns, with their numbers of nulls.
-    """
+    """Refuse columns that whole files lack, or that a folder names null, and that no rule fills."""
     nulls: dict[str, int] = {}
     places: dict[str, str] = {}
     for group in groups:

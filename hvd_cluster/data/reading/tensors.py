@@ -12,7 +12,7 @@ import torch
 
 from hvd_cluster.data.columns import vectors
 from hvd_cluster.data.columns.arrays import to_numpy
-from hvd_cluster.data.columns.arrow_values import is_list
+from hvd_cluster.data.columns.arrow_values import is_list, nulls_text
 from hvd_cluster.data.optional import load_pyarrow
 from hvd_cluster.data.schema import Column, Schema, infer, is_vector
 from hvd_cluster.errors import DataError
@@ -59,11 +59,8 @@ def to_tensor(array: pa.Array | pa.ChunkedArray, column: Column, *, share_memory
     chunks = array.chunks if isinstance(array, pyarrow.ChunkedArray) else [array]
     if not chunks:
         chunks = [pyarrow.array([], type=array.type)]
-    if sum(chunk.null_count for chunk in chunks):
-        # Counted over all chunks, for the message.
-        from hvd_cluster.data.columns.arrow_values import nulls_text
-
-        raise DataError(nulls_text(column.name, sum(chunk.null_count for chunk in chunks)))
+    if array.null_count:
+        raise DataError(nulls_text(column.name, array.null_count))
     tensors = [torch.from_numpy(to_numpy(chunk, column)) for chunk in chunks]
     if len(tensors) == 1:
         return tensors[0] if share_memory else tensors[0].clone()

@@ -34,13 +34,6 @@ def assembled(
 ) -> Dataset:
     """The data set of all parts, in any order.
 
-    Args:
-        plan: what the parts were written by.
-        parts: what was written.
-        store: whose filesystem holds the files.
-        lanes: streams that the order is interleaved from.
-        folders: folders that belong to this data set alone.
-
     Raises:
         DataError: columns hold nulls or ragged lists, or a part of the split is empty.
     """
@@ -57,11 +50,7 @@ def assembled(
 
 
 def checked(dataset: Dataset, validation: float | str | None) -> Dataset:
-    """The data set, without a validation part if none was requested.
-
-    Raises:
-        DataError: a part of the split is empty.
-    """
+    """The data set, without a validation part if none was requested."""
     train, held_out = dataset.train.rows, dataset.validation.rows if dataset.validation else 0
     rows = train + held_out
     if not train:

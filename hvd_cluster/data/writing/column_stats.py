@@ -70,12 +70,7 @@ class TableStats:
                 ours.add_lengths(level, lengths)
 
     def problems(self, *, allow_ragged: bool = False, first_rows: int | None = None) -> list[str]:
-        """What is wrong with the columns, a sentence each that names the column and the remedy.
-
-        Args:
-            allow_ragged: lists may differ in length.
-            first_rows: only this many rows of the data were counted; None for all.
-        """
+        """What is wrong with the columns, a sentence each that names the column and the remedy."""
         where = "" if first_rows is None else f" in the first {first_rows} rows"
         texts: list[str] = []
         for name, seen in self.columns.items():

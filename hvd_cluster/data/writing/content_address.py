@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hvd_cluster.data.files.filesystems import normalize, open_filesystem
-from hvd_cluster.data.files.retry import retried
+from hvd_cluster.data.files.retry import file_info
 from hvd_cluster.data.optional import load_pyarrow
 
 if TYPE_CHECKING:
@@ -26,10 +26,6 @@ def of_table(table: pa.Table, options: Mapping[str, Any]) -> str:
     """The name of an Arrow table's columns, written with these options: 32 hexadecimal digits.
 
     A table that is cut into other chunks, or has other values behind its nulls, may have another name.
-
-    Args:
-        table: the columns that are written.
-        options: plain values that decide what is written.
     """
     digest = _digest(options)
     pyarrow, ipc = load_pyarrow(), load_pyarrow("pyarrow.ipc")
@@ -41,7 +37,7 @@ def of_table(table: pa.Table, options: Mapping[str, Any]) -> str:
 def of_files(store: Store, paths: Sequence[str], options: Mapping[str, Any]) -> str:
     """The name of files as they are now, by their paths, sizes and times of change; see :func:`of_table`."""
     digest = _digest(options)
-    for info in retried(lambda: store.fs.get_file_info(list(paths)), store.fs, "looking at the files to name"):
+    for info in file_info(store.fs, list(paths)):
         digest.update(f"{info.path}\0{info.size}\0{info.mtime_ns}\0".encode())
     return str(digest.hexdigest())
 
@@ -95,13 +91,7 @@ class SparkPlans:
         self._known: list[tuple[Any, str, str]] = []
 
     def address(self, frame: Any, store: Store, options: Mapping[str, Any]) -> str:
-        """A name for what a DataFrame holds, written into a store with these options.
-
-        Args:
-            frame: of a classic or Connect session.
-            store: where it will be written.
-            options: plain values that decide what is written.
-        """
+        """A name for what a DataFrame holds, written into a store with these options."""
         files = state_of_files(frame)
         with self._lock:
             name = next(
@@ -129,15 +119,11 @@ def state_of_files(frame: Any) -> str:
     for url in sorted(frame.inputFiles()):
         try:
             filesystem, path = open_filesystem(normalize(url))
-            info = _info(filesystem, path)
+            info = file_info(filesystem, path)
             parts.append(f"{url} {info.size} {info.mtime_ns}")
         except (OSError, ValueError):
             parts.append(url)
     return "\n".join(parts)
-
-
-def _info(filesystem: Any, path: str) -> Any:
-    return retried(lambda: filesystem.get_file_info(path), filesystem, f"looking at {path}")
 
 
 PLANS = SparkPlans()

@@ -66,11 +66,7 @@ class DatasetFolders:
         return self
 
     def complete(self, paths: set[str]) -> None:
-        """Say that exactly these files are the data.
-
-        Raises:
-            DataError: this process does not see what the executors wrote.
-        """
+        """Say that exactly these files are the data."""
         there = {path for folder in self._folders for path in self._store.list(folder)}
         unseen = sorted(paths - there)
         if unseen:

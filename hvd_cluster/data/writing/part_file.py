@@ -65,12 +65,7 @@ class PartPlan:
 
 
 class PartFile:
-    """A file that appears under its name when it is complete.
-
-    Args:
-        plan: columns, format, and size of row groups.
-        path: its name inside the store's filesystem. The file is made when the first rows come.
-    """
+    """A file that appears under its name when it is complete."""
 
     def __init__(self, plan: PartPlan, path: str) -> None:
         self._plan = plan

@@ -91,9 +91,6 @@ def received(batches: Iterable[pa.RecordBatch]) -> Iterator[dict[str, str]]:
 
     Yields:
         VARIABLE and the folder.
-
-    Raises:
-        DataError: this machine's disk does not take them.
     """
     with scratch_folder("rows") as folder:
         for batch in batches:
@@ -137,9 +134,6 @@ def assembled(plan: PartPlan, reports: Collection[dict[str, Any]], folder_of: di
         reports: of all partitions, in any order.
         folder_of: name of a file -> the folder where this process finds it.
         lanes: streams that the order is interleaved from.
-
-    Raises:
-        DataError: as :func:`hvd_cluster.data.writing.assembly.assembled`.
     """
     parts = assembly.parts_of(reports)
     for part in parts:

@@ -63,11 +63,6 @@ def write_part(plan: PartPlan, part: int, batches: Iterable[pa.RecordBatch]) -> 
     Once a null or a ragged list turns up nothing more is written, but all rows are still counted, so that the caller
     can name every problem with its full count.
 
-    Args:
-        plan: what all partitions share.
-        part: number of this one.
-        batches: its rows; columns of ``plan.schema`` and the validation column.
-
     Raises:
         OSError: the store cannot be written.
         DataError: an integer does not fit, or a sparse vector is broken.

@@ -20,11 +20,7 @@ POLL_S = 2.0
 
 
 class ProgressBar:
-    """A bar on the terminal or in a notebook, by tqdm, which ends when all rows are written.
-
-    Args:
-        description: what stands before the bar.
-    """
+    """A bar on the terminal or in a notebook, by tqdm, which ends when all rows are written."""
 
     def __init__(self, description: str = "writing rows") -> None:
         self._description = description
@@ -56,10 +52,6 @@ class FinishedParts:
     """A context that reports the rows of parts that executors have finished, found in the store.
 
     Works for every kind of session, because it asks the store and not Spark.
-
-    Args:
-        plan: where the parts appear.
-        progress: what to call; None does nothing.
     """
 
     def __init__(self, plan: PartPlan, progress: Progress | None) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import logging
 
-from hvd_cluster.data.files.retry import retried
+from hvd_cluster.data.files.retry import file_info
 from hvd_cluster.data.store import Store
 
 logger = logging.getLogger(__name__)
@@ -72,5 +72,5 @@ def _folders_by_id(store: Store) -> dict[str, list[str]]:
 def _last_change(store: Store, folder: str) -> dt.datetime | None:
     """When the newest file of a folder was written; None where there is none."""
     paths = store.list(folder, recursive=True)
-    infos = retried(lambda: store.fs.get_file_info(paths), store.fs, f"looking into {folder}")
+    infos = file_info(store.fs, paths)
     return max((info.mtime for info in infos if info.mtime is not None), default=None)

@@ -17,11 +17,7 @@ if TYPE_CHECKING:
 
 
 def check(validation: object) -> float | str | None:
-    """The parameter in its one form: None, the name of a column, or a ratio in (0, 1).
-
-    Raises:
-        DataError: it is of another type or out of range.
-    """
+    """The parameter in its one form: None, the name of a column, or a ratio in (0, 1)."""
     if validation is None or (isinstance(validation, str) and validation):
         return validation
     if isinstance(validation, bool) or not isinstance(validation, (int, float)):
@@ -81,16 +77,8 @@ def _mix(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 def column_mask(array: pa.Array, name: str, stats: TableStats) -> npt.NDArray[np.bool_]:
     """Mark the rows whose value is true, or a number above 0.
 
-    Args:
-        array: the validation column, bool or numeric, not chunked.
-        name: its name.
-        stats: gets the nulls, which count as false here.
-
     Returns:
         Shape (n,).
-
-    Raises:
-        DataError: the column is neither bool nor numeric.
     """
     compute, types = load_pyarrow("pyarrow.compute"), load_pyarrow("pyarrow.types")
     check_column(name, array.type)
@@ -100,11 +88,7 @@ def column_mask(array: pa.Array, name: str, stats: TableStats) -> npt.NDArray[np
 
 
 def check_column(name: str, arrow_type: Any) -> None:
-    """Check that a column of this Arrow type can mark rows for validation.
-
-    Raises:
-        DataError: it is neither bool nor numeric.
-    """
+    """Check that a column of this Arrow type can mark rows for validation."""
     types = load_pyarrow("pyarrow.types")
     numeric = types.is_integer(arrow_type) or types.is_floating(arrow_type) or types.is_decimal(arrow_type)
     if not (types.is_boolean(arrow_type) or numeric):
