@@ -1,4 +1,4 @@
-"""Closes what works in threads while the interpreter is still there.
+"""Closes objects that own threads while the interpreter is still running.
 
 A thread that comes back from C++ (Arrow, torch) when the interpreter is no more is ended there: the C++ around it ends
 the process by SIGABRT, and a thread that waits for it (TensorFlow, for a call of Python) never returns.
@@ -17,16 +17,16 @@ _WAIT_S = 10.0
 
 
 class Closes(Protocol):
-    """What has threads of its own, or is asked by those of others."""
+    """An object that owns threads, or that foreign threads call."""
 
     def close(self, timeout_s: float | None = None) -> None:
-        """End what is under way, and wait for that so long at most; 0 only says so. It may be called again.
+        """End the work in progress, and wait at most ``timeout_s`` for it; 0 only requests the end. May be repeated.
 
         The code that sees the end calls ``forget``.
         """
 
 
-#: In the order in which they were made: who asks comes before what it makes for that.
+#: In the order of their creation: a caller comes before the objects that it creates.
 _open: weakref.WeakValueDictionary[int, Closes] = weakref.WeakValueDictionary()
 _is_ending = False
 # A forked process has none of the threads.
@@ -34,19 +34,19 @@ os.register_at_fork(after_in_child=_open.clear)
 
 
 def close_at_exit(one: Closes) -> None:
-    """Close this one at the end of the interpreter, at once if it has come."""
+    """Close an object at the end of the interpreter; at once if that has begun."""
     _open[id(one)] = one
     if _is_ending:
         one.close(0.0)
 
 
 def forget(one: Closes) -> None:
-    """Nothing of this one is under way any more."""
+    """Remove an object that has ended."""
     _open.pop(id(one), None)
 
 
 def is_ending() -> bool:
-    """Whether the end of the interpreter has come."""
+    """Whether the end of the interpreter has begun."""
     return _is_ending
 
 
@@ -55,7 +55,7 @@ def _close_all() -> None:
     global _is_ending
     _is_ending = True
     deadline = time.monotonic() + _WAIT_S
-    _close_each(0.0)  # all are told before the first is waited for: they end side by side
+    _close_each(0.0)  # all get the request before the first wait: they end side by side
     while _open and (left_s := deadline - time.monotonic()) > 0:  # some may have begun meanwhile
         _close_each(left_s)
 

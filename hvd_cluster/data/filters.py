@@ -29,7 +29,7 @@ _COMPARISONS: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
     ">": ("greater", operator.gt),
     ">=": ("greater_equal", operator.ge),
 }
-#: Their value is not looked at.
+#: Their value is ignored.
 _NULL_CHECKS = ("is null", "is valid")
 OPERATORS = (*_COMPARISONS, "in", "not in", *_NULL_CHECKS)
 
@@ -54,7 +54,7 @@ class RowFilter:
     A null meets no condition but "is null"; a NaN none but "!=" and "not in" (and "is valid": it is a value).
     """
 
-    #: Groups of conditions, none of them empty.
+    #: Groups of conditions; no group is empty.
     any_of: tuple[tuple[Condition, ...], ...]
 
     @property

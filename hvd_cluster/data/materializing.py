@@ -1,4 +1,4 @@
-"""Whatever the user has -> checked Parquet in the store, split into training and validation."""
+"""The user's data, in any form -> checked Parquet in the store, split into training and validation."""
 
 from __future__ import annotations
 
@@ -100,13 +100,13 @@ def materialize(
             changed; a Spark DataFrame if Spark says within this session that it has the same plan
             (``DataFrame.sameSemantics``) and its input files have not changed: a plan that draws at random or calls out
             gives then the rows that it gave the first time. ``Dataset.remove`` leaves such folders to others;
-            :func:`hvd_cluster.data.writing.retention.remove_older_than` takes them away.
+            :func:`hvd_cluster.data.writing.retention.remove_older_than` deletes them.
         own_folders: each part must be all that lies in one folder, for programs that read folders themselves: Parquet
             is used in place only where it is a folder of which nothing is held out.
         in_place: whether Parquet may be used where it is; False copies it to the folders that ``dataset_id`` names, for
-            those who know only that name.
+            programs that know only that name.
         tensors_only: refuse columns of text and bytes, together with what else is wrong.
-        progress: told the rows that are written, e.g. a :class:`hvd_cluster.data.writing.progress.ProgressBar`.
+        progress: called with the rows that are written, e.g. a :class:`hvd_cluster.data.writing.progress.ProgressBar`.
 
     Returns:
         The data set. ``Dataset.store`` is the store to read it with: for Parquet in place it may differ from ``store``.
@@ -208,10 +208,8 @@ class _Materializer:
         """Executors write Parquet with the same writer as everybody; a line of JSON for each partition comes back."""
         schema = self._schema_and_validation_column(frame.schema)
         selected = frame.select(*map(quoted, self._countable(frame.columns)))
-        if self.reuse and not self.wrong:
-            written = self._named(PLANS.address(selected, self.store, self.options.of_address))
-            if written is not None:
-                return written
+        if written := self._written_before(lambda: PLANS.address(selected, self.store, self.options.of_address)):
+            return written
 
         def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             from pyspark import TaskContext
@@ -242,10 +240,8 @@ class _Materializer:
             raise DataError(NO_ROWS_TEXT)
         schema = self._arrow_schema(table.schema)
         table = table.select(self._countable(table.column_names))
-        if self.reuse and not self.wrong:
-            written = self._named(content_address.of_table(table, self.options.of_address))
-            if written is not None:
-                return written
+        if written := self._written_before(lambda: content_address.of_table(table, self.options.of_address)):
+            return written
         group_rows = max(_MIN_GROUP_ROWS, -(-table.num_rows // self.options.num_groups))
         with self._folders(schema, group_rows) as (plan, folders):
             batches = table.to_batches(max_chunksize=MAX_GROUP_ROWS)
@@ -277,10 +273,10 @@ class _Materializer:
     def _copied(self, folder: parquet.ParquetFolder, source: Store) -> Dataset:
         schema = self._arrow_schema(folder.arrow_schema)
         columns = self._countable(folder.arrow_schema.names)
-        if self.reuse and not self.wrong:
-            written = self._named(content_address.of_files(source, folder.paths, self.options.of_address))
-            if written is not None:
-                return written
+        if written := self._written_before(
+            lambda: content_address.of_files(source, folder.paths, self.options.of_address)
+        ):
+            return written
         batches = (
             batch
             for group in folder.row_groups
@@ -289,10 +285,12 @@ class _Materializer:
         with self._folders(schema, MAX_GROUP_ROWS) as (plan, folders):
             return self._dataset(plan, [self._written(plan, batches, folder.rows)], folders)
 
-    def _named(self, address: str) -> Dataset | None:
-        """Take the address for the name of the folders; the data set that is there already, if it is whole."""
-        self.dataset_id = address
-        folder = self.store.get_train_data_path(address)
+    def _written_before(self, address: Callable[[], str]) -> Dataset | None:
+        """The complete data set that an earlier call wrote; else its address becomes the name of the folders."""
+        if not self.reuse or self.wrong:
+            return None
+        self.dataset_id = address()
+        folder = self.store.get_train_data_path(self.dataset_id)
         dataset = Dataset.load(self.store, folder) if self.store.exists(f"{folder}/{parquet.SUCCESS}") else None
         if dataset is not None:
             retention.mark_used(self.store, folder)

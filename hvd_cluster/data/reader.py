@@ -246,11 +246,11 @@ class ParquetReader(IterableDataset[dict[str, Any]]):
         return self._epochs.planner.after(self._position, self._plan_taken, self._steps_taken)
 
     def _go_to(self, position: Position) -> None:
-        """Set the position; what iterations before have taken counts no longer."""
+        """Set the position, and forget the steps of earlier iterations."""
         self._position, self._plan_taken, self._steps_taken = position, None, 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to the beginning of an epoch: the next iteration goes through it."""
+        """Move to the beginning of an epoch, which the next iteration yields."""
         self._go_to(Position(epoch=epoch))
 
     def __iter__(self) -> Iterator[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""The warning for a worker that reads what other workers read too: a forgotten argument looks like that."""
+"""The warning for a worker that reads the same data as other workers, as it does when an argument is forgotten."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def run(spark: Any, action: Callable[[], T], description: str) -> T:
 
 
 def thread(spark: Any, target: Callable[[], None], tag: str, description: str) -> threading.Thread:
-    """A thread, not yet started, that runs ``target`` such that :func:`cancel` with ``tag`` reaches its jobs."""
+    """A thread, not yet started, that runs ``target`` so that :func:`cancel` with ``tag`` reaches its jobs."""
     outer_tags = set(spark.getTags()) if _is_connect(spark) else set()
 
     def run_named() -> None:

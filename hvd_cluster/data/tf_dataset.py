@@ -1,4 +1,4 @@
-"""A reader's batches as a ``tf.data.Dataset``; the one place in ``data`` that knows TensorFlow."""
+"""A reader's batches as a ``tf.data.Dataset``; the only module of ``data`` that uses TensorFlow."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def of_batches(items: Callable[[], Iterator[Any]], example: Any, prefetch: int =
 
     Args:
         items: begins an iteration.
-        example: one of its items; others have the same nest, dtypes and shapes, but for the number of rows.
+        example: one of its items; the others have the same nest, dtypes and shapes; only the number of rows differs.
         prefetch: batches that TensorFlow takes in advance; 0 lets it choose.
     """
     tf = _tensorflow()
@@ -168,7 +168,7 @@ class _Calls:
         raise StopIteration
 
     def close(self, timeout_s: float | None = None) -> None:
-        """Wait, so long at most, until no thread is in a call, and TensorFlow has been told that it was the last."""
+        """Wait at most ``timeout_s`` until no thread is in a call and TensorFlow knows that it was the last."""
         now = time.monotonic()
         deadline = math.inf if timeout_s is None else now + timeout_s
         self._told_at_s = told_at_s = now if self._told_at_s is None else self._told_at_s

@@ -1,4 +1,4 @@
-"""Arrow columns as the NumPy columns that petastorm's readers give; no Python loop where the type allows it."""
+"""Arrow columns as the NumPy columns that petastorm's readers return; no Python loop where the type allows it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import numpy.typing as npt
 
 from hvd_cluster.data.optional import load_pyarrow
 from hvd_cluster.petastorm.codecs import CompressedImageCodec, CompressedNdarrayCodec, NdarrayCodec, ScalarCodec
-from hvd_cluster.petastorm.errors import DecodeFieldError
 from hvd_cluster.petastorm.spark_types import StringType
 from hvd_cluster.petastorm.unischema_field import UnischemaField, is_decimal
 
@@ -70,16 +69,7 @@ def _scalars(array: Any, field: UnischemaField) -> Values:
             moments = moments.astype("datetime64[us]")
         return moments if not array.null_count else [None if np.isnat(moment) else moment for moment in moments]
     codec = field.codec or _ANY_SCALAR
-    return [None if value is None else _scalar(codec, field, value) for value in array.to_pylist()]
-
-
-def _scalar(codec: Any, field: UnischemaField, value: Any) -> Any:
-    try:
-        return codec.decode(field, value)
-    except DecodeFieldError:
-        raise
-    except (TypeError, ValueError) as error:
-        raise DecodeFieldError(f"field {field.name!r}: {value!r} is no {field.numpy_dtype}: {error}") from error
+    return [None if value is None else codec.decode(field, value) for value in array.to_pylist()]
 
 
 def plain(array: Any) -> Values:

@@ -19,12 +19,12 @@ _SHARDS, _PIECES, _ROWS = 1, 2, 3
 def shard_of(
     fragments: Sequence[Fragment], cur_shard: int | None, shard_count: int | None, seed: int | None
 ) -> list[Fragment]:
-    """The fragments of one shard: whole row groups, dealt in turn.
+    """The fragments of one shard: whole row groups, distributed in turn.
 
     Args:
         fragments: of the data set, the same and in the same order for every shard.
         cur_shard, shard_count: this shard of how many; None for both reads everything.
-        seed: deals the row groups in an order drawn with it; None in the order of the data.
+        seed: shuffles the row groups before they are distributed; None keeps the order of the data.
 
     Raises:
         DataError: the numbers make no sense.

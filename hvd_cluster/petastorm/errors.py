@@ -1,4 +1,4 @@
-"""What can be wrong with a petastorm data set, under the names that petastorm's users catch."""
+"""Errors of petastorm data sets, under the names that petastorm's users catch."""
 
 from __future__ import annotations
 

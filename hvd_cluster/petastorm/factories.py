@@ -74,7 +74,7 @@ def make_reader(
         workers_count: threads, 32 at most.
         results_queue_size: maximum row groups that wait; they take at most 256 MiB, or are a single larger one.
         seed: chooses the orders, and which shard gets which row groups; None draws an order that no run repeats, and
-            deals the row groups in the order of the data. All shards must be given the same.
+            distributes the row groups in the order of the data. All shards must get the same seed.
         shuffle_rows: whether to shuffle the rows of a row group.
         shuffle_row_groups: whether to shuffle row groups, again in each pass.
         shuffle_row_drop_partitions: parts to cut each row group into, which are shuffled by themselves.
@@ -82,7 +82,7 @@ def make_reader(
         rowgroup_selector: which row groups to read, from petastorm's index.
         num_epochs: passes; None for no end.
         cur_shard, shard_count: which share of the row groups to read.
-        shard_seed: deals the row groups; default is ``seed``.
+        shard_seed: distributes the row groups; default is ``seed``.
         cache_type: "null", or "local-disk" to keep what was read in ``cache_location``, up to ``cache_size_limit``
             bytes, until the reader's end (or longer with ``cache_extra_settings={"cleanup": False}``).
         transform_spec: a function over each row, run in the reader's threads.
@@ -90,8 +90,8 @@ def make_reader(
             are not given.
         storage_options: arguments for the fsspec filesystem of the URL.
         filesystem: a pyarrow or fsspec filesystem to use instead.
-        pyarrow_serialize, cache_row_size_estimate, hdfs_driver, zmq_copy_buffers, convert_early_to_numpy: not looked
-            at.
+        pyarrow_serialize, cache_row_size_estimate, hdfs_driver, zmq_copy_buffers, convert_early_to_numpy:
+            ignored.
 
     Raises:
         DataError: an argument makes no sense, or there is no Parquet.
@@ -220,7 +220,7 @@ def _view(schema: Unischema, schema_fields: Any, location: Location) -> Unischem
 def _selected(
     fragments: list[Fragment], reader: FragmentReader, options: ReaderOptions, location: Location
 ) -> list[Fragment]:
-    """The row groups that may have rows for the user, before they are dealt to shards."""
+    """The row groups that may have rows for the user, before they are distributed to shards."""
     if options.rowgroup_selector is not None:
         indexes = row_group_index.read(location)
         missing = [name for name in options.rowgroup_selector.get_index_names() if name not in indexes]

@@ -1,4 +1,4 @@
-"""One fragment of a data set on its way to the user: read, filtered, decoded and transformed, in a reader's thread."""
+"""Reads, filters, decodes and transforms one fragment of a data set, in a reader's thread."""
 
 from __future__ import annotations
 

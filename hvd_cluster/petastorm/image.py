@@ -27,7 +27,7 @@ def encode(image: npt.NDArray[Any], suffix: str, quality: int) -> bytes:
     Args:
         image: shape (height, width) or (height, width, 3) in the order red, green, blue; uint8, or for PNG uint16.
         suffix: a key of FORMATS.
-        quality: of JPEG and WebP, 1 to 100; the lossless formats take no notice.
+        quality: of JPEG and WebP, 1 to 100; lossless formats ignore it.
     """
     if image.dtype == np.uint16:
         if suffix != ".png":
@@ -70,7 +70,7 @@ def _pillow() -> Any:
 
 
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
-#: PNG's colour types -> channels, as far as petastorm can have written them.
+#: PNG's colour types -> channels, for those that petastorm can write.
 _CHANNELS = {0: 1, 2: 3, 6: 4}
 #: An image decodes to this many bytes at most: a small file must not fill the memory.
 _MAX_BYTES = 1 << 30

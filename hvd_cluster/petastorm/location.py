@@ -1,4 +1,4 @@
-"""Where a petastorm data set lies: a filesystem and paths inside it, from whatever its users write."""
+"""Where a petastorm data set is stored: a filesystem and paths inside it, from the forms that users write."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def get_schema_from_dataset_url(
 
     Args:
         dataset_url_or_urls: path or URL of the folder, or a list of those of files in it.
-        hdfs_driver: not looked at: pyarrow has one driver only.
+        hdfs_driver: ignored: pyarrow has one driver only.
         storage_options, filesystem: as :func:`hvd_cluster.petastorm.location.locate` takes them.
 
     Raises:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import io
+import math
 from typing import Any
 
 import numpy as np
@@ -32,9 +33,7 @@ def load(data: bytes) -> npt.NDArray[Any]:
     if end > len(data):
         raise ValueError("its header is cut short")
     shape, fortran_order, dtype = _header(data[:end])
-    count = 1
-    for length in shape:
-        count *= length
+    count = math.prod(shape)
     if len(data) - end < count * dtype.itemsize:
         raise ValueError(f"it is cut short: {len(data) - end} bytes for {count} elements of {dtype}")
     if dtype.itemsize == 0:

@@ -1,4 +1,4 @@
-"""The arguments that both kinds of readers take, as one value that checks itself."""
+"""The arguments of both kinds of readers, as one value that checks itself."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MAX_THREADS = 32
 
 @dataclass(frozen=True, kw_only=True)
 class ReaderOptions:
-    """What ``make_reader`` and ``make_batch_reader`` were told, under petastorm's names, which they document."""
+    """The options of ``make_reader`` and ``make_batch_reader``, under petastorm's names, which they document."""
 
     schema_fields: Any
     reader_pool_type: str

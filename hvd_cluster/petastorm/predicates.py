@@ -1,4 +1,4 @@
-"""Predicates: which rows a reader gives, decided on a few fields before the others are decoded."""
+"""Predicates: which rows a reader returns, decided from a few fields before the others are decoded."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ class Reader:
         self._num_empty = 0
         self._rows: Iterator[Any] = iter(())
         self._stopped = False
-        #: Whether the last row was given.
+        #: Whether the last row was returned.
         self.last_row_consumed = False
         #: The fields of the rows.
         self.schema: Unischema = fragments.output

@@ -37,7 +37,7 @@ class RowGroupIndex:
 
     @property
     def column_names(self) -> list[str]:
-        """The fields that were looked at."""
+        """The indexed fields."""
         return [self.field_name]
 
     @property
@@ -102,7 +102,7 @@ def _numbers(value: Any) -> frozenset[int]:
     if safe_pickle.made(value).endswith(".set") and value.args and isinstance(value.args[0], list):
         value = value.args[0]  # protocols below 4 pickle a set as set([...])
     if not isinstance(value, (set, list)) or not all(type(number) is int for number in value):
-        raise safe_pickle.UntrustedPickleError("an index has other things than numbers of row groups")
+        raise safe_pickle.UntrustedPickleError("an index holds values that are not numbers of row groups")
     return frozenset(value)
 
 

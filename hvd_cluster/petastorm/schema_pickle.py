@@ -1,4 +1,4 @@
-"""The pickled schema of petastorm's metadata, read without trust and written so that petastorm 0.13.1 loads it."""
+"""The pickled schema of petastorm's metadata, read as untrusted data, and written so that petastorm 0.13.1 loads it."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def _field(value: Any) -> UnischemaField:
     if not isinstance(name, str):
         raise safe_pickle.UntrustedPickleError("a field has no name")
     if not isinstance(shape, (tuple, list)) or not all(length is None or type(length) is int for length in shape):
-        raise safe_pickle.UntrustedPickleError(f"the shape of field {name!r} is none")
+        raise safe_pickle.UntrustedPickleError(f"the shape of field {name!r} is invalid")
     return UnischemaField(name, _dtype(name, dtype), tuple(shape), _codec(name, codec), nullable == [True])
 
 

@@ -94,7 +94,7 @@ def _joined(name: str, parts: list[Any]) -> Any:
         try:
             return np.concatenate(arrays)
         except (TypeError, ValueError) as error:
-            raise DataError(f"field {name!r} holds different things in different row groups: {error}") from error
+            raise DataError(f"field {name!r} holds different kinds of values in its row groups: {error}") from error
     # Rows of unequal shapes, or with None in some row groups only: one by one.
     rows = (part.cpu().numpy() if isinstance(part, torch.Tensor) else part for part in parts)
     return [value for part in rows for value in part]

@@ -42,7 +42,7 @@ def materialize_dataset(
         schema: of the rows, before encoding.
         row_group_size_mb: MiB of a row group while the block runs. A Connect session has no such setting: give it to
             the writer there, ``.option("parquet.block.size", ...)``.
-        use_summary_metadata: not looked at: row groups are found from the files' footers.
+        use_summary_metadata: ignored: row groups are found from the files' footers.
         filesystem_factory: returns a pyarrow or fsspec filesystem for the metadata.
 
     Raises:
@@ -64,7 +64,7 @@ def dataset_as_rdd(
         dataset_url: URL or path that every executor sees.
         spark_session: a classic session: Connect has no RDDs.
         schema_fields: as ``make_reader`` takes them.
-        hdfs_driver: not looked at.
+        hdfs_driver: ignored.
     """
     with make_reader(dataset_url, schema_fields, reader_pool_type="dummy") as reader:
         num_shards = reader.diagnostics["pieces"]

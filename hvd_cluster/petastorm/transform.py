@@ -1,4 +1,4 @@
-"""TransformSpec: a user's function over what is read, and what it makes of the schema."""
+"""TransformSpec: a user's function over rows, and how it changes the schema."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class TransformSpec:
         selected_fields: Sequence[str] | None = None,
     ) -> None:
         if removed_fields and selected_fields is not None:
-            raise DataError("removed_fields and selected_fields say two things: give one of them")
+            raise DataError("removed_fields and selected_fields contradict each other: give one of them")
         self.func = func
         self.edit_fields = list(edit_fields or [])
         self.removed_fields = list(removed_fields or [])

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
+from hvd_cluster.data.files.filesystems import UnfinishedFile
 from hvd_cluster.data.optional import load_pyarrow
 from hvd_cluster.errors import DataError
 from hvd_cluster.petastorm import metadata, type_mapping
@@ -128,55 +130,40 @@ class _Files:
         self._rows_per_file = rows_per_file
         self._compression = compression
         self._written: list[str] = []
-        self._open = ""  # the temporary name of the file under way
-        self._writer: Any = None
-        self._stream: Any = None
+        self._file: UnfinishedFile | None = None
         self._rows = 0
 
     def add(self, rows: list[dict[str, Any]]) -> None:
         """Write a row group."""
         pyarrow, parquet = load_pyarrow(), load_pyarrow("pyarrow.parquet")
-        if self._writer is None:
+        if self._file is None:
             filesystem, folder = self._location.filesystem, self._location.paths[0]
             filesystem.create_dir(folder, recursive=True)
-            self._open = f"{folder}/_part-{len(self._written):05d}.parquet"  # readers pass over names with "_"
-            self._stream = filesystem.open_output_stream(self._open)
-            self._writer = parquet.ParquetWriter(self._stream, self._schema, compression=self._compression)
+            path = f"{folder}/part-{len(self._written):05d}.parquet"
+            make = functools.partial(parquet.ParquetWriter, schema=self._schema, compression=self._compression)
+            self._file = UnfinishedFile(filesystem, path, make)
+            self._written.append(path)
         try:
             table = pyarrow.Table.from_pylist(rows, schema=self._schema)
         except (pyarrow.ArrowException, TypeError, OverflowError) as error:
             raise DataError(f"the encoded rows do not fit {self._schema}: {error}") from error
-        self._writer.write_table(table, row_group_size=max(1, len(rows)))
+        self._file.writer.write_table(table, row_group_size=max(1, len(rows)))
         self._rows += len(rows)
         if self._rows_per_file is not None and self._rows >= self._rows_per_file:
             self.close()
 
     def close(self) -> None:
-        """Give the file under way its name."""
-        if self._writer is None:
-            return
-        self._writer.close()
-        self._stream.close()
-        folder, name = self._open.rsplit("/", 1)
-        target = f"{folder}/{name[1:]}"
-        self._location.filesystem.move(self._open, target)
-        self._written.append(target)
-        self._writer = self._stream = None
-        self._open, self._rows = "", 0
+        """Complete the file in progress."""
+        if self._file is not None:
+            self._file.complete()
+            self._file, self._rows = None, 0
 
     def remove(self) -> None:
         """Remove all that was written."""
-        if self._writer is not None:
-            try:
-                self._writer.close()
-                self._stream.close()
-            except (OSError, ValueError):  # a full disk: what matters is that the file goes
-                pass
-            self._written.append(self._open)
-            self._writer = None
+        if self._file is not None:
+            self._file.abandon()
+            self._file = None
         for path in self._written:
-            try:
+            with suppress(FileNotFoundError):  # not completed, or another process was faster
                 self._location.filesystem.delete_file(path)
-            except FileNotFoundError:  # somebody else was faster
-                continue
         self._written.clear()

@@ -1,1 +1,1 @@
-"""Where bytes lie, and how they move."""
+"""Where files are stored, and how they are read and written."""

@@ -248,7 +248,7 @@ class Store:
         """Delete a file, or a folder with all below it. A path that does not exist is fine."""
         kinds = self._info_types()
         kind, inner = self._info(path).type, self.get_localized_path(path)
-        with suppress(FileNotFoundError):  # somebody else was faster
+        with suppress(FileNotFoundError):  # another process was faster
             if kind == kinds.Directory:
                 self.fs.delete_dir(inner)
             elif kind != kinds.NotFound:

@@ -1,4 +1,4 @@
-"""How bytes move: one function that opens any URL, and writes that are whole or absent.
+"""Filesystems: one function that opens any URL, and writes that are complete or absent.
 
 Where a fit keeps what is the business of :mod:`hvd_cluster.data.store`.
 """
@@ -9,7 +9,7 @@ import errno
 import os
 import re
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -135,7 +135,7 @@ _ARGUMENTS = {
 
 def unopened_hadoop_text(url: str, error: Exception) -> str:
     """What to say where libhdfs cannot be loaded or does not connect."""
-    reason = next(iter(str(error).splitlines()), type(error).__name__)  # the others are all the places it looked at
+    reason = next(iter(str(error).splitlines()), type(error).__name__)  # the others list where it searched
     return (
         f"cannot open {url!r}: {reason}; libhdfs needs Java and Hadoop's client on every host: set JAVA_HOME, "
         "HADOOP_HOME and CLASSPATH (to what `hadoop classpath --glob` prints) before Python starts"
@@ -232,3 +232,31 @@ def sync_folder(folder: Path) -> None:
         pass
     finally:
         os.close(descriptor)
+
+
+class UnfinishedFile:
+    """A file that a pyarrow writer fills under a hidden name, which :meth:`complete` replaces by its own."""
+
+    def __init__(
+        self, filesystem: Any, path: str, make_writer: Callable[[Any], Any], *, atomic_upload: bool = False
+    ) -> None:
+        folder, name = path.rsplit("/", 1)
+        self._filesystem, self._path = filesystem, path
+        self._hidden = path if atomic_upload else f"{folder}/_{name}"  # readers ignore names with "_"
+        self._stream = filesystem.open_output_stream(self._hidden)
+        self.writer = make_writer(self._stream)
+
+    def complete(self) -> None:
+        """Close the file and give it its name."""
+        self.writer.close()
+        self._stream.close()
+        if self._hidden != self._path:
+            self._filesystem.move(self._hidden, self._path)
+
+    def abandon(self) -> None:
+        """Remove the file."""
+        with suppress(OSError, ValueError):  # a full disk: what matters is that the file goes
+            self.writer.close()
+            self._stream.close()
+        with suppress(FileNotFoundError):  # another process was faster
+            self._filesystem.delete_file(self._hidden)

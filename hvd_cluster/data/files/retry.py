@@ -1,4 +1,4 @@
-"""Calls to a filesystem, made again where what went wrong may pass."""
+"""Calls to a filesystem, repeated after errors that may be temporary."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Folders of this machine that live no longer than who uses them, even where that is killed."""
+"""Local folders that are removed with the process that uses them, even if it is killed."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _sweep() -> None:
     for lock in scratch.glob(f"{_PREFIX}*/{_LOCK}"):
         if lock.parent.name.startswith(_NEW_PREFIX):
             continue
-        with contextlib.suppress(OSError), lock.open("r+") as file:  # it goes at this moment, or is somebody else's
+        with contextlib.suppress(OSError), lock.open("r+") as file:  # it is being removed, or belongs to another user
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(lock.parent, ignore_errors=True)
     for new in scratch.glob(f"{_NEW_PREFIX}*"):

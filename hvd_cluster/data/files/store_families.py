@@ -134,7 +134,7 @@ class DBFSLocalStore(Store):
         """The path below the local mount.
 
         Raises:
-            DataError: it is in none of the spellings.
+            DataError: it has another form.
         """
         inner = path
         for prefix in ("dbfs://", "dbfs:", "file://", "file:"):

@@ -18,7 +18,7 @@ from hvd_cluster.errors import DataError
 
 @dataclass(frozen=True)
 class Chunk:
-    """Consecutive ranges of a block's window that one thread reads at one go."""
+    """Consecutive ranges of a block's window that one thread reads in one call."""
 
     #: What to read.
     ranges: tuple[RowRange, ...]

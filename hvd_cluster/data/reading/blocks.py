@@ -5,18 +5,16 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from hvd_cluster.data.columns.column_config import ColumnConfig
 from hvd_cluster.data.dataset import Split
 from hvd_cluster.data.reading import decoding, row_transform
 from hvd_cluster.data.reading.block_buffer import BlockBuffer, Chunk
-from hvd_cluster.data.reading.row_group_reader import Columns, RowGroupReader
+from hvd_cluster.data.reading.row_group_reader import RowGroupReader
 from hvd_cluster.data.reading.row_transform import RowTransform
 from hvd_cluster.data.reading.shards import RowRange
-from hvd_cluster.data.schema import Column, Schema
+from hvd_cluster.data.schema import Schema
 
 
 class BlockReader:
@@ -48,7 +46,13 @@ class BlockReader:
             _, output = row_transform.apply(self._transform, table, self._input, None, place, decode=self._decode)
             return output
         values = self._reader.columns([first])
-        return Schema(tuple(self._output_column(column, values, f"row 0 of {place}") for column in self._input))
+        columns = [
+            decoding.first_column(column.name, self._decode[column.name], values[column.name], f"row 0 of {place}")
+            if column.name in self._decode
+            else column
+            for column in self._input
+        ]
+        return Schema(tuple(columns))
 
     def read(self, buffer: BlockBuffer, chunk: Chunk, stopped: Callable[[], bool]) -> None:
         """Read a chunk of a block, and put the rows that the rank takes into the buffer.
@@ -66,10 +70,13 @@ class BlockReader:
             return
         columns = self._reader.columns(chunk.ranges)
         rows, positions = buffer.taken(chunk)
+
+        def place(index: int) -> str:
+            return chunk.place(int(rows[index]))
+
         for name in self._input.names:
             values = columns.pop(name)  # so that its memory goes once it has been put
             if name in self._decode:
-                place = functools.partial(_place, chunk, rows)
                 picked = values if len(rows) == chunk.rows else values.take(rows)
                 values = decoding.decoded(self.schema[name], self._decode[name], picked, place, stopped)
             elif len(rows) < chunk.rows:
@@ -110,14 +117,3 @@ class BlockReader:
                 for name, values in part.items():
                     buffer.put(chunk, positions[inside], name, values)
             begin += piece.rows
-
-    def _output_column(self, column: Column, values: Columns, where: str) -> Column:
-        function = self._decode.get(column.name)
-        if function is None:
-            return column
-        return decoding.first_column(column.name, function, values[column.name], where)
-
-
-def _place(chunk: Chunk, rows: npt.NDArray[np.int64], index: int) -> str:
-    """Where the value number ``index`` of the rows taken of a chunk comes from, for messages."""
-    return chunk.place(int(rows[index]))

@@ -1,4 +1,4 @@
-"""How much is read and shuffled at a time, and what that takes of memory at most."""
+"""How much is read and shuffled at a time, and the memory bound that follows."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ _INDEX_BYTES = 16
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """Sizes in rows and bytes. They decide nothing about the order of rows, but for ``window_rows``."""
+    """Sizes in rows and bytes. Only ``window_rows`` affects the order of rows."""
 
     #: Bytes of a row: in a batch, or as Arrow data (on average over all rows), whichever is larger.
     row_bytes: int
-    #: Rows that are shuffled among each other at a time, but for a larger row group.
+    #: Rows that are shuffled among each other at a time; a larger row group is a window of its own.
     window_rows: int
-    #: Bytes that a thread reads at one go, but for a larger row group.
+    #: Bytes that a thread reads in one call; a larger row group is read alone.
     chunk_bytes: int
     #: Threads that read.
     num_threads: int

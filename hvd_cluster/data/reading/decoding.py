@@ -1,8 +1,7 @@
-"""Values that are not tensors (text, compressed images, raw bytes) -> tensors, by functions of the user's."""
+"""Values that are not tensors (text, compressed images, raw bytes) -> tensors, by the user's functions."""
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -97,7 +96,7 @@ def decoded(
     if isinstance(fn, RawTensor):
         begins = itertools.accumulate((len(chunk) for chunk in values.chunks), initial=0)
         parts = [
-            fn.all(chunk, column.name, functools.partial(_moved, where, begin))
+            fn.all(chunk, column.name, lambda index, begin=begin: where(begin + index))  # type: ignore[misc]
             for chunk, begin in zip(values.chunks, begins, strict=False)
         ]
         return torch.from_numpy(np.concatenate(parts).astype(column.dtype, copy=False))
@@ -114,7 +113,3 @@ def decoded(
             )
         rows[index] = array
     return torch.from_numpy(rows)
-
-
-def _moved(where: Callable[[int], str], by: int, index: int) -> str:
-    return where(by + index)

@@ -1,4 +1,4 @@
-"""A reader's way through its epochs: what was read ahead at the end of one is there when the next begins."""
+"""Iterates over a reader's epochs; what one epoch read ahead serves the next."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values that stand in the names of folders (``year=2024/country=de/part-0.parquet``), as Hive and Spark write them."""
+"""Values in the names of folders (``year=2024/country=de/part-0.parquet``), as Hive and Spark write them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Blocks of rows, which come in the order of first need -> the batches of one rank."""
+"""Blocks of rows, in the order of first use -> the batches of one rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parquet that is already there: its files, row groups and columns, and what its footers say about them."""
+"""Existing Parquet data: its files, row groups and columns, and what its footers say about them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from hvd_cluster.errors import DataError
 INCOMPLETE = "_INCOMPLETE"
 #: A file of this name says that the data is complete.
 SUCCESS = "_SUCCESS"
-#: Rows that are looked at for the lengths of lists.
+#: Rows that are read to learn the lengths of lists.
 _SAMPLE_ROWS = 64
 
 
@@ -68,7 +68,7 @@ class ParquetFolder:
         for number, footer in enumerate(self.footers.values()):
             stored = footer.schema.to_arrow_schema()
             own = [field for field in folder_fields if field.name not in stored.names]
-            schemas.append(_with(stored, own))
+            schemas.append(load_pyarrow().schema([*stored, *own], metadata=stored.metadata))
             names = {field.name for field in own}
             unstored &= names
             partitions[number] = tuple(pair for pair in partitions[number] if pair[0] in names)
@@ -111,7 +111,7 @@ class ParquetFolder:
     def stats(self) -> TableStats:
         """Nulls and list lengths, from the footers where they are proof, else from the column itself.
 
-        Vectors are looked at in the first row group only; the reader checks the others.
+        Only the first row group's vectors are read; the reader checks the others.
         """
         stats = TableStats()
         for number, group in enumerate(self.row_groups):
@@ -219,12 +219,6 @@ def files_of(filesystem: Any, paths: Sequence[str], *, listed: bool = False) -> 
         for path in paths
         for file, below in _files(filesystem, path, checked)
     ]
-
-
-def _with(schema: Any, fields: Sequence[Any]) -> Any:
-    for field in fields:
-        schema = schema.append(field)
-    return schema
 
 
 def _files(filesystem: Any, path: str, checked: set[str]) -> list[tuple[str, str]]:

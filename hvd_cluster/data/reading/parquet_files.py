@@ -1,4 +1,4 @@
-"""Parquet files as they lie: which ones a folder holds, their footers, and what a footer says about a row group."""
+"""Parquet files: which ones a folder holds, their footers, and what a footer says about a row group."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def require_plain(filesystem: Any, path: str, found: Iterable[Any] = (), checked
 
     Args:
         filesystem: the ``pyarrow.fs.FileSystem`` that serves the path.
-        path: what is to be read: the table's folder, a folder or file in it, a folder that holds tables, or a pattern.
+        path: what will be read: the table's folder, a folder or file in it, a folder that holds tables, or a pattern.
         found: ``pyarrow.fs.FileInfo`` of all that is below the path.
-        checked: folders that need no second look; those that are looked at now are added.
+        checked: folders that were checked already; the folders that this call checks are added.
 
     Raises:
         DataError: the table, and how to read it.

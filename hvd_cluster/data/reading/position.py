@@ -24,7 +24,7 @@ class Position:
     epoch: int
     #: Rows of the epoch that all ranks together have taken.
     row: int = 0
-    #: Further inputs of this epoch's order, next to the seed; None for what the reader takes by itself.
+    #: Further inputs of this epoch's order, next to the seed; None for the reader's own.
     lanes: int | None = None
     window_rows: int | None = None
 
@@ -79,7 +79,7 @@ class Planner:
         )
 
 
-#: The end of a file, which is looked at: Parquet's footer with its statistics, or most of it.
+#: Bytes at the end of a file that identify it: Parquet's footer with its statistics, or most of it.
 _TAIL_BYTES = 64 * 1024
 _NUM_THREADS = 8
 #: Said of the files, not of the order; a copy of the data differs in them.
@@ -87,7 +87,7 @@ _OF_FILES = ("files_crc", "times_crc")
 
 
 def fingerprint(planner: Planner, filesystem: Any) -> dict[str, Any]:
-    """What must not have changed when a position is taken up again, as plain values.
+    """What must not change between saving and loading a position, as plain values.
 
     ``files_crc`` stands for the names of the files below the folder that they share, their sizes and their last 64 KiB;
     ``times_crc`` for the times of their last change, where the filesystem has them.
@@ -165,7 +165,7 @@ def _of_file(filesystem: Any, path: str) -> tuple[int, int, int | None]:
     try:
         return retried(look, filesystem, f"looking at {path}")
     except OSError as error:
-        raise DataError(f"cannot look at {path}, which the position is to name: {error}") from error
+        raise DataError(f"cannot read {path}, whose end identifies the position's data: {error}") from error
 
 
 def _folder(paths: list[str]) -> str:

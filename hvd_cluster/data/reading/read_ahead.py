@@ -1,4 +1,4 @@
-"""Runs pieces of work in threads, ahead of who needs the results, in order and bounded in bytes."""
+"""Runs pieces of work in threads, ahead of their consumer, in order and within a bound of bytes."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class ReadAhead(Generic[T]):
 
     @property
     def alive(self) -> bool:
-        """Whether its threads are of this process: a forked one has none of them."""
+        """Whether its threads run in this process: a forked process does not inherit them."""
         return self._pid == os.getpid()
 
     @property
@@ -99,7 +99,7 @@ class ReadAhead(Generic[T]):
             return self._results.pop(index)
 
     def close(self, timeout_s: float | None = None) -> None:
-        """Stop the threads and wait for them, so long at most; at most the pieces under way are finished."""
+        """Stop the threads and wait at most ``timeout_s`` for them; only pieces in progress are finished."""
         if not self.alive:
             return
         with self._changed:

@@ -104,7 +104,7 @@ class RowGroupTables:
             try:
                 self._sources[group.path] = source_of(self._filesystem, group.path)
             except OSError as error:
-                raise DataError(f"cannot read {group.place}: its file cannot be looked at: {error}") from error
+                raise DataError(f"cannot read {group.place}: its size and time cannot be read: {error}") from error
         return self._sources[group.path]
 
     def _filtered(self, group: RowGroup, begin: int, end: int | None) -> pa.Table:

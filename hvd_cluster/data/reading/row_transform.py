@@ -13,6 +13,7 @@ import torch
 
 from hvd_cluster.data.columns.arrays import to_numpy
 from hvd_cluster.data.columns.arrow_values import is_list, list_lengths, nulls_text, python_values
+from hvd_cluster.data.columns.column_config import Decode
 from hvd_cluster.data.optional import load_pyarrow
 from hvd_cluster.data.schema import WIDENED, Column, Kind, Schema
 from hvd_cluster.errors import DataError
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
 
 #: Takes one row as a dictionary (column name -> NumPy scalar, array, str or bytes) and returns the new row.
 RowTransform = Callable[[dict[str, Any]], Mapping[str, Any]]
-#: How often a function is called that the interpreter lets down.
-_TRIES = 3
+#: Calls of a function that fails through a bug of the interpreter.
+_MAX_ATTEMPTS = 3
 
 
 def rows(batch: pa.RecordBatch | pa.Table, schema: Schema) -> Iterator[dict[str, Any]]:
@@ -45,7 +46,7 @@ def apply(
     place: str,
     numbers: Sequence[int] | None = None,
     stopped: Callable[[], bool] = lambda: False,
-    decode: Mapping[str, Callable[[Any], Any]] | None = None,
+    decode: Mapping[str, Decode] | None = None,
 ) -> tuple[dict[str, torch.Tensor], Schema]:
     """Run a transform over a batch and stack what it returns.
 
@@ -71,8 +72,8 @@ def apply(
         if stopped():
             break
         where = f"row {number} of {place}"
-        unchanged = functools.partial(_row, batch, schema, count)
-        result = _call_transform(transform, row, decode or {}, where, unchanged)
+        again = functools.partial(_row, batch, schema, count, decode or {}, where)
+        result = _called(transform, _decoded(row, decode or {}, where), f"transformation_fn failed on {where}", again)
         if not isinstance(result, Mapping):
             raise DataError(f"transformation_fn returned {type(result).__name__} for {where}: return a dict")
         if output is None:
@@ -87,39 +88,35 @@ def apply(
     return {name: torch.from_numpy(values[:count]) for name, values in made.items()}, output
 
 
-def _row(batch: pa.RecordBatch | pa.Table, schema: Schema, index: int) -> dict[str, Any]:
-    return next(rows(batch.slice(index, 1), schema))
+def _row(
+    batch: pa.RecordBatch | pa.Table, schema: Schema, index: int, decode: Mapping[str, Decode], where: str
+) -> dict[str, Any]:
+    return _decoded(next(rows(batch.slice(index, 1), schema)), decode, where)
 
 
-def _call_transform(
-    transform: RowTransform,
-    row: dict[str, Any],
-    decode: Mapping[str, Callable[[Any], Any]],
-    where: str,
-    unchanged: Callable[[], dict[str, Any]],
-    tries: int = _TRIES,
-) -> Any:
-    """What the transform makes of a decoded row. ``unchanged`` makes the row again: the transform may write into it."""
-    for name, function in decode.items():
-        row[name] = call_decode(function, row[name], name, where)
-    try:
-        return transform(row)
-    except Exception as error:  # the user's own code, which may raise anything
-        if tries > 1 and _is_parser_race(error):
-            return _call_transform(transform, unchanged(), decode, where, unchanged, tries - 1)
-        raise DataError(f"transformation_fn failed on {where}: {type(error).__name__}: {error}") from error
+def _decoded(row: dict[str, Any], decode: Mapping[str, Decode], where: str) -> dict[str, Any]:
+    return {**row, **{name: call_decode(function, row[name], name, where) for name, function in decode.items()}}
 
 
-def call_decode(function: Callable[[Any], Any], value: Any, name: str, where: str, tries: int = _TRIES) -> Any:
+def call_decode(function: Decode, value: Any, name: str, where: str) -> Any:
     """What a decode function makes of a value; its exceptions become a DataError that names column and row."""
+    return _called(function, value, f"the decode function of column {name!r} failed on {where}")
+
+
+def _called(
+    function: Callable[[Any], Any],
+    value: Any,
+    failed: str,
+    again: Callable[[], Any] | None = None,
+    attempts: int = _MAX_ATTEMPTS,
+) -> Any:
+    """The result of a user's function. ``again`` makes the value of a new attempt: the function may write into it."""
     try:
         return function(value)
     except Exception as error:  # the user's own code, which may raise anything
-        if tries > 1 and _is_parser_race(error):
-            return call_decode(function, value, name, where, tries - 1)
-        raise DataError(
-            f"the decode function of column {name!r} failed on {where}: {type(error).__name__}: {error}"
-        ) from error
+        if attempts > 1 and _is_parser_race(error):
+            return _called(function, value if again is None else again(), failed, again, attempts - 1)
+        raise DataError(f"{failed}: {type(error).__name__}: {error}") from error
 
 
 def _is_parser_race(error: Exception) -> bool:

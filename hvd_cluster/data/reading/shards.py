@@ -1,4 +1,4 @@
-"""Who reads which row when: a pure function of numbers, worked out alike by every rank.
+"""Which rank reads which row when: a pure function of numbers, which every rank computes alike.
 
 The order of an epoch
 ---------------------
@@ -99,7 +99,7 @@ class ShardPlan:
     """What one rank reads in one epoch.
 
     Rows are numbered by the order in which the rank takes them: step t takes the rows ``[t*batch_size,
-    (t+1)*batch_size)`` as far as there are any. Row m belongs to slot ``m % num_slots``.
+    (t+1)*batch_size)`` that exist. Row m belongs to slot ``m % num_slots``.
     """
 
     #: Steps of the plan, the same on every rank; with "uneven" one less on a rank that gets no row in the last step.

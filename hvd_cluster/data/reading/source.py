@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -117,20 +118,21 @@ def open_source(
 
 def _require_filled(groups: Sequence[RowGroup], names: Sequence[str]) -> None:
     """Refuse columns that whole files lack, or that a folder names null, and that no rule fills."""
-    nulls: dict[str, int] = {}
+    nulls: Counter[str] = Counter()
     places: dict[str, str] = {}
     for group in groups:
         for name, value in group.partition:
             if value is None and name in names:
-                nulls[name] = nulls.get(name, 0) + group.rows
+                nulls[name] += group.rows
                 places.setdefault(name, group.path)
     if nulls:
-        raise DataError("\n".join(_unfilled_text(name, count, places[name]) for name, count in nulls.items()))
-
-
-def _unfilled_text(name: str, count: int, path: str) -> str:
-    remedy = f"fill_nulls={{{name!r}: ...}} says what stands for them, drop_nulls=[{name!r}] leaves the rows out"
-    return f"column {name!r} holds {count} null{'s' if count != 1 else ''}, as {path} has no values of it: {remedy}"
+        raise DataError(
+            "\n".join(
+                f"column {name!r} holds {count} null{'s' if count != 1 else ''}, as {places[name]} has no values: "
+                f"fill_nulls={{{name!r}: ...}} fills them, drop_nulls=[{name!r}] drops the rows"
+                for name, count in nulls.items()
+            )
+        )
 
 
 def _names(columns: Sequence[str] | Schema | None) -> Sequence[str] | None:

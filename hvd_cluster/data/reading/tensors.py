@@ -73,7 +73,7 @@ def to_tensor(array: pa.Array | pa.ChunkedArray, column: Column, *, share_memory
 
 
 def to_arrow(tensor: torch.Tensor, arrow_type: Any) -> pa.Array:
-    """A tensor as an Arrow array of a wished type: the way back.
+    """A tensor as an Arrow array of a given type.
 
     Args:
         tensor: shape (n,), (n, 1) for a scalar type; (n, ...) for lists and vectors, where each row is flattened.

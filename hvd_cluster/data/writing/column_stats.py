@@ -1,4 +1,4 @@
-"""What the rows of the used columns really hold: nulls and list lengths, counted batch by batch."""
+"""What the rows of the used columns hold: nulls and list lengths, counted batch by batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names for data by what it holds: the same rows, asked for in the same way, have the same name."""
+"""Names for data by its content: the same rows, requested in the same way, have the same name."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def same_plan(one: Any, other: Any) -> bool:
 
 
 def state_of_files(frame: Any) -> str:
-    """Names, sizes and times of change of the files that a frame reads; names alone where they cannot be looked at."""
+    """Names, sizes and times of change of the files that a frame reads; names alone where these cannot be read."""
     parts = []
     for url in sorted(frame.inputFiles()):
         try:

@@ -1,4 +1,4 @@
-"""The folders of a data set while it is being written: one writer's, and never taken for whole before they are."""
+"""The folders of a data set during its writing: one writer owns them, and no reader takes them for complete."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LAST_FILES_S = 5.0
 
 
 class FoldersTakenError(DataError):
-    """The folders hold data already, or somebody else writes it at this moment."""
+    """The folders hold data already, or another process writes to them now."""
 
 
 class DatasetFolders:
@@ -40,7 +40,7 @@ class DatasetFolders:
         folders: new ones, inside the store's filesystem.
 
     Raises:
-        FoldersTakenError: (on entering) a folder holds data already, or is being filled by somebody else.
+        FoldersTakenError: (on entering) a folder holds data already, or another process writes to it.
         DataError: (on entering) the store cannot be written.
     """
 
@@ -59,7 +59,7 @@ class DatasetFolders:
             self._require_empty(others)  # the writer that fills them has claimed the first one too
             for folder in others:
                 self._store.write(f"{folder}/{self._claim}", b"")
-        except BaseException:  # raised again: a claim that stays would keep everybody away
+        except BaseException:  # raised again: a claim that stays would block all writers
             for folder in self._folders:
                 self._store.delete(f"{folder}/{self._claim}")
             raise
@@ -102,7 +102,7 @@ class DatasetFolders:
             waits = names[:1] == [self._claim] and all(name.startswith(INCOMPLETE) for name in names)
             if not waits or time.monotonic() > until:
                 raise FoldersTakenError(
-                    f"{folder!r} is being filled by somebody else at this moment: choose another dataset_id"
+                    f"{folder!r} is being written by another process now: choose another dataset_id"
                 )
             time.sleep(_POLL_S)
 
@@ -112,7 +112,7 @@ class DatasetFolders:
         return [name for name in names if not (INCOMPLETE in name and name.endswith(".tmp"))]
 
     def _remove(self, folder: str) -> None:
-        """Take away what was written, the claim last: until it is gone no other writer begins.
+        """Delete what was written, the claim last: until it is deleted no other writer begins.
 
         Tasks that were cancelled may continue for a moment; once the folder has gone they cannot write to it.
         """

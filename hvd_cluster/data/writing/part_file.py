@@ -13,6 +13,7 @@ import numpy as np
 from hvd_cluster.data.columns import vectors
 from hvd_cluster.data.columns.arrays import to_numpy
 from hvd_cluster.data.dataset import RowGroup
+from hvd_cluster.data.files.filesystems import UnfinishedFile
 from hvd_cluster.data.optional import load_pyarrow
 from hvd_cluster.data.reading.row_groups import ARROW_SUFFIX
 from hvd_cluster.data.schema import Column, Kind, Schema
@@ -70,12 +71,8 @@ class PartFile:
     def __init__(self, plan: PartPlan, path: str) -> None:
         self._plan = plan
         self._path = path
-        folder, name = path.rsplit("/", 1)
-        # Readers pass over names that begin with "_".
-        self._temporary = path if plan.store.uploads_whole else f"{folder}/_{name}"
         self._schema: Any = None
-        self._writer: Any = None
-        self._stream: Any = None
+        self._file: UnfinishedFile | None = None
         self._groups: list[RowGroup] = []
         self._waiting: list[Any] = []
         self._waiting_rows = 0
@@ -84,8 +81,8 @@ class PartFile:
     def add(self, batch: pa.RecordBatch) -> None:
         """Take rows, and write the row groups that they fill."""
         pyarrow = load_pyarrow()
-        if self._writer is None:
-            self._open(batch)
+        if self._file is None:
+            self._file = self._open(batch)
         arrays = [
             _stored(batch.column(column.name), column, kept)
             for column, kept in zip(self._plan.schema, self._schema.types, strict=True)
@@ -93,7 +90,7 @@ class PartFile:
         self._waiting.append(pyarrow.RecordBatch.from_arrays(arrays, schema=self._schema))
         self._waiting_rows += batch.num_rows
         if self._waiting_rows >= self._group_rows:
-            self._flush(self._waiting_rows - self._waiting_rows % self._group_rows)
+            self._flush(self._file.writer, self._waiting_rows - self._waiting_rows % self._group_rows)
 
     def close(self) -> list[RowGroup]:
         """Write what waits, and give the file its name.
@@ -101,29 +98,20 @@ class PartFile:
         Returns:
             Its row groups; none where no rows came.
         """
-        if self._writer is None:
+        if self._file is None:
             return []
-        self._flush(self._waiting_rows)
-        self._writer.close()
-        self._stream.close()
-        self._writer = self._stream = None
-        if self._temporary != self._path:
-            self._plan.store.fs.move(self._temporary, self._path)
+        self._flush(self._file.writer, self._waiting_rows)
+        self._file.complete()
+        self._file = None
         return self._groups
 
     def abandon(self) -> None:
         """Remove a file that was not completed; after `close` it does nothing."""
-        if self._writer is None:
-            return
-        try:
-            self._writer.close()
-            self._stream.close()
-        except OSError:  # a full disk: what matters is that the file goes
-            pass
-        self._writer = None
-        self._plan.store.delete(self._temporary)
+        if self._file is not None:
+            self._file.abandon()
+            self._file = None
 
-    def _open(self, batch: pa.RecordBatch) -> None:
+    def _open(self, batch: pa.RecordBatch) -> UnfinishedFile:
         pyarrow = load_pyarrow()
         fields = [
             pyarrow.field(column.name, _stored_type(batch.column(column.name), column, self._plan.allow_ragged))
@@ -134,18 +122,18 @@ class PartFile:
         self._group_rows = max(1, min(self._group_rows, MAX_GROUP_BYTES // row_bytes))
         if self._plan.makes_folders:
             self._plan.store.fs.create_dir(self._path.rsplit("/", 1)[0], recursive=True)
-        self._stream = self._plan.store.fs.open_output_stream(self._temporary)
-        if self._plan.format == "arrow":
-            self._writer = load_pyarrow("pyarrow.ipc").new_file(self._stream, self._schema)
-        else:
-            # Dictionaries pay for strings; numbers to train on are mostly distinct, and decode faster plain.
-            texts = [column.name for column in self._plan.schema if not column.has_tensor]
-            parquet = load_pyarrow("pyarrow.parquet")
-            self._writer = parquet.ParquetWriter(
-                self._stream, self._schema, use_dictionary=texts, write_page_checksum=True
-            )
+        store = self._plan.store
+        return UnfinishedFile(store.fs, self._path, self._writer_of, atomic_upload=store.uploads_whole)
 
-    def _flush(self, rows: int) -> None:
+    def _writer_of(self, stream: Any) -> Any:
+        if self._plan.format == "arrow":
+            return load_pyarrow("pyarrow.ipc").new_file(stream, self._schema)
+        # Dictionaries pay for strings; numbers to train on are mostly distinct, and decode faster plain.
+        texts = [column.name for column in self._plan.schema if not column.has_tensor]
+        parquet = load_pyarrow("pyarrow.parquet")
+        return parquet.ParquetWriter(stream, self._schema, use_dictionary=texts, write_page_checksum=True)
+
+    def _flush(self, writer: Any, rows: int) -> None:
         """Write the first ``rows`` waiting rows as row groups."""
         if not rows:
             return
@@ -153,9 +141,9 @@ class PartFile:
         for begin in range(0, rows, self._group_rows):
             group = table.slice(begin, min(self._group_rows, rows - begin)).combine_chunks()
             if self._plan.format == "arrow":
-                self._writer.write_batch(group.to_batches()[0])
+                writer.write_batch(group.to_batches()[0])
             else:
-                self._writer.write_table(group)
+                writer.write_table(group)
             self._groups.append(RowGroup(self._path, len(self._groups), len(group), size_bytes=group.nbytes))
         rest = table.slice(rows)
         self._waiting = rest.to_batches() if rest.num_rows else []

@@ -1,4 +1,4 @@
-"""Partitions of a data set that travel as rows: written where they are made, cut into bytes, put together elsewhere.
+"""Partitions of a data set that travel as rows: written where they are made, cut into bytes, assembled elsewhere.
 
 The files are those that ``materialize`` writes of the same partitions, in Arrow's format, so that a reader makes the
 same batches of them; no shared file system is needed.

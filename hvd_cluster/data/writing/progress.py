@@ -1,4 +1,4 @@
-"""How far the writing of a data set has come: told to a callback, or drawn as a bar."""
+"""The progress of writing a data set: reported to a callback, or drawn as a bar."""
 
 from __future__ import annotations
 

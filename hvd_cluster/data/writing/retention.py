@@ -1,4 +1,4 @@
-"""Takes data sets that fits have left in a store away, by age or by name."""
+"""Deletes the data sets of earlier fits from a store, by age or by name."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ USED = "_USED"
 
 
 def mark_used(store: Store, folder: str) -> None:
-    """Make a folder young again."""
+    """Renew the age of a folder."""
     store.write(f"{folder}/{USED}", b"")
 
 
@@ -26,7 +26,7 @@ def remove_older_than(store: Store, age_s: float) -> list[str]:
     that none is running.
 
     Args:
-        store: whose folders ``intermediate_train_data.*`` and so on are looked at.
+        store: its folders ``intermediate_train_data.*`` and so on are checked.
         age_s: seconds since the newest file of a folder was written; 0 deletes all.
 
     Returns:
