@@ -10,6 +10,7 @@ import torch
 
 from hvd_cluster.engine.autotune import Observation, Tuner
 from hvd_cluster.engine.buffers import BufferPool
+from hvd_cluster.engine.device_work import DeviceWork
 from hvd_cluster.engine.execution import Execution, execute_inline
 from hvd_cluster.engine.messages import Bucket, JoinDone, Refuse, Tune
 from hvd_cluster.engine.negotiation import Negotiator
@@ -34,6 +35,7 @@ class DecisionRunner:
         negotiator: learns of new and removed process sets.
         transports: those of this rank.
         queues: the buckets that are being executed.
+        device_work: learns what is launched on devices.
         recorder: the timeline.
         tuner: at the root, if autotune searches.
         tune: proposes other parameters to all ranks.
@@ -49,6 +51,7 @@ class DecisionRunner:
         negotiator: Negotiator,
         transports: TransportTable,
         queues: Queues,
+        device_work: DeviceWork,
         recorder: Recorder,
         tuner: Tuner | None,
         tune: Callable[[Tune], None],
@@ -61,6 +64,8 @@ class DecisionRunner:
         self._negotiator = negotiator
         self._transports = transports
         self._queues = queues
+        self._device_work = device_work
+        self._num_buckets = 0
         self._recorder = recorder
         self._tuner = tuner
         self._tune = tune
@@ -103,6 +108,7 @@ class DecisionRunner:
             request.handle.fail(WorldEndedError(text))
 
     def _execute_bucket(self, bucket: Bucket) -> None:
+        self._num_buckets += 1
         process_set_id, first = bucket.requests[0][0][0], bucket.requests[0][1]
         if first.kind in (Kind.ADD_PROCESS_SET, Kind.REMOVE_PROCESS_SET):
             self._change_process_sets(bucket.requests[0][0], first)
@@ -142,7 +148,8 @@ class DecisionRunner:
         decided_s = 0.0 if observe is None else time.monotonic()
         release = partial(self._submissions.finish, keys)
         if buckets or not execute_inline(requests, transport, self._recorder, release):
-            buckets.append(Execution(requests, transport, self._buffers, self._recorder, release, observe))
+            watch = partial(self._device_work.add, self._num_buckets, keys)
+            buckets.append(Execution(requests, transport, self._buffers, self._recorder, release, observe, watch))
         elif observe is not None:
             observe(requests, decided_s, time.monotonic())
         self._deciding = []

@@ -16,11 +16,13 @@ from hvd_cluster.engine.collectives.allreduce import reduce_inline
 from hvd_cluster.engine.collectives.step import Step, Steps
 from hvd_cluster.engine.request import Kind, Request
 from hvd_cluster.engine.timeline import Recorder
-from hvd_cluster.engine.transports.transport import Transport
+from hvd_cluster.engine.transports.transport import Transport, Work
 
 Notify = Callable[["Execution", Step], None]
 #: Called with an executed bucket: its requests, when it was decided and when it was done.
 Observe = Callable[[list[Request], float, float], None]
+#: Called with launched work and the events after which its inputs are ready.
+Watch = Callable[[list[Work], list[torch.cuda.Event]], None]
 
 
 class Execution:
@@ -33,6 +35,7 @@ class Execution:
         recorder: the timeline.
         release: called when the tensors are not in use any more, before the handles are settled.
         observe: called after that.
+        watch: called when the work is launched on a device that has not completed it.
     """
 
     def __init__(
@@ -43,9 +46,12 @@ class Execution:
         recorder: Recorder,
         release: Callable[[], None],
         observe: Observe | None = None,
+        watch: Watch | None = None,
     ) -> None:
         self._release = release
         self._observe = observe
+        self._watch = watch if transport.is_asynchronous else None
+        self._works: list[Work] = []
         self._requests = requests
         self._transport = transport
         self._recorder = recorder
@@ -89,6 +95,8 @@ class Execution:
                     self._complete(stop.value)
                     return
                 self.is_launched = self._step.is_last and not self.is_exclusive
+                if self._watch is not None:
+                    self._works += self._step.works
                 if self._is_waiting(self._step, notify):
                     return
 
@@ -134,6 +142,9 @@ class Execution:
             event = torch.cuda.Event()
             event.record(self._stream)
         now_s = time.monotonic()
+        if self._watch is not None:
+            ready_events = [request.ready_event for request in self._requests if request.ready_event is not None]
+            self._watch(self._works, ready_events)
         self._release()
         for request, (value, failure), tensors in zip(self._requests, outcomes, results, strict=True):
             for name, meta in zip(request.tensor_names, request.signature.tensors, strict=False):

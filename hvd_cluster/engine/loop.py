@@ -11,6 +11,7 @@ from functools import cache
 from hvd_cluster.engine.agreement import Agreement
 from hvd_cluster.engine.autotune import Tuner
 from hvd_cluster.engine.decisions import DecisionRunner
+from hvd_cluster.engine.device_work import DeviceWork
 from hvd_cluster.engine.host_memory import has_core_per_rank, share_host_memory
 from hvd_cluster.engine.interrupts import interrupts
 from hvd_cluster.engine.messages import (
@@ -27,7 +28,7 @@ from hvd_cluster.engine.messages import (
 )
 from hvd_cluster.engine.negotiation import Negotiator
 from hvd_cluster.engine.queues import Queues
-from hvd_cluster.engine.stall import StallInspector
+from hvd_cluster.engine.stall import Ranks, StallInspector
 from hvd_cluster.engine.submission_queue import Join, Leave, SubmissionQueue
 from hvd_cluster.engine.timeline import JobTimeline, Recorder
 from hvd_cluster.engine.transports.select import TransportTable
@@ -131,6 +132,7 @@ class Loop:
             is_idle=self.transports.is_idle,
             on_drained=self.transports.remove,
         )
+        self._device_work = DeviceWork()
         self._decisions = DecisionRunner(
             self._rank,
             process_sets,
@@ -139,15 +141,17 @@ class Loop:
             negotiator=self._negotiator,
             transports=self.transports,
             queues=self._queues,
+            device_work=self._device_work,
             recorder=self.recorder,
             tuner=tuner,
             tune=self._agreement.tune,
         )
         self._stall = StallInspector(
-            self._rank,
-            world.hosts,
+            Ranks(self._rank, world.hosts, world.pids, position),
             process_sets,
             settings,
+            submissions=submissions,
+            device_work=self._device_work,
             send_up=self._links.send_up,
             send_down=self._links.send_down,
             abort=self._abort,
@@ -213,11 +217,8 @@ class Loop:
     def deadline_s(self) -> float | None:
         """When there is something to do even if the poll reports nothing, or None."""
         farewell_s = None if self._closing_since_s is None else self._closing_since_s + SHUTDOWN_TIMEOUT_S
-        stall_s = None
-        if self._submissions.has_pending or self._stall.is_waiting:
-            stall_s = self._stall.next_check_s(list(self._submissions.pending().values()))
         retry_s = time.monotonic() + _RETRY_S if self._agreement.is_blocked else None
-        times = (self._timeline.next_flush_s, stall_s, farewell_s, retry_s)
+        times = (self._timeline.next_flush_s, self._stall.next_check_s(), farewell_s, retry_s)
         return min((time_s for time_s in times if time_s is not None), default=None)
 
     def handle_events(self, events: list[tuple[int, int]]) -> None:
@@ -234,7 +235,7 @@ class Loop:
                     self._receive(rank)
                 else:
                     self._links.flush(rank)
-        self._stall.inspect(list(self._submissions.pending().values()))
+        self._stall.inspect()
 
     def fail(self, error: BaseException) -> None:
         """The progress thread has failed: report it to every rank."""
@@ -365,7 +366,7 @@ class Loop:
         elif isinstance(message, Abort):
             self._abort(message.reason, rank)
         else:
-            self._stall.receive(message, self._submissions.pending())
+            self._stall.receive(message)
 
     # ---- the end ----------------------------------------------------------------------------------------------------
 
@@ -394,5 +395,6 @@ class Loop:
         try:
             # Before the handles fail: their owners may write the tensors that a transport still works on.
             self.transports.abort()
+            self._device_work.clear()
         finally:
             self._decisions.fail(text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 
 from hvd_cluster.engine.signature import Key, Signature
 from hvd_cluster.engine.timeline.recorder import Record
@@ -189,36 +190,67 @@ class Goodbye:
 
 
 @dataclass(frozen=True)
-class StallReport:
-    """Up: these requests of one rank have waited too long."""
+class Wait:
+    """What a rank waits for: that other ranks submit a request, or that a device completes it."""
 
-    keys: tuple[Key, ...]
-    #: They have waited so long that the job must end.
-    is_final: bool
+    key: Key
+    #: The number of its bucket in the log, once it is launched on a device; 0 before.
+    bucket: int = 0
+
+
+class WaitState(Enum):
+    """Why a rank keeps others waiting."""
+
+    NOT_SUBMITTED = "has not submitted it"
+    NOT_LAUNCHED = "has not launched it"
+    NOT_REACHED = "its device is still busy with earlier work"
+    NOT_COMPLETE = "its device has not completed it"
+
+
+class StallLimit(Enum):
+    """What happens if a rank still keeps others waiting when all have replied."""
+
+    #: Rank 0 logs a warning.
+    CHECK = "HOROVOD_STALL_CHECK_TIME_SECONDS"
+    #: The job ends.
+    SHUTDOWN = "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"
+    #: The job ends, unless the device of a rank is busy with other work.
+    TIMEOUT = "HOROVOD_GLOO_TIMEOUT_SECONDS"
+
+
+@dataclass(frozen=True)
+class StallReport:
+    """Up: one rank has waited too long."""
+
+    waits: tuple[Wait, ...]
+    limit: StallLimit
 
 
 @dataclass(frozen=True)
 class StallQuery:
-    """Down: which of these requests have you submitted, and what did you do last?"""
+    """Down: do you keep others waiting, and what are you doing?"""
 
     number: int
-    keys: tuple[Key, ...]
-    #: The job ends if a rank is still missing.
-    is_final: bool
+    waits: tuple[Wait, ...]
+    limit: StallLimit
 
 
 @dataclass(frozen=True)
 class StallReply:
-    """Up: the reply of one rank."""
+    """Up: the reply of one rank, or of the leader of its host for a rank that does not reply."""
 
     number: int
     rank: int
-    #: The keys that this rank has not submitted although it is in their process set.
-    missing: tuple[Key, ...]
+    #: How this rank keeps others waiting.
+    states: tuple[tuple[Wait, WaitState], ...] = ()
     #: What the rank has submitted last, "" for nothing, and how many seconds ago.
-    last_name: str
-    last_age_s: float
-    has_joined: bool
+    last_name: str = ""
+    last_age_s: float = 0.0
+    pid: int = 0
+    #: Where its user's code is; see :func:`~hvd_cluster.engine.stacks.user_stack`.
+    stack: str = ""
+    #: Why the rank does not reply.
+    silence: str = ""
 
 
 StallMessage = StallReport | StallQuery | StallReply

@@ -1,29 +1,34 @@
-"""The stall inspector: reports which ranks a tensor waits for, and what those ranks have done last.
+"""The stall inspector: reports which ranks the others wait for, and what those ranks are doing.
 
-A rank whose request has waited too long reports it to the root of the tree. The root queries all ranks and, a moment
-later, writes one warning from their replies. A rank that does not reply in time is stopped, or holds Python's
-interpreter lock.
+A rank that has waited too long, for other ranks to submit a request or for its device to complete one, reports it to
+the root of the tree. The root queries all ranks and, a moment later, writes one warning from their replies. If a rank
+does not reply, the leader of its host says what the kernel knows of its process.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from hvd_cluster.engine.messages import StallMessage, StallQuery, StallReply, StallReport
-from hvd_cluster.engine.request import Key, Request
+from hvd_cluster.engine.device_work import DeviceWork
+from hvd_cluster.engine.messages import StallLimit, StallMessage, StallQuery, StallReply, StallReport, Wait, WaitState
+from hvd_cluster.engine.stacks import process_state, user_stack
+from hvd_cluster.engine.stall_report import describe_stall, indented, is_any_device_busy, names
+from hvd_cluster.engine.submission_queue import SubmissionQueue
+from hvd_cluster.engine.tree import TreePosition
 from hvd_cluster.settings import Settings
 
 logger = logging.getLogger(__name__)
 
 #: How long the root waits for replies.
-_REPLY_TIMEOUT_S = 1.0
+_REPLY_TIMEOUT_S = 2.0
+#: How long the leader of a host waits for those of its host.
+_HOST_REPLY_TIMEOUT_S = 1.0
 #: How long another rank waits for the query of the root before it assumes that the root is stopped.
 _ROOT_TIMEOUT_S = 5.0
-#: How many names are listed for each rank.
-_MAX_NAMES = 6
 
 
 @dataclass
@@ -33,14 +38,36 @@ class _OpenQuery:
     replies: dict[int, StallReply] = field(default_factory=dict)
 
 
+@dataclass
+class _OpenHostQuery:
+    """A query that the ranks of a host have to answer."""
+
+    number: int
+    silent: set[int]
+    deadline_s: float
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """The ranks of a world, as the inspector of one of them has to know them."""
+
+    rank: int
+    #: For each rank, its host.
+    hosts: Sequence[str]
+    #: For each rank, its process id, or 0 if this rank cannot look it up.
+    pids: Sequence[int]
+    tree_position: TreePosition
+
+
 class StallInspector:
     """One rank's part. The engine calls :meth:`inspect` at :meth:`next_check_s`, and :meth:`receive` for messages.
 
     Args:
-        rank: this rank.
-        hosts: the host of each rank, for the warning.
+        ranks: the world.
         process_sets: the ranks of each process set.
-        settings: the two times, and whether to inspect at all.
+        settings: the times, and whether to inspect at all.
+        submissions: the requests of this rank.
+        device_work: what this rank has launched on devices.
         send_up: sends a message to the parent in the tree; not called at the root.
         send_down: sends a message to the children.
         abort: ends the job with a text.
@@ -48,21 +75,23 @@ class StallInspector:
 
     def __init__(
         self,
-        rank: int,
-        hosts: Sequence[str],
+        ranks: Ranks,
         process_sets: Mapping[int, tuple[int, ...]],
         settings: Settings,
         *,
+        submissions: SubmissionQueue,
+        device_work: DeviceWork,
         send_up: Callable[[StallMessage], None],
         send_down: Callable[[StallMessage], None],
         abort: Callable[[str], None],
     ) -> None:
-        self._rank = rank
-        self._hosts = hosts
+        self._ranks = ranks
+        self._rank = ranks.rank
         self._process_sets = process_sets
         self._is_off = settings.stall_check_disable
         self._warning_s = settings.stall_warning_s
         self._shutdown_s = settings.stall_shutdown_s
+        self._timeout_s = settings.gloo_timeout_s
         if self._shutdown_s and self._shutdown_s < self._warning_s:
             logger.warning(
                 "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS=%g is less than HOROVOD_STALL_CHECK_TIME_SECONDS=%g: ignored",
@@ -70,18 +99,23 @@ class StallInspector:
                 self._warning_s,
             )
             self._shutdown_s = 0.0
+        self._submissions = submissions
+        self._device_work = device_work
         self._send_up = send_up
         self._send_down = send_down
         self._abort = abort
-        #: The submission times of requests that the root knows about.
-        self._reported: dict[Key, float] = {}
-        #: The submission time of the request for which the root is about to end the job.
+        #: Since when this rank has waited for what the root knows about.
+        self._reported: dict[Wait, float] = {}
+        #: The same for what has exceeded the timeout, and when that was reported last.
+        self._timed_out: dict[Wait, float] = {}
+        #: Since when this rank has waited for that for which the root is about to end the job.
         self._given_up_s: float | None = None
         self._root_deadline_s: float | None = None
         self._last: tuple[str, float] = ("", 0.0)
         self._has_joined = False
-        self._warned: dict[Key, float] = {}
+        self._warned: dict[Wait, float] = {}
         self._queries: list[_OpenQuery] = []
+        self._host_queries: list[_OpenHostQuery] = []
         self._num_queries = 0
 
     def note(self, name: str) -> None:
@@ -94,154 +128,227 @@ class StallInspector:
         self._last = ("join", time.monotonic())
         self._has_joined = True
 
-    @property
-    def is_waiting(self) -> bool:
-        """A reply is awaited."""
-        return bool(self._queries) or self._root_deadline_s is not None
-
-    def next_check_s(self, pending: Iterable[Request]) -> float | None:
-        """When :meth:`inspect` has something to do, or None. ``pending`` is in the order of submission."""
-        deadlines = [open_query.deadline_s for open_query in self._queries]
+    def next_check_s(self) -> float | None:
+        """When :meth:`inspect` has something to do, or None."""
+        deadlines = [query.deadline_s for query in self._queries] + [query.deadline_s for query in self._host_queries]
         if self._root_deadline_s is not None:
             deadlines.append(self._root_deadline_s)
-        if not self._is_off:
+        if self._device_work.next_poll_s is not None:
+            deadlines.append(self._device_work.next_poll_s)
+        if not self._is_off and self._submissions.has_pending:
+            pending = self._submissions.pending().values()
             oldest = next(iter(pending), None)
             if oldest is not None and self._shutdown_s and self._given_up_s != oldest.submitted_s:
                 deadlines.append(oldest.submitted_s + self._shutdown_s)
-            fresh = next((r for r in pending if self._reported.get(r.key) != r.submitted_s), None)
+            fresh = next((r for r in pending if self._reported.get(Wait(r.key)) != r.submitted_s), None)
             if fresh is not None:
                 deadlines.append(fresh.submitted_s + self._warning_s)
         return min(deadlines, default=None)
 
-    def inspect(self, pending: Sequence[Request]) -> None:
-        """Report to the root what has waited too long, and write the warnings whose replies have arrived."""
+    def inspect(self) -> None:
+        """Report to the root what has waited too long, and write the warnings whose replies have arrived.
+
+        Raises:
+            RuntimeError: the work of a device has failed.
+        """
         now_s = time.monotonic()
-        if not self._is_off and pending:
-            late = [
-                request
-                for request in pending
-                if now_s - request.submitted_s >= self._warning_s
-                and self._reported.get(request.key) != request.submitted_s
-            ]
-            oldest_s = pending[0].submitted_s
-            is_final = bool(self._shutdown_s) and now_s - oldest_s >= self._shutdown_s
-            if late or (is_final and self._given_up_s != oldest_s):
-                self._reported = {r.key: self._reported[r.key] for r in pending if r.key in self._reported}
-                self._reported |= {request.key: request.submitted_s for request in late}
-                if is_final:
-                    self._given_up_s = oldest_s
-                keys = [r.key for r in pending if now_s - r.submitted_s >= self._warning_s]
-                if self._rank != 0:
-                    self._root_deadline_s = now_s + _ROOT_TIMEOUT_S
-                report = StallReport(tuple(keys), is_final)
-                if self._rank == 0:
-                    self._send_query(report, {request.key: request for request in pending})
-                else:
-                    self._send_up(report)
+        if self._device_work:
+            if now_s >= (self._device_work.next_poll_s or now_s):
+                self._device_work.poll()
+            self._report_timeouts(now_s)
+        if not self._is_off and (self._device_work or self._submissions.has_pending):
+            self._report_late(now_s)
         if self._root_deadline_s is not None and now_s >= self._root_deadline_s:
             self._root_deadline_s = None
-            self._report_silent_root(pending)
+            self._report_silent_root()
+        for host_query in [each for each in self._host_queries if each.deadline_s <= now_s]:
+            self._host_queries.remove(host_query)
+            self._reply_for_silent(host_query)
         for open_query in [each for each in self._queries if each.deadline_s <= now_s]:
             self._queries.remove(open_query)
             self._conclude(open_query)
 
-    def receive(self, message: StallMessage, pending: Mapping[Key, Request]) -> None:
-        """A message of another rank's inspector. Questions travel down to every rank, all others up to the root."""
+    def receive(self, message: StallMessage) -> None:
+        """A message of another rank's inspector. Queries travel down to every rank, all others up to the root."""
         if isinstance(message, StallQuery):
-            self._send_down(message)
             self._root_deadline_s = None
-            self._send_up(self._reply(message, pending))
+            self._send_up(self._reply(message))
+            self._pass_down(message)
             # The root queries once for what several ranks wait for; a later report would get no query.
-            self._reported |= {key: pending[key].submitted_s for key in message.keys if key in pending}
-            if message.is_final:
-                self._given_up_s = next((request.submitted_s for request in pending.values()), None)
-        elif self._rank != 0:
+            waits = self._waits()
+            self._reported |= {wait: waits[wait] for wait in message.waits if wait in waits}
+            if message.limit == StallLimit.SHUTDOWN:
+                self._given_up_s = min(waits.values(), default=None)
+            return
+        if isinstance(message, StallReply):
+            for host_query in self._host_queries:
+                if host_query.number == message.number:
+                    host_query.silent.discard(message.rank)
+        if self._rank != 0:
             self._send_up(message)
         elif isinstance(message, StallReply):
-            for open_query in self._queries:
-                if open_query.query.number == message.number:
-                    open_query.replies[message.rank] = message
-                    if len(open_query.replies) == len(self._hosts):
-                        open_query.deadline_s = time.monotonic()
+            self._take_reply(message)
         else:
-            self._send_query(message, pending)
+            self._query(message)
 
-    def _send_query(self, report: StallReport, pending: Mapping[Key, Request]) -> None:
-        now_s = time.monotonic()
-        # Every waiting rank reports the same tensor; one warning is enough until it is decided.
-        keys = [key for key in report.keys if now_s - self._warned.get(key, -1e9) >= self._warning_s]
-        if report.is_final:
-            keys = list(report.keys)
-            if any(open_query.query.is_final for open_query in self._queries):
-                return
-        if not keys:
+    # ---- what has waited too long -----------------------------------------------------------------------------------
+
+    def _waits(self) -> dict[Wait, float]:
+        """What this rank waits for, and since when; the oldest first."""
+        waits = self._device_work.waits()
+        waits |= {Wait(request.key): request.submitted_s for request in self._submissions.pending().values()}
+        return dict(sorted(waits.items(), key=lambda item: item[1]))
+
+    def _report_late(self, now_s: float) -> None:
+        waits = self._waits()
+        if not waits:
             return
-        recent = {key: at_s for key, at_s in self._warned.items() if now_s - at_s < self._warning_s}
-        self._warned = recent | dict.fromkeys(keys, now_s)
-        self._num_queries += 1
-        query = StallQuery(self._num_queries, tuple(keys), report.is_final)
-        open_query = _OpenQuery(query, now_s + _REPLY_TIMEOUT_S)
-        self._queries.append(open_query)
-        open_query.replies[self._rank] = self._reply(query, pending)
-        self._send_down(query)
+        late = {wait: since_s for wait, since_s in waits.items() if now_s - since_s >= self._warning_s}
+        oldest_s = next(iter(waits.values()))
+        is_final = bool(self._shutdown_s) and now_s - oldest_s >= self._shutdown_s and self._given_up_s != oldest_s
+        if is_final or any(self._reported.get(wait) != since_s for wait, since_s in late.items()):
+            self._reported = {wait: since_s for wait, since_s in self._reported.items() if wait in waits} | late
+            if is_final:
+                self._given_up_s = oldest_s
+            self._report(tuple(late), StallLimit.SHUTDOWN if is_final else StallLimit.CHECK)
 
-    def _report_silent_root(self, pending: Sequence[Request]) -> None:
+    def _report_timeouts(self, now_s: float) -> None:
+        reached = self._device_work.reached()
+        self._timed_out = {wait: at_s for wait, at_s in self._timed_out.items() if wait in reached}
+        waits = [
+            wait for wait, since_s in reached.items() if now_s - self._timed_out.get(wait, since_s) >= self._timeout_s
+        ]
+        if waits:
+            self._timed_out |= dict.fromkeys(waits, now_s)
+            self._report(tuple(waits), StallLimit.TIMEOUT)
+
+    def _report(self, waits: tuple[Wait, ...], limit: StallLimit) -> None:
+        report = StallReport(waits, limit)
+        if self._rank == 0:
+            self._query(report)
+        else:
+            self._root_deadline_s = time.monotonic() + _ROOT_TIMEOUT_S
+            self._send_up(report)
+
+    def _report_silent_root(self) -> None:
         """Neither a decision nor a query has arrived: the root, or a leader on the way to it, is stopped."""
-        waiting = [request.key for request in pending if request.key in self._reported]
+        waits = self._waits()
+        waiting = [wait.key for wait in waits if wait in self._reported or wait in self._timed_out]
         if not waiting:
             return
+        state = self._process_state(0) or "it, or a leader between, is stopped or inside a C call"
         text = (
-            f"Rank {self._rank} has waited for {_names(waiting)} for more than {self._warning_s:g} seconds, and rank 0 "
-            f"on {self._hosts[0]} does not answer: it, or a leader between, is stopped or holds Python's interpreter "
-            "lock."
+            f"Rank {self._rank} has waited for {names(waiting)} for more than {self._warning_s:g} seconds, and rank 0 "
+            f"on {self._ranks.hosts[0]} does not answer: {state}{self._last_operation(0)}. Rank {self._rank} waits "
+            f"at:\n{indented(user_stack(self._submissions.submitter))}"
         )
-        if pending[0].submitted_s == self._given_up_s:
+        if next(iter(waits.values())) == self._given_up_s or any(wait in self._timed_out for wait in waits):
             self._abort(text)
         else:
             logger.warning("%s", text)
 
-    def _reply(self, query: StallQuery, pending: Mapping[Key, Request]) -> StallReply:
+    # ---- every rank's reply -----------------------------------------------------------------------------------------
+
+    def _pass_down(self, query: StallQuery) -> None:
+        self._send_down(query)
+        position = self._ranks.tree_position
+        children = {child for child in position.children if child in position.host_ranks}
+        if children:
+            self._host_queries.append(_OpenHostQuery(query.number, children, time.monotonic() + _HOST_REPLY_TIMEOUT_S))
+
+    def _reply(self, query: StallQuery) -> StallReply:
+        states = []
+        pending = self._submissions.pending()
+        for wait in query.waits:
+            process_set_id = wait.key[0]
+            if self._rank not in self._process_sets.get(process_set_id, ()):
+                continue
+            if wait.bucket:
+                state = self._device_work.state(wait)
+            else:
+                state = None if wait.key in pending or self._has_joined else WaitState.NOT_SUBMITTED
+            if state is not None:
+                states.append((wait, state))
         name, at_s = self._last
-        missing = tuple(
-            key
-            for key in query.keys
-            if key not in pending and self._rank in self._process_sets.get(key[0], ()) and not self._has_joined
+        return StallReply(
+            query.number,
+            self._rank,
+            tuple(states),
+            name,
+            time.monotonic() - at_s,
+            os.getpid(),
+            user_stack(self._submissions.submitter),
         )
-        return StallReply(query.number, self._rank, missing, name, time.monotonic() - at_s, self._has_joined)
+
+    def _reply_for_silent(self, host_query: _OpenHostQuery) -> None:
+        for rank in sorted(host_query.silent):
+            silence = self._process_state(rank) or "it is stopped or inside a C call"
+            self.receive(StallReply(host_query.number, rank, silence=silence + self._last_operation(rank)))
+
+    def _process_state(self, rank: int) -> str:
+        return process_state(self._ranks.pids[rank]) if self._ranks.pids[rank] else ""
+
+    def _last_operation(self, rank: int) -> str:
+        """The last operation that this rank has finished together with ``rank``, as the end of a sentence."""
+        finished = [
+            (at_s, name)
+            for process_set_id, (name, at_s) in self._submissions.last_finished.items()
+            if rank in self._process_sets.get(process_set_id, ())
+        ]
+        if not finished:
+            return ""
+        at_s, name = max(finished)
+        return f"; it last took part in {name}, {time.monotonic() - at_s:.1f} s ago"
+
+    # ---- the root ---------------------------------------------------------------------------------------------------
+
+    def _query(self, report: StallReport) -> None:
+        now_s = time.monotonic()
+        waits = report.waits
+        if report.limit == StallLimit.CHECK:
+            # Every waiting rank reports the same tensor; one warning is enough until it is decided.
+            waits = tuple(wait for wait in waits if now_s - self._warned.get(wait, -1e9) >= self._warning_s)
+            recent = {wait: at_s for wait, at_s in self._warned.items() if now_s - at_s < self._warning_s}
+            self._warned = recent | dict.fromkeys(waits, now_s)
+        elif any(open_query.query.limit == report.limit for open_query in self._queries):
+            return
+        if not waits:
+            return
+        self._num_queries += 1
+        query = StallQuery(self._num_queries, waits, report.limit)
+        self._queries.append(_OpenQuery(query, now_s + _REPLY_TIMEOUT_S))
+        self._take_reply(self._reply(query))
+        self._pass_down(query)
+
+    def _take_reply(self, reply: StallReply) -> None:
+        for open_query in self._queries:
+            if open_query.query.number == reply.number:
+                open_query.replies[reply.rank] = reply
+                if len(open_query.replies) == len(self._ranks.hosts):
+                    open_query.deadline_s = time.monotonic()
 
     def _conclude(self, open_query: _OpenQuery) -> None:
-        lines = []
-        for rank, host in enumerate(self._hosts):
-            reply = open_query.replies.get(rank)
-            mark = "!" if open_query.query.is_final else ""
-            if reply is None:
-                mine = [key for key in open_query.query.keys if rank in self._process_sets.get(key[0], ())]
-                lines.append(f"{rank}{mark}: {_names(mine)} - rank {rank} on {host} does not answer")
-            elif reply.missing:
-                doing = (
-                    f"last submitted {reply.last_name}, {reply.last_age_s:.1f} s ago"
-                    if reply.last_name
-                    else "has submitted nothing yet"
-                )
-                lines.append(f"{rank}{mark}: {_names(reply.missing)} - rank {rank} on {host} {doing}")
-        if not lines:
-            return  # all ranks have submitted it meanwhile
-        text = (
-            "One or more tensors were submitted to be reduced, gathered or broadcasted by subset of ranks and are "
-            f"waiting for remainder of ranks for more than {self._warning_s:g} seconds. This may indicate that "
-            "different ranks are trying to submit different tensors or that only subset of ranks is submitting "
-            "tensors, which will cause deadlock. \nMissing ranks:\n" + "\n".join(lines)
-        )
-        if open_query.query.is_final:
-            text += (
-                f'\nOne or more rank (marked by "!") is stalled for longer than {self._shutdown_s:g} seconds. '
+        query, replies = open_query.query, open_query.replies
+        for rank in range(len(self._ranks.hosts)):
+            if rank not in replies:
+                replies[rank] = StallReply(query.number, rank, silence=self._silence(rank, replies))
+        limit_s = self._timeout_s if query.limit == StallLimit.TIMEOUT else self._warning_s
+        text = describe_stall(query, replies, self._ranks.hosts, self._process_sets, limit_s)
+        if not text:
+            return
+        if query.limit == StallLimit.CHECK:
+            logger.warning("%s", text)
+        elif query.limit == StallLimit.SHUTDOWN:
+            self._abort(
+                f'{text}\nOne or more rank (marked by "!") is stalled for longer than {self._shutdown_s:g} seconds. '
                 "Will shutdown."
             )
+        elif not is_any_device_busy(replies.values()):  # what the device of a rank computes may take its time
             self._abort(text)
-        else:
-            logger.warning("%s", text)
 
-
-def _names(keys: Iterable[Key]) -> str:
-    names = [name if process_set_id == 0 else f"{name} (process set {process_set_id})" for process_set_id, name in keys]
-    return "[" + ", ".join(names[:_MAX_NAMES]) + (", ..." if len(names) > _MAX_NAMES else "") + "]"
+    def _silence(self, rank: int, replies: Mapping[int, StallReply]) -> str:
+        """Why nothing is known of a rank on another host, as far as this rank knows."""
+        leader = next(other for other, host in enumerate(self._ranks.hosts) if host == self._ranks.hosts[rank])
+        if leader != rank and (leader not in replies or replies[leader].silence):
+            return f"its messages pass through rank {leader}, which does not answer either"
+        return f"it is stopped or inside a C call{self._last_operation(rank)}"

@@ -6,7 +6,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -71,6 +71,10 @@ class SubmissionQueue:
         self._submitted: list[Request] = []
         self._commands: deque[Command] = deque()
         self._end: str | None = None
+        #: The thread that has submitted last.
+        self.submitter: int | None = None
+        #: For each process set, the operation that was finished last, and when.
+        self.last_finished: dict[int, tuple[str, float]] = {}
         #: Submitted requests have waited for the cycle time, or a thread without the progress lock waits for them.
         self.is_urgent = False
         #: An eventfd, readable if there is something to do. Other ranks write to it too.
@@ -112,6 +116,7 @@ class SubmissionQueue:
             if number >= 0:
                 self._numbers[family] = number + 1
             self._submitted.append(request)
+            self.submitter = threading.get_ident()
             if not is_waited_for:
                 self.cycle_timer.start()
 
@@ -221,10 +226,12 @@ class SubmissionQueue:
             pop = self._pending.pop
             return [pop(key, None) for key in keys]
 
-    def finish(self, keys: Iterable[Key]) -> None:
+    def finish(self, keys: Sequence[Key]) -> None:
         """These were executed: their names may be used again."""
         with self._lock:
             self._in_use.difference_update(keys)
+        process_set_id, name = keys[-1]
+        self.last_finished[process_set_id] = (name, time.monotonic())
 
     def withdraw(self, process_set_id: int) -> list[Request]:
         """Take the requests of a process set out of the pending ones."""

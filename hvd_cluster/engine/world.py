@@ -5,12 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import os
 import selectors
 import socket
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from hvd_cluster.engine import tree
@@ -47,6 +49,8 @@ class World:
     hosts: list[str]
     #: For each rank, a string that is equal for ranks that may share memory.
     host_keys: list[str]
+    #: For each rank, its process id, or 0 for a rank that this one cannot look up: on another host or in a container.
+    pids: list[int]
     #: For each rank, its local rank and local size.
     local_indices: list[tuple[int, int]]
     #: This rank's address that reaches the others.
@@ -88,7 +92,16 @@ def assemble(topology: Topology, settings: Settings, attempt: int, terms: Mappin
     """
     if topology.size == 1:
         return World(
-            topology, tree.tree_positions(["here"])[0], {}, [topology.host], ["here"], [(0, 1)], "127.0.0.1", None, ""
+            topology,
+            tree.tree_positions(["here"])[0],
+            {},
+            [topology.host],
+            ["here"],
+            [os.getpid()],
+            [(0, 1)],
+            "127.0.0.1",
+            None,
+            "",
         )
     timeout_s = settings.gloo_timeout_s
     joined = join_store(
@@ -124,12 +137,14 @@ def assemble(topology: Topology, settings: Settings, attempt: int, terms: Mappin
                 on_failure.callback(links[tree_position.parent].close)
             links |= _accept(listener, topology, set(tree_position.children), timeout_s, members)
         on_failure.pop_all()
+    namespace = _pid_namespace()
     return World(
         topology=topology,
         tree_position=tree_position,
         links=links,
         hosts=[member["host"] for member in members],
         host_keys=host_keys,
+        pids=[member["pid"] if member["pid_namespace"] == namespace != "" else 0 for member in members],
         local_indices=local_indices,
         address=address,
         client=client,
@@ -168,6 +183,8 @@ def _meet(
         "host": topology.host,
         "address": address,
         "port": port,
+        "pid": os.getpid(),
+        "pid_namespace": _pid_namespace(),
         "local_rank": topology.local_rank,
         "local_size": topology.local_size,
         "terms": {name: _short(str(value)) for name, value in terms.items()},
@@ -191,6 +208,14 @@ def _meet(
         ) from None
     result: list[dict[str, Any]] = json.loads(table)
     return result
+
+
+def _pid_namespace() -> str:
+    """Equal for processes that know each other by their process ids."""
+    try:
+        return f"{host_key()} {Path('/proc/self/ns/pid').readlink()}"
+    except OSError:
+        return ""
 
 
 def _short(text: str) -> str:

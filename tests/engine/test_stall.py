@@ -12,7 +12,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from hvd_cluster.engine.stall import StallInspector, StallReport
+from hvd_cluster.engine.device_work import DeviceWork
+from hvd_cluster.engine.messages import StallLimit, StallReport, Wait
+from hvd_cluster.engine.stall import Ranks, StallInspector
+from hvd_cluster.engine.submission_queue import SubmissionQueue
+from hvd_cluster.engine.tree import tree_positions
 from hvd_cluster.errors import WorkerFailedError
 from hvd_cluster.launch import local
 from hvd_cluster.settings import Settings
@@ -38,10 +42,13 @@ def test_one_warning_names_the_missing_rank_and_what_it_did_last() -> None:
     assert "for more than 1 seconds" in text
     assert "does not answer" not in text
     assert "2: [allreduce.late] - rank 2 on 127.0.0.1 last submitted allreduce.together, " in text
+    missing, waiting = text.split("Rank 0 waits at:")
+    assert "in test_one_warning_names_the_missing_rank_and_what_it_did_last.<locals>.fn: time.sleep([" in missing
+    assert 'hvd.allreduce(torch.ones(1), name="late")' in waiting
 
 
 @pytest.mark.parametrize(
-    ("victim", "told"),
+    ("victim", "start"),
     [
         (0, "Rank 1 has waited for [allreduce.waiting]"),
         (1, "1: [allreduce.waiting] - rank 1 on 127.0.0.1 does not answer"),
@@ -49,7 +56,7 @@ def test_one_warning_names_the_missing_rank_and_what_it_did_last() -> None:
     ids=["root", "another rank"],
 )
 @pytest.mark.slow
-def test_a_rank_that_is_stopped_is_said_not_to_answer(victim: int, told: str) -> None:
+def test_a_rank_that_is_stopped_is_said_not_to_answer(victim: int, start: str) -> None:
     def fn(victim: int) -> None:
         import hvd_cluster.torch as hvd
 
@@ -63,8 +70,13 @@ def test_a_rank_that_is_stopped_is_said_not_to_answer(victim: int, told: str) ->
 
     errors = io.StringIO()
     local.run(fn, (victim,), num_proc=2, env=ENV, stderr=errors)
-    assert told in errors.getvalue()
-    assert f"rank {victim} on 127.0.0.1 does not answer" in errors.getvalue()
+    text = errors.getvalue()
+    assert start in text
+    assert (
+        f"rank {victim} on 127.0.0.1 does not answer: it is stopped (SIGSTOP or SIGTSTP); it last took part in " in text
+    )
+    assert f"Rank {1 - victim} waits at:" in text
+    assert 'hvd.allreduce(torch.ones(1), name="waiting")' in text
 
 
 def test_after_the_second_time_the_job_ends_with_the_same_text() -> None:
@@ -98,11 +110,47 @@ def test_it_can_be_switched_off() -> None:
     assert "One or more tensors" not in errors.getvalue()
 
 
-def test_what_was_warned_of_is_forgotten_when_it_may_be_warned_of_again() -> None:
-    settings = replace(Settings.from_env(), stall_warning_s=1e-6)
+def test_a_rank_inside_a_c_call_that_holds_the_interpreter_lock_does_not_answer() -> None:
+    def fn() -> None:
+        import ctypes
+
+        import hvd_cluster.torch as hvd
+
+        hvd.init()
+        hvd.allreduce(torch.ones(1), name="together")
+        if hvd.rank() == 1:
+            ctypes.PyDLL(None).sleep(6)  # unlike CDLL, it keeps the lock
+        hvd.allreduce(torch.ones(1), name="waiting")
+        hvd.shutdown()
+
+    errors = io.StringIO()
+    local.run(fn, num_proc=2, env=ENV, stderr=errors)
+    assert (
+        "rank 1 on 127.0.0.1 does not answer: it waits inside a C call that holds Python's interpreter lock; "
+        "it last took part in allreduce.together, "
+    ) in errors.getvalue()
+
+
+def inspector_of(settings: Settings, process_sets: dict[int, tuple[int, ...]]) -> StallInspector:
     nothing = lambda *_: None  # noqa: E731
-    inspector = StallInspector(0, ["a", "b"], {0: (0, 1)}, settings, send_up=nothing, send_down=nothing, abort=nothing)
+    hosts = ["a", "b"]
+    return StallInspector(
+        Ranks(0, hosts, [0, 0], tree_positions(hosts)[0]),
+        process_sets,
+        settings,
+        submissions=SubmissionQueue(0.001),
+        device_work=DeviceWork(),
+        send_up=nothing,
+        send_down=nothing,
+        abort=nothing,
+    )
+
+
+def test_what_was_warned_of_is_forgotten_when_it_may_be_warned_of_again() -> None:
+    inspector = inspector_of(replace(Settings.from_env(), stall_warning_s=1e-6), {0: (0, 1)})
     for number in range(100):
-        inspector.receive(StallReport(((0, f"allreduce.noname.{number}"),), is_final=False), {})
+        waits = (Wait((0, f"allreduce.noname.{number}")),)
+        inspector.receive(StallReport(waits, StallLimit.CHECK))
         time.sleep(1e-4)
     assert len(inspector._warned) == 1
+    inspector._submissions.close()

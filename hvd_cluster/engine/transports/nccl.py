@@ -1,8 +1,8 @@
 """Collectives among GPUs, through a private NCCL process group.
 
 NCCL work is ordered by the stream on which it is launched. The engine launches it on its own stream, and readers of the
-result wait on the GPU for the event recorded after it. So no thread of this process waits for NCCL. The price: a handle
-is done when its work is launched, so the death of a peer after that is noticed at the next operation.
+result wait on the GPU for the event recorded after it. So no thread of this process waits for NCCL. A handle is done
+when its work is launched; the engine polls whether the GPU has completed it (:mod:`hvd_cluster.engine.device_work`).
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ logger = logging.getLogger(__name__)
 
 #: How often the GPU is polled when the transport is closed.
 _LOOK_S = 0.001
+#: The engine limits the time of work. Torch's own limit would only mark work as completed that is not.
+_TORCH_TIMEOUT = timedelta(days=365)
 
 
 class NcclTransport(Transport):
@@ -39,10 +41,11 @@ class NcclTransport(Transport):
         ranks: the global ranks of the group, by index.
         device: this rank's GPU.
         host_transport: moves the few numbers that the host must read.
-        timeout_s: seconds for connecting, and for the GPU to finish when the transport is closed.
+        timeout_s: seconds for the GPU to finish when the transport is closed.
     """
 
     name: ClassVar[str] = "NCCL"
+    is_asynchronous: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -66,7 +69,7 @@ class NcclTransport(Transport):
         self._client = client.clone()
         self._store = AuthenticatedStore(self._client, prefix)
         options = dist.ProcessGroupNCCL.Options()
-        options._timeout = timedelta(seconds=timeout_s)
+        options._timeout = _TORCH_TIMEOUT
         # By default torch ends the process when a collective fails; ours must raise HorovodInternalError. The variable
         # is read during construction and restored for the user's own groups.
         before = export({"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"})
@@ -133,4 +136,19 @@ class NcclTransport(Transport):
         # Makes the engine's stream wait for NCCL's own; the host does not wait.
         work.wait()
         self._last = work
-        return FinishedWork()
+        return _NcclWork(work, self._group)
+
+
+class _NcclWork(FinishedWork):
+    """Launched work of a process group."""
+
+    def __init__(self, work: Any, group: Any) -> None:
+        self._work = work
+        self._group = group
+
+    def is_complete(self) -> bool:
+        get_error = getattr(self._group, "get_error", None)  # torch >= 2.6
+        error = "SUCCESS" if get_error is None else get_error().name
+        if error != "SUCCESS":
+            raise RuntimeError(f"NCCL has failed with {error}")
+        return bool(self._work.is_completed())

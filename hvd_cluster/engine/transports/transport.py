@@ -22,6 +22,14 @@ class Work(ABC):
     def result(self) -> None:
         """Return when the buffers may be read; raise ``RuntimeError`` when the collective failed."""
 
+    def is_complete(self) -> bool:
+        """False while a device still works on it, even if :meth:`result` has returned; never blocks.
+
+        Raises:
+            RuntimeError: the device has failed.
+        """
+        return True
+
 
 class Transport(ABC):
     """Moves bytes among the ranks of one process set.
@@ -34,6 +42,8 @@ class Transport(ABC):
     name: ClassVar[str]
     #: :meth:`reduce_directly` finishes its work in the calling thread.
     ends_in_caller: ClassVar[bool] = False
+    #: :meth:`Work.result` returns when the work is launched on a device, which completes it later.
+    is_asynchronous: ClassVar[bool] = False
     #: One collective must be done before the next one begins: while one rank of a host is back in the engine, others
     #: may wait for it in the middle of the collective.
     is_exclusive: ClassVar[bool] = False

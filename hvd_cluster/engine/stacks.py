@@ -1,0 +1,110 @@
+"""What a thread or a process is doing now, as text for a report about a hang."""
+
+from __future__ import annotations
+
+import linecache
+import sys
+import sysconfig
+import threading
+from pathlib import Path
+from types import FrameType
+
+#: How many calls of the user's code are shown, the innermost ones.
+_MAX_CALLS = 6
+_MAX_LINE_CHARACTERS = 100
+
+_PACKAGE = str(Path(__file__).parents[2])
+#: Where code that the user has not written is installed, the longer paths first.
+_LIBRARIES = sorted(
+    {sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib", "platstdlib")}, key=len, reverse=True
+)
+#: Kernel states of a process that explain why it does not answer; see proc_pid_stat(5).
+_PROCESS_STATES = {
+    "T": "it is stopped (SIGSTOP or SIGTSTP)",
+    "t": "it is stopped by a debugger",
+    "D": "it waits for a disk, swap space or a network file system",
+    "Z": "it has ended",
+    "X": "it has ended",
+    "R": "it is inside a C call that holds Python's interpreter lock",
+    "S": "it waits inside a C call that holds Python's interpreter lock",
+}
+
+
+def user_stack(submitter: int | None = None) -> str:
+    """Where the main thread of this process is: lines of the user's code, the innermost first, and what they call.
+
+    Args:
+        submitter: the thread that has submitted operations last; shown instead if only it runs code of the user.
+
+    Example::
+
+        train.py:41 in train: for batch in loader:
+            in _BaseDataLoaderIter.__next__ (torch/utils/data/dataloader.py:741) ... Queue.get (queue.py:171)
+        train.py:88 in main: train(model)
+    """
+    frames = sys._current_frames()
+    stacks = [_stack(frames[thread]) for thread in (threading.main_thread().ident, submitter) if thread in frames]
+    return "\n".join(next((lines for lines, has_user_code in stacks if has_user_code), stacks[0][0] if stacks else []))
+
+
+def process_state(pid: int) -> str:
+    """Why process ``pid`` of this host does not answer, as far as the kernel knows; "" if it does not."""
+    try:
+        # The name of the program, in parentheses, may contain spaces and parentheses.
+        state = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return "it has ended" if Path("/proc/self/stat").exists() else ""
+    return _PROCESS_STATES.get(state, "")
+
+
+def _stack(frame: FrameType | None) -> tuple[list[str], bool]:
+    """The lines for one thread, given its innermost frame, and whether any is the user's."""
+    lines: list[str] = []
+    num_calls = 0
+    library_calls: list[str] = []
+    while frame is not None:
+        path = _library_path(frame.f_code.co_filename)
+        if path is not None:
+            library_calls.append(f"{_name(frame)} ({path}:{frame.f_lineno})")
+        else:
+            num_calls += 1
+            if num_calls <= _MAX_CALLS:
+                lines += [_user_line(frame), *_folded(library_calls)]
+            library_calls = []
+        frame = frame.f_back
+    if num_calls > _MAX_CALLS:
+        lines.append(f"... and {num_calls - _MAX_CALLS} calls more")
+    return lines or _folded(library_calls), num_calls > 0
+
+
+def _folded(calls: list[str]) -> list[str]:
+    """The outermost and the innermost of calls within libraries."""
+    return [f"    in {' ... '.join(dict.fromkeys([calls[-1], calls[0]]))}"] if calls else []
+
+
+def _user_line(frame: FrameType) -> str:
+    path = Path(frame.f_code.co_filename)
+    if path.is_absolute() and path.is_relative_to(Path.cwd()):
+        path = path.relative_to(Path.cwd())
+    text = f"{path}:{frame.f_lineno} in {_name(frame)}"
+    code = linecache.getline(frame.f_code.co_filename, frame.f_lineno, frame.f_globals).strip()
+    if len(code) > _MAX_LINE_CHARACTERS:
+        code = code[:_MAX_LINE_CHARACTERS] + "..."
+    return f"{text}: {code}" if code else text
+
+
+def _name(frame: FrameType) -> str:
+    return getattr(frame.f_code, "co_qualname", frame.f_code.co_name)
+
+
+def _library_path(path: str) -> str | None:
+    """The path of a library's file below its folder, or None for a file of the user."""
+    if path.startswith(("<frozen ", f"{_PACKAGE}/hvd_cluster/")):
+        return path.removeprefix(f"{_PACKAGE}/")
+    for library in _LIBRARIES:
+        if path.startswith(f"{library}/"):
+            return path.removeprefix(f"{library}/")
+    for folder in ("/site-packages/", "/dist-packages/"):
+        if folder in path:
+            return path.rpartition(folder)[2]
+    return None

@@ -1,0 +1,185 @@
+"""Work that a device never completes, completes late, or fails: the report, the time limit, the error on all ranks."""
+
+from __future__ import annotations
+
+import io
+import os
+import time
+from typing import Any
+
+import pytest
+import torch
+
+from hvd_cluster.engine.device_work import DeviceWork
+from hvd_cluster.engine.messages import Wait, WaitState
+from hvd_cluster.launch import local
+
+ENV = {
+    "OMP_NUM_THREADS": "1",
+    "HOROVOD_SHARED_MEMORY": "0",
+    "HOROVOD_STALL_CHECK_TIME_SECONDS": "1",
+    "HOROVOD_GLOO_TIMEOUT_SECONDS": "4",
+}
+
+
+class Work:
+    """Complete when the test says so."""
+
+    def __init__(self) -> None:
+        self.has_completed = False
+
+    def is_complete(self) -> bool:
+        return self.has_completed
+
+
+def launch(device_work: DeviceWork, number: int, name: str, *events: Any) -> Work:
+    work: Any = Work()
+    device_work.add(number, [(0, name)], [work], events)
+    return work  # type: ignore[no-any-return]
+
+
+def test_buckets_that_complete_in_another_order_are_forgotten_one_by_one() -> None:
+    device_work = DeviceWork()
+    works = [launch(device_work, number, name) for number, name in enumerate("abc", 1)]
+    for index, left in [(2, "ab"), (0, "b"), (1, "")]:
+        works[index].has_completed = True
+        device_work.poll()
+        assert [wait.key[1] for wait in device_work.waits()] == list(left)
+    assert device_work.next_poll_s is None
+
+
+def test_a_bucket_of_the_same_name_is_told_apart_by_its_number() -> None:
+    device_work = DeviceWork()
+    launch(device_work, 7, "gradient")
+    device_work.poll()
+    assert device_work.state(Wait((0, "gradient"), 7)) == WaitState.NOT_COMPLETE
+    assert device_work.state(Wait((0, "gradient"), 6)) is None
+    assert device_work.state(Wait((0, "gradient"), 8)) == WaitState.NOT_LAUNCHED
+
+
+def test_a_device_that_computes_the_inputs_is_busy_and_not_late() -> None:
+    class Event:
+        has_happened = False
+
+        def query(self) -> bool:
+            return self.has_happened
+
+    device_work, event = DeviceWork(), Event()
+    launch(device_work, 1, "a", event)
+    device_work.poll()
+    assert device_work.state(Wait((0, "a"), 1)) == WaitState.NOT_REACHED
+    assert not device_work.reached()
+    event.has_happened = True
+    device_work.poll()
+    assert device_work.state(Wait((0, "a"), 1)) == WaitState.NOT_COMPLETE
+    assert list(device_work.reached()) == [Wait((0, "a"), 1)]
+
+
+def test_work_that_one_device_never_completes_is_reported_and_ends_on_every_rank() -> None:
+    def fn() -> None:
+        import controlled_device
+
+        import hvd_cluster.torch as hvd
+
+        rank = int(os.environ["HOROVOD_RANK"])
+        controlled_device.install(lambda number: rank != 1 or number < 1)
+        hvd.init()
+        hvd.allreduce(torch.ones(1), name="good")
+        hvd.allreduce(torch.ones(1), name="gradient")
+        time.sleep(7)  # as in a synchronize() of the device
+        with pytest.raises(
+            hvd.HorovodInternalError, match=r"1: \[allreduce.gradient\] - rank 1 .*has not completed it"
+        ):
+            hvd.allreduce(torch.ones(1), name="after")
+
+    errors = io.StringIO()
+    local.run(fn, num_proc=3, env=ENV, stderr=errors)
+    text = errors.getvalue()
+    assert text.count("were launched on devices and have not completed for more than 1 seconds") == 1
+    assert "1: [allreduce.gradient] - rank 1 on 127.0.0.1 last submitted allreduce.gradient, " in text
+    assert "its device has not completed it; process " in text
+    assert "test_device_work.py:" in text
+    assert "in test_work_that_one_device_never_completes_is_reported_and_ends_on_every_rank.<locals>.fn" in text
+    assert "the communication itself hangs" not in text
+
+
+def test_work_that_no_device_completes_is_laid_to_the_network() -> None:
+    def fn() -> None:
+        import controlled_device
+
+        import hvd_cluster.torch as hvd
+
+        controlled_device.install(lambda _: False)
+        hvd.init()
+        hvd.allreduce(torch.ones(1), name="gradient")
+        time.sleep(6)
+        with pytest.raises(hvd.HorovodInternalError, match="the communication itself hangs"):
+            hvd.allreduce(torch.ones(1), name="after")
+
+    local.run(fn, num_proc=2, env=ENV | {"HOROVOD_STALL_CHECK_DISABLE": "1"}, stderr=io.StringIO())
+
+
+def test_a_device_that_is_busy_with_other_work_is_reported_and_waited_for() -> None:
+    def fn() -> list[float]:
+        import controlled_device
+
+        import hvd_cluster.torch as hvd
+
+        rank = int(os.environ["HOROVOD_RANK"])
+        end_s = time.monotonic() + 7
+        controlled_device.install(
+            lambda _: time.monotonic() > end_s, has_inputs=lambda: rank == 0 or time.monotonic() > end_s
+        )
+        hvd.init()
+        hvd.allreduce(torch.ones(1), name="gradient")
+        time.sleep(7.5)
+        total = hvd.allreduce(torch.ones(1), name="after", op=hvd.Sum)
+        hvd.shutdown()
+        return total.tolist()  # type: ignore[no-any-return]
+
+    errors = io.StringIO()
+    assert local.run(fn, num_proc=2, env=ENV, stderr=errors) == [[2.0], [2.0]]
+    text = errors.getvalue()
+    assert "1: [allreduce.gradient] - rank 1 on 127.0.0.1 " in text
+    assert "its device is still busy with earlier work; process " in text
+    assert "0: [allreduce.gradient]" not in text
+
+
+def test_work_that_fails_later_ends_the_job_without_another_operation() -> None:
+    def fn() -> float:
+        import controlled_device
+
+        import hvd_cluster.torch as hvd
+
+        rank = int(os.environ["HOROVOD_RANK"])
+        fails_s = time.monotonic() + 2
+
+        def is_complete(_: int) -> bool:
+            if rank == 1 and time.monotonic() > fails_s:
+                raise RuntimeError("the link is down")
+            return False
+
+        controlled_device.install(is_complete)
+        hvd.init()
+        hvd.allreduce(torch.ones(1), name="gradient")
+        time.sleep(4.5)
+        with pytest.raises(hvd.HorovodInternalError, match="rank 1 .* failed: RuntimeError: the link is down"):
+            hvd.allreduce(torch.ones(1), name="after")
+        return time.monotonic()
+
+    local.run(fn, num_proc=2, env=ENV | {"HOROVOD_GLOO_TIMEOUT_SECONDS": "30"}, stderr=io.StringIO())
+
+
+def test_a_shutdown_does_not_wait_for_work_that_is_never_completed() -> None:
+    def fn() -> bool:
+        import controlled_device
+
+        import hvd_cluster.torch as hvd
+
+        controlled_device.install(lambda _: False)
+        hvd.init()
+        hvd.allreduce(torch.ones(1), name="gradient")
+        hvd.shutdown()
+        return hvd.is_initialized()
+
+    assert local.run(fn, num_proc=2, env=ENV, stderr=io.StringIO()) == [False, False]

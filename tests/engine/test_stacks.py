@@ -1,0 +1,69 @@
+"""What a thread is doing: lines of the user, with what they call of libraries folded."""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hvd_cluster.engine.stacks import process_state, user_stack
+
+
+def stack_within(call: Callable[[], object]) -> str:
+    """The stack of the main thread while it is in ``call``."""
+    stacks: queue.SimpleQueue[str] = queue.SimpleQueue()
+    thread = threading.Timer(0.3, lambda: stacks.put(user_stack()))
+    thread.start()
+    call()
+    thread.join()
+    return stacks.get()
+
+
+def test_the_line_of_the_user_comes_first_with_the_library_call_that_it_waits_in() -> None:
+    def train() -> None:
+        with pytest.raises(queue.Empty):
+            queue.Queue().get(timeout=1.0)
+
+    lines = stack_within(train).splitlines()
+    here = Path(__file__).relative_to(Path.cwd())
+    assert lines[0].startswith(f"{here}:")
+    assert lines[0].endswith(".<locals>.train: queue.Queue().get(timeout=1.0)")
+    assert lines[1].startswith("    in Queue.get (queue.py:")
+    assert " ... Condition.wait (threading.py:" in lines[1]
+    assert lines[2].endswith("in stack_within: call()")
+
+
+def test_a_deep_recursion_is_cut() -> None:
+    def descend(depth: int) -> None:
+        time.sleep(0.6) if depth == 0 else descend(depth - 1)
+
+    lines = stack_within(lambda: descend(30)).splitlines()
+    assert len(lines) == 7
+    assert lines[-1].startswith("... and 2")
+
+
+def test_the_thread_that_submits_is_shown_if_only_it_runs_code_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    release = threading.Event()
+    idle = threading.Thread(target=release.wait)
+    idle.start()
+    monkeypatch.setattr(threading, "main_thread", lambda: idle)
+    assert user_stack().startswith("    in Thread._bootstrap (threading.py:")
+    assert ": assert user_stack(threading.get_ident())" in user_stack(threading.get_ident()).splitlines()[0]
+    release.set()
+    idle.join()
+
+
+def test_the_kernel_knows_why_a_process_does_not_answer() -> None:
+    with subprocess.Popen(["sleep", "30"]) as process:
+        os.kill(process.pid, signal.SIGSTOP)
+        while "stopped" not in process_state(process.pid):
+            time.sleep(0.01)
+        process.kill()
+    assert process_state(process.pid) == "it has ended"
