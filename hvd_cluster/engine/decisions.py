@@ -10,8 +10,8 @@ import torch
 
 from hvd_cluster.engine.autotune import Observation, Tuner
 from hvd_cluster.engine.buffers import BufferPool
-from hvd_cluster.engine.device_work import DeviceWork
 from hvd_cluster.engine.execution import Execution, execute_inline
+from hvd_cluster.engine.launched_work import LaunchedWork
 from hvd_cluster.engine.messages import Bucket, JoinDone, Refuse, Tune
 from hvd_cluster.engine.negotiation import Negotiator
 from hvd_cluster.engine.queues import Queues
@@ -35,7 +35,7 @@ class DecisionRunner:
         negotiator: learns of new and removed process sets.
         transports: those of this rank.
         queues: the buckets that are being executed.
-        device_work: learns what is launched on devices.
+        launched_work: learns what is launched on devices.
         recorder: the timeline.
         tuner: at the root, if autotune searches.
         tune: proposes other parameters to all ranks.
@@ -51,7 +51,7 @@ class DecisionRunner:
         negotiator: Negotiator,
         transports: TransportTable,
         queues: Queues,
-        device_work: DeviceWork,
+        launched_work: LaunchedWork,
         recorder: Recorder,
         tuner: Tuner | None,
         tune: Callable[[Tune], None],
@@ -64,7 +64,7 @@ class DecisionRunner:
         self._negotiator = negotiator
         self._transports = transports
         self._queues = queues
-        self._device_work = device_work
+        self._launched_work = launched_work
         self._num_buckets = 0
         self._recorder = recorder
         self._tuner = tuner
@@ -116,7 +116,7 @@ class DecisionRunner:
         # The set may have been removed: at a leader, its removal can enter the log before earlier reports.
         if self._rank not in self._process_sets.get(process_set_id, ()):
             return
-        keys = [key for key, _ in bucket.requests]
+        self._launched_work.latest = keys = [key for key, _ in bucket.requests]
         mine = self._submissions.begin(keys)
         # If anything below raises, fail() has to find these.
         self._deciding = [request for request in mine if request is not None]
@@ -148,7 +148,7 @@ class DecisionRunner:
         decided_s = 0.0 if observe is None else time.monotonic()
         release = partial(self._submissions.finish, keys)
         if buckets or not execute_inline(requests, transport, self._recorder, release):
-            watch = partial(self._device_work.add, self._num_buckets, keys)
+            watch = partial(self._launched_work.add, self._num_buckets, keys)
             buckets.append(Execution(requests, transport, self._buffers, self._recorder, release, observe, watch))
         elif observe is not None:
             observe(requests, decided_s, time.monotonic())

@@ -18,11 +18,14 @@ from hvd_cluster.engine.request import Kind, Request
 from hvd_cluster.engine.timeline import Recorder
 from hvd_cluster.engine.transports.transport import Transport, Work
 
+#: Of a network that is very slow for GPUs.
+_MIN_BYTES_PER_S = 50e6
+
 Notify = Callable[["Execution", Step], None]
 #: Called with an executed bucket: its requests, when it was decided and when it was done.
 Observe = Callable[[list[Request], float, float], None]
-#: Called with launched work and the events after which its inputs are ready.
-Watch = Callable[[list[Work], list[torch.cuda.Event]], None]
+#: Called with a bucket whose first work was launched.
+Watch = Callable[["Execution"], None]
 
 
 class Execution:
@@ -35,7 +38,7 @@ class Execution:
         recorder: the timeline.
         release: called when the tensors are not in use any more, before the handles are settled.
         observe: called after that.
-        watch: called when the work is launched on a device that has not completed it.
+        watch: called when work was launched.
     """
 
     def __init__(
@@ -50,7 +53,7 @@ class Execution:
     ) -> None:
         self._release = release
         self._observe = observe
-        self._watch = watch if transport.is_asynchronous else None
+        self._watch = watch
         self._works: list[Work] = []
         self._requests = requests
         self._transport = transport
@@ -95,10 +98,32 @@ class Execution:
                     self._complete(stop.value)
                     return
                 self.is_launched = self._step.is_last and not self.is_exclusive
+                self._works += self._step.works
                 if self._watch is not None:
-                    self._works += self._step.works
+                    self._watch(self)
+                    self._watch = None
                 if self._is_waiting(self._step, notify):
                     return
+
+    def is_complete(self) -> bool:
+        """Every handle has its result, and the device has completed the work; never blocks.
+
+        Raises:
+            RuntimeError: the device has failed.
+        """
+        return self.is_done and all(work.is_complete() for work in self._works)
+
+    @property
+    def transfer_s(self) -> float | None:
+        """How long a slow network takes for it; None if the transport itself limits the time."""
+        if not self._transport.is_asynchronous:
+            return None
+        tensors = [tensor for request in self._requests for tensor in (*request.inputs, *request.outputs)]
+        return sum(tensor.nbytes for tensor in tensors) / _MIN_BYTES_PER_S
+
+    def has_inputs(self) -> bool:
+        """The device has finished the earlier work that computes the inputs; never blocks."""
+        return all(request.ready_event is None or request.ready_event.query() for request in self._requests)
 
     def close(self) -> None:
         """Stop: the world has ended."""
@@ -142,9 +167,6 @@ class Execution:
             event = torch.cuda.Event()
             event.record(self._stream)
         now_s = time.monotonic()
-        if self._watch is not None:
-            ready_events = [request.ready_event for request in self._requests if request.ready_event is not None]
-            self._watch(self._works, ready_events)
         self._release()
         for request, (value, failure), tensors in zip(self._requests, outcomes, results, strict=True):
             for name, meta in zip(request.tensor_names, request.signature.tensors, strict=False):

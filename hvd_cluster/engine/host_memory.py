@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from hvd_cluster.engine.messages import Run
 from hvd_cluster.engine.shared_memory.arena import Arena
 from hvd_cluster.engine.shared_memory.ballot import Ballot
+from hvd_cluster.engine.shared_memory.deadline import Check
 from hvd_cluster.engine.shared_memory.segment import Segment, SharingGroup, share
 from hvd_cluster.engine.transports.shm import ShmTransport, segment_bytes
 from hvd_cluster.engine.world import World
@@ -43,7 +44,7 @@ def share_host_memory(
     wakeup: int,
     *,
     plan: Callable[[tuple[int, ...]], tuple[Run, ...]],
-    check: Callable[[], None],
+    check: Check,
 ) -> HostMemory | None:
     """The shared memory of this rank's host, or None on all ranks of it; collective over them.
 

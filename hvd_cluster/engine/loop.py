@@ -11,9 +11,9 @@ from functools import cache
 from hvd_cluster.engine.agreement import Agreement
 from hvd_cluster.engine.autotune import Tuner
 from hvd_cluster.engine.decisions import DecisionRunner
-from hvd_cluster.engine.device_work import DeviceWork
 from hvd_cluster.engine.host_memory import has_core_per_rank, share_host_memory
 from hvd_cluster.engine.interrupts import interrupts
+from hvd_cluster.engine.launched_work import LaunchedWork
 from hvd_cluster.engine.messages import (
     Abort,
     Close,
@@ -28,6 +28,7 @@ from hvd_cluster.engine.messages import (
 )
 from hvd_cluster.engine.negotiation import Negotiator
 from hvd_cluster.engine.queues import Queues
+from hvd_cluster.engine.shared_memory.deadline import Deadline
 from hvd_cluster.engine.stall import Ranks, StallInspector
 from hvd_cluster.engine.submission_queue import Join, Leave, SubmissionQueue
 from hvd_cluster.engine.timeline import JobTimeline, Recorder
@@ -132,7 +133,7 @@ class Loop:
             is_idle=self.transports.is_idle,
             on_drained=self.transports.remove,
         )
-        self._device_work = DeviceWork()
+        self._launched_work = LaunchedWork()
         self._decisions = DecisionRunner(
             self._rank,
             process_sets,
@@ -141,7 +142,7 @@ class Loop:
             negotiator=self._negotiator,
             transports=self.transports,
             queues=self._queues,
-            device_work=self._device_work,
+            launched_work=self._launched_work,
             recorder=self.recorder,
             tuner=tuner,
             tune=self._agreement.tune,
@@ -151,7 +152,7 @@ class Loop:
             process_sets,
             settings,
             submissions=submissions,
-            device_work=self._device_work,
+            launched_work=self._launched_work,
             send_up=self._links.send_up,
             send_down=self._links.send_down,
             abort=self._abort,
@@ -332,10 +333,12 @@ class Loop:
         else:
             self._timeline.start(switch.path, switch.mark_cycles)
 
-    def _check(self) -> None:
+    def _check(self, wait: Deadline | None = None) -> None:
         """Raise, while work waits for other ranks, if the world has ended or an interrupt has waited too long."""
         self._links.check()
         interrupts.check()
+        if wait is not None:
+            self._stall.note_wait(wait)
 
     # ---- messages ---------------------------------------------------------------------------------------------------
 
@@ -395,6 +398,6 @@ class Loop:
         try:
             # Before the handles fail: their owners may write the tensors that a transport still works on.
             self.transports.abort()
-            self._device_work.clear()
+            self._launched_work.clear()
         finally:
             self._decisions.fail(text)

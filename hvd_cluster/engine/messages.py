@@ -191,10 +191,10 @@ class Goodbye:
 
 @dataclass(frozen=True)
 class Wait:
-    """What a rank waits for: that other ranks submit a request, or that a device completes it."""
+    """What a rank waits for: that other ranks submit a request, or that it completes."""
 
     key: Key
-    #: The number of its bucket in the log, once it is launched on a device; 0 before.
+    #: The number of its bucket in the log, once it is launched; 0 before.
     bucket: int = 0
 
 
@@ -202,9 +202,9 @@ class WaitState(Enum):
     """Why a rank keeps others waiting."""
 
     NOT_SUBMITTED = "has not submitted it"
-    NOT_LAUNCHED = "has not launched it"
+    NOT_LAUNCHED = "it has not begun this operation"
     NOT_REACHED = "its device is still busy with earlier work"
-    NOT_COMPLETE = "its device has not completed it"
+    NOT_COMPLETE = "it has not completed this operation"
 
 
 class StallLimit(Enum):

@@ -18,15 +18,13 @@ _PACKAGE = str(Path(__file__).parents[2])
 _LIBRARIES = sorted(
     {sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib", "platstdlib")}, key=len, reverse=True
 )
-#: Kernel states of a process that explain why it does not answer; see proc_pid_stat(5).
+#: Kernel states of a process that does not run; see proc_pid_stat(5).
 _PROCESS_STATES = {
     "T": "it is stopped (SIGSTOP or SIGTSTP)",
     "t": "it is stopped by a debugger",
     "D": "it waits for a disk, swap space or a network file system",
     "Z": "it has ended",
     "X": "it has ended",
-    "R": "it is inside a C call that holds Python's interpreter lock",
-    "S": "it waits inside a C call that holds Python's interpreter lock",
 }
 
 
@@ -48,7 +46,7 @@ def user_stack(submitter: int | None = None) -> str:
 
 
 def process_state(pid: int) -> str:
-    """Why process ``pid`` of this host does not answer, as far as the kernel knows; "" if it does not."""
+    """What keeps process ``pid`` of this host from running; "" if nothing does."""
     try:
         # The name of the program, in parentheses, may contain spaces and parentheses.
         state = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]

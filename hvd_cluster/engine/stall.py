@@ -13,8 +13,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from hvd_cluster.engine.device_work import DeviceWork
+from hvd_cluster.engine.launched_work import LaunchedWork
 from hvd_cluster.engine.messages import StallLimit, StallMessage, StallQuery, StallReply, StallReport, Wait, WaitState
+from hvd_cluster.engine.shared_memory.deadline import Deadline
 from hvd_cluster.engine.stacks import process_state, user_stack
 from hvd_cluster.engine.stall_report import describe_stall, indented, is_any_device_busy, names
 from hvd_cluster.engine.submission_queue import SubmissionQueue
@@ -67,7 +68,7 @@ class StallInspector:
         process_sets: the ranks of each process set.
         settings: the times, and whether to inspect at all.
         submissions: the requests of this rank.
-        device_work: what this rank has launched on devices.
+        launched_work: what this rank has launched on devices.
         send_up: sends a message to the parent in the tree; not called at the root.
         send_down: sends a message to the children.
         abort: ends the job with a text.
@@ -80,7 +81,7 @@ class StallInspector:
         settings: Settings,
         *,
         submissions: SubmissionQueue,
-        device_work: DeviceWork,
+        launched_work: LaunchedWork,
         send_up: Callable[[StallMessage], None],
         send_down: Callable[[StallMessage], None],
         abort: Callable[[str], None],
@@ -92,6 +93,8 @@ class StallInspector:
         self._warning_s = settings.stall_warning_s
         self._shutdown_s = settings.stall_shutdown_s
         self._timeout_s = settings.gloo_timeout_s
+        #: The same for an operation that has begun: before the transport ends it.
+        self._begun_warning_s = min(self._warning_s, 0.8 * self._timeout_s)
         if self._shutdown_s and self._shutdown_s < self._warning_s:
             logger.warning(
                 "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS=%g is less than HOROVOD_STALL_CHECK_TIME_SECONDS=%g: ignored",
@@ -100,7 +103,7 @@ class StallInspector:
             )
             self._shutdown_s = 0.0
         self._submissions = submissions
-        self._device_work = device_work
+        self._launched_work = launched_work
         self._send_up = send_up
         self._send_down = send_down
         self._abort = abort
@@ -128,13 +131,32 @@ class StallInspector:
         self._last = ("join", time.monotonic())
         self._has_joined = True
 
+    def note_wait(self, wait: Deadline) -> None:
+        """This thread waits in shared memory, so it cannot inspect: report it if it lasts too long."""
+        if self._is_off or wait.is_reported or wait.waited_s < self._begun_warning_s:
+            return
+        wait.is_reported = True
+        late = []
+        for rank in wait.late():
+            state = self._process_state(rank)
+            late.append(f"rank {rank} on {self._ranks.hosts[rank]}" + (f" ({state})" if state else ""))
+        logger.warning(
+            "Rank %d has waited for %.0f seconds in the middle of %s for %s\nRank %d waits at:\n%s",
+            self._rank,
+            wait.waited_s,
+            names(self._launched_work.latest),
+            ", ".join(late) or "other ranks",
+            self._rank,
+            indented(user_stack(self._submissions.submitter)),
+        )
+
     def next_check_s(self) -> float | None:
         """When :meth:`inspect` has something to do, or None."""
         deadlines = [query.deadline_s for query in self._queries] + [query.deadline_s for query in self._host_queries]
         if self._root_deadline_s is not None:
             deadlines.append(self._root_deadline_s)
-        if self._device_work.next_poll_s is not None:
-            deadlines.append(self._device_work.next_poll_s)
+        if self._launched_work.next_poll_s is not None:
+            deadlines.append(self._launched_work.next_poll_s)
         if not self._is_off and self._submissions.has_pending:
             pending = self._submissions.pending().values()
             oldest = next(iter(pending), None)
@@ -152,11 +174,11 @@ class StallInspector:
             RuntimeError: the work of a device has failed.
         """
         now_s = time.monotonic()
-        if self._device_work:
-            if now_s >= (self._device_work.next_poll_s or now_s):
-                self._device_work.poll()
+        if self._launched_work:
+            if now_s >= (self._launched_work.next_poll_s or now_s):
+                self._launched_work.poll()
             self._report_timeouts(now_s)
-        if not self._is_off and (self._device_work or self._submissions.has_pending):
+        if not self._is_off and (self._launched_work or self._submissions.has_pending):
             self._report_late(now_s)
         if self._root_deadline_s is not None and now_s >= self._root_deadline_s:
             self._root_deadline_s = None
@@ -195,7 +217,7 @@ class StallInspector:
 
     def _waits(self) -> dict[Wait, float]:
         """What this rank waits for, and since when; the oldest first."""
-        waits = self._device_work.waits()
+        waits = self._launched_work.waits()
         waits |= {Wait(request.key): request.submitted_s for request in self._submissions.pending().values()}
         return dict(sorted(waits.items(), key=lambda item: item[1]))
 
@@ -203,7 +225,12 @@ class StallInspector:
         waits = self._waits()
         if not waits:
             return
-        late = {wait: since_s for wait, since_s in waits.items() if now_s - since_s >= self._warning_s}
+        on_devices = self._launched_work.on_devices()
+        late = {
+            wait: since_s
+            for wait, since_s in waits.items()
+            if now_s - since_s >= (self._begun_warning_s if wait.bucket and wait not in on_devices else self._warning_s)
+        }
         oldest_s = next(iter(waits.values()))
         is_final = bool(self._shutdown_s) and now_s - oldest_s >= self._shutdown_s and self._given_up_s != oldest_s
         if is_final or any(self._reported.get(wait) != since_s for wait, since_s in late.items()):
@@ -213,7 +240,7 @@ class StallInspector:
             self._report(tuple(late), StallLimit.SHUTDOWN if is_final else StallLimit.CHECK)
 
     def _report_timeouts(self, now_s: float) -> None:
-        reached = self._device_work.reached()
+        reached = {wait: since_s for wait, since_s in self._launched_work.on_devices().items() if since_s is not None}
         self._timed_out = {wait: at_s for wait, at_s in self._timed_out.items() if wait in reached}
         waits = [
             wait for wait, since_s in reached.items() if now_s - self._timed_out.get(wait, since_s) >= self._timeout_s
@@ -264,7 +291,7 @@ class StallInspector:
             if self._rank not in self._process_sets.get(process_set_id, ()):
                 continue
             if wait.bucket:
-                state = self._device_work.state(wait)
+                state = self._launched_work.state(wait)
             else:
                 state = None if wait.key in pending or self._has_joined else WaitState.NOT_SUBMITTED
             if state is not None:
@@ -282,11 +309,13 @@ class StallInspector:
 
     def _reply_for_silent(self, host_query: _OpenHostQuery) -> None:
         for rank in sorted(host_query.silent):
-            silence = self._process_state(rank) or "it is stopped or inside a C call"
+            silence = self._process_state(rank) or "it is inside a C call that holds Python's interpreter lock"
             self.receive(StallReply(host_query.number, rank, silence=silence + self._last_operation(rank)))
 
     def _process_state(self, rank: int) -> str:
-        return process_state(self._ranks.pids[rank]) if self._ranks.pids[rank] else ""
+        """What keeps the process of a rank on this host from running; "" if nothing does."""
+        pid = self._ranks.pids[rank]
+        return process_state(pid) if pid else ""
 
     def _last_operation(self, rank: int) -> str:
         """The last operation that this rank has finished together with ``rank``, as the end of a sentence."""
@@ -332,8 +361,7 @@ class StallInspector:
         for rank in range(len(self._ranks.hosts)):
             if rank not in replies:
                 replies[rank] = StallReply(query.number, rank, silence=self._silence(rank, replies))
-        limit_s = self._timeout_s if query.limit == StallLimit.TIMEOUT else self._warning_s
-        text = describe_stall(query, replies, self._ranks.hosts, self._process_sets, limit_s)
+        text = describe_stall(query, replies, self._ranks.hosts, self._process_sets, self._warning_s)
         if not text:
             return
         if query.limit == StallLimit.CHECK:

@@ -17,10 +17,10 @@ _MISSING_TEXT = (
     "different ranks are trying to submit different tensors or that only subset of ranks is submitting "
     "tensors, which will cause deadlock. \nMissing ranks:"
 )
-_DEVICE_TEXT = "One or more operations were launched on devices and have not completed for more than {:g} seconds."
+_INCOMPLETE_TEXT = "One or more operations have begun and do not complete. Ranks:"
 _NETWORK_TEXT = (
-    "All ranks have launched them and no device is busy with other work, so the communication itself hangs. "
-    "NCCL_DEBUG=INFO shows which network NCCL uses."
+    "All ranks have begun them and no device is busy with other work, so the communication itself hangs: look at the "
+    "network between these hosts. On GPUs, NCCL_DEBUG=INFO shows which network NCCL uses."
 )
 _BUSY = frozenset({WaitState.NOT_LAUNCHED, WaitState.NOT_REACHED})
 
@@ -30,7 +30,7 @@ def describe_stall(
     replies: Mapping[int, StallReply],
     hosts: Sequence[str],
     process_sets: Mapping[int, tuple[int, ...]],
-    limit_s: float,
+    warning_s: float,
 ) -> str:
     """Which ranks keep others waiting, and where in their programs they are; "" if no rank does.
 
@@ -39,21 +39,24 @@ def describe_stall(
         replies: one for each rank.
         hosts: for each rank, its host.
         process_sets: the ranks of each process set.
-        limit_s: how long the waits have lasted at least.
+        warning_s: how long ranks have waited at least for others to submit something.
     """
     report = _Report(query, replies, hosts, process_sets)
     parts = []
-    missing = report.paragraphs(frozenset({WaitState.NOT_SUBMITTED}), is_on_device=False)
+    missing = report.paragraphs(frozenset({WaitState.NOT_SUBMITTED}), has_begun=False)
     if missing:
-        parts += [_MISSING_TEXT.format(limit_s), *missing]
-    late = report.paragraphs(_BUSY, is_on_device=True)
-    hanging = late or report.paragraphs(frozenset({WaitState.NOT_COMPLETE}), is_on_device=True)
+        parts += [_MISSING_TEXT.format(warning_s), *missing.values()]
+    late = report.paragraphs(_BUSY, has_begun=True)
+    hanging = late or report.paragraphs(frozenset({WaitState.NOT_COMPLETE}), has_begun=True)
     if hanging:
-        parts += [_DEVICE_TEXT.format(limit_s), *hanging]
-        if not late and len(hanging) == len(report.members):
+        parts += [_INCOMPLETE_TEXT, *hanging.values()]
+        if not late and hanging.keys() == report.members:
             parts.append(_NETWORK_TEXT)
-    if parts:
-        parts += report.waiting()
+    # Where one of the other ranks waits.
+    for rank in sorted(report.members - missing.keys() - hanging.keys()):
+        if parts and replies[rank].stack:
+            parts.append(f"Rank {rank} waits at:\n{indented(replies[rank].stack)}")
+            break
     return "\n".join(parts)
 
 
@@ -90,9 +93,9 @@ class _Report:
         #: The ranks that take part in what is waited for.
         self.members = {rank for wait in query.waits for rank in process_sets.get(wait.key[0], ())}
 
-    def paragraphs(self, states: frozenset[WaitState], *, is_on_device: bool) -> list[str]:
+    def paragraphs(self, states: frozenset[WaitState], *, has_begun: bool) -> dict[int, str]:
         """One for each rank in any of ``states``, or that does not reply."""
-        texts = []
+        texts = {}
         mark = "!" if self._query.limit == StallLimit.SHUTDOWN else ""
         for rank, host in enumerate(self._hosts):
             reply = self._replies[rank]
@@ -101,26 +104,19 @@ class _Report:
                 found = {
                     wait.key: WaitState.NOT_SUBMITTED
                     for wait in self._query.waits
-                    if bool(wait.bucket) == is_on_device and rank in self._process_sets.get(wait.key[0], ())
+                    if bool(wait.bucket) == has_begun and rank in self._process_sets.get(wait.key[0], ())
                 }
             if not found:
                 continue
             text = f"{rank}{mark}: {names(found)} - rank {rank} on {host} "
             if reply.silence:
-                texts.append(f"{text}does not answer: {reply.silence}")
+                texts[rank] = f"{text}does not answer: {reply.silence}"
                 continue
             if reply.last_name:
                 text += f"last submitted {reply.last_name}, {reply.last_age_s:.1f} s ago"
             else:
                 text += "has submitted nothing yet"
-            if is_on_device:
+            if has_begun:
                 text += f"; {next(iter(found.values())).value}"
-            texts.append(f"{text}; process {reply.pid} is at:\n{indented(reply.stack)}")
+            texts[rank] = f"{text}; process {reply.pid} is at:\n{indented(reply.stack)}"
         return texts
-
-    def waiting(self) -> list[str]:
-        """Where one of the ranks is that wait for the others."""
-        for rank, reply in sorted(self._replies.items()):
-            if rank in self.members and not reply.states and not reply.silence:
-                return [f"Rank {rank} waits at:\n{indented(reply.stack)}"]
-        return []

@@ -31,6 +31,8 @@ logger = logging.getLogger(__name__)
 
 #: How many characters are shown of a value that ranks must agree on.
 _MAX_TERM_CHARACTERS = 200
+#: How many missing ranks are listed.
+_MAX_MISSING = 20
 #: How many connections may be unauthenticated; beyond that the oldest are closed.
 _MAX_UNKNOWN = 64
 #: Seconds until the next attempt after the parent has closed the connection.
@@ -177,7 +179,11 @@ def _listening(address: str) -> Iterator[socket.socket]:
 def _meet(
     client: KeyValueClient, prefix: str, topology: Topology, address: str, port: int, terms: Mapping[str, object]
 ) -> list[dict[str, Any]]:
-    """What every rank publishes about itself, by rank. Rank 0 collects it: n ranks need 2n messages and not n * n."""
+    """What every rank publishes about itself, by rank. Rank 0 collects it: n ranks need 2n messages and not n * n.
+
+    Raises:
+        ConnectionError: some ranks did not come in time; it names them, on every rank.
+    """
     me = {
         "host_key": host_key(),
         "host": topology.host,
@@ -191,23 +197,24 @@ def _meet(
     }
     client.set(f"{prefix}member/{topology.rank}", json.dumps(me).encode())
     if topology.rank == 0:
+        keys = [f"{prefix}member/{rank}" for rank in range(topology.size)]
         try:
-            members = client.get_many([f"{prefix}member/{rank}" for rank in range(topology.size)])
-        except TimeoutError as error:
-            raise ConnectionError(
-                f"not all of the {topology.size} ranks called hvd.init() within {client.timeout_s:g} s ({error}); "
-                "HOROVOD_GLOO_TIMEOUT_SECONDS sets how long to wait"
-            ) from None
-        client.set(f"{prefix}members", b"[" + b",".join(members) + b"]")
+            table = b"[" + b",".join(client.get_many(keys)) + b"]"
+        except TimeoutError:
+            table = json.dumps({"missing": [rank for rank, key in enumerate(keys) if not client.check([key])]}).encode()
+        client.set(f"{prefix}members", table)
     try:
-        table = client.get(f"{prefix}members", client.timeout_s + 5)
+        members = json.loads(client.get(f"{prefix}members", client.timeout_s + 5))
     except TimeoutError:
+        members = {"missing": [0]}
+    if isinstance(members, dict):
+        missing = members["missing"]
+        listed = ", ".join(map(str, missing[:_MAX_MISSING])) + (", ..." if len(missing) > _MAX_MISSING else "")
         raise ConnectionError(
-            f"rank {topology.rank}: not all of the {topology.size} ranks called hvd.init() within "
-            f"{client.timeout_s:g} s; HOROVOD_GLOO_TIMEOUT_SECONDS sets how long to wait"
-        ) from None
-    result: list[dict[str, Any]] = json.loads(table)
-    return result
+            f"not all of the {topology.size} ranks called hvd.init() within {client.timeout_s:g} s. Missing: {listed}; "
+            "such a rank still imports or loads data, or has ended. HOROVOD_GLOO_TIMEOUT_SECONDS sets how long to wait"
+        )
+    return list(members)
 
 
 def _pid_namespace() -> str:

@@ -276,7 +276,7 @@ def test_the_end_of_the_world_stands_in_the_log() -> None:
 
 
 def test_a_rank_that_died_with_the_lock_does_not_hang_the_others() -> None:
-    def check() -> None:
+    def check(_: object = None) -> None:
         raise RuntimeError("rank 0 is gone")
 
     with two_ballots(check, timeout_s=60) as (first, second):
@@ -286,7 +286,7 @@ def test_a_rank_that_died_with_the_lock_does_not_hang_the_others() -> None:
 
 
 def test_a_rank_that_is_stopped_with_the_lock_is_not_waited_for_longer_than_the_limit() -> None:
-    with two_ballots(lambda: None, timeout_s=0.2) as (first, second):
+    with two_ballots(lambda *_: None, timeout_s=0.2) as (first, second):
         first._acquire()
         first._give_back()
         assert second.may_sleep()
@@ -296,7 +296,7 @@ def test_a_rank_that_is_stopped_with_the_lock_is_not_waited_for_longer_than_the_
 
 
 def test_a_rank_that_is_stopped_before_it_says_who_has_the_lock_is_not_waited_for_either() -> None:
-    with two_ballots(lambda: None, timeout_s=0.2) as (first, second):
+    with two_ballots(lambda *_: None, timeout_s=0.2) as (first, second):
         first._lock.wait(0, first._deadline)
         with pytest.raises(RuntimeError, match="the other ranks of this host did not finish .* one of them is stopped"):
             second.may_sleep()

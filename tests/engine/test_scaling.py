@@ -123,7 +123,7 @@ def _shared(num_ranks: int) -> World:
     os.close(descriptor)
     ranks = tuple(range(num_ranks))
     transports = [
-        ShmTransport(memory, index=index, ranks=ranks, check=lambda: None, timeout_s=20, arena=arenas[index])
+        ShmTransport(memory, index=index, ranks=ranks, check=lambda *_: None, timeout_s=20, arena=arenas[index])
         for index in ranks
     ]
     return World(list(transports), arenas)
@@ -152,7 +152,7 @@ def _hosts(*sizes: int) -> World:
             index=host.index(rank),
             ranks=host,
             piece_bytes=piece_bytes,
-            check=lambda: None,
+            check=lambda *_: None,
             timeout_s=20,
         )
         flat = ThreadGloo(stores[0], rank, ranks)

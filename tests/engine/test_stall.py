@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from hvd_cluster.engine.device_work import DeviceWork
+from hvd_cluster.engine.launched_work import LaunchedWork
 from hvd_cluster.engine.messages import StallLimit, StallReport, Wait
 from hvd_cluster.engine.stall import Ranks, StallInspector
 from hvd_cluster.engine.submission_queue import SubmissionQueue
@@ -126,9 +126,39 @@ def test_a_rank_inside_a_c_call_that_holds_the_interpreter_lock_does_not_answer(
     errors = io.StringIO()
     local.run(fn, num_proc=2, env=ENV, stderr=errors)
     assert (
-        "rank 1 on 127.0.0.1 does not answer: it waits inside a C call that holds Python's interpreter lock; "
+        "rank 1 on 127.0.0.1 does not answer: it is inside a C call that holds Python's interpreter lock; "
         "it last took part in allreduce.together, "
     ) in errors.getvalue()
+
+
+@pytest.mark.parametrize("shared_memory", ["1", "0"])
+def test_a_rank_that_stops_in_the_middle_of_an_operation_is_named_before_the_time_limit(shared_memory: str) -> None:
+    def fn() -> None:
+        import hvd_cluster.torch as hvd
+        from hvd_cluster.engine.transports.chunks import Arithmetic
+        from hvd_cluster.engine.transports.gloo import GlooTransport
+
+        hvd.init()
+        hvd.allreduce(torch.ones(1), name="together")
+        if hvd.rank() == 1:
+
+            def stop(*_: object) -> None:
+                subprocess.Popen(["sh", "-c", f"sleep 5; kill -CONT {os.getpid()}"])
+                os.kill(os.getpid(), signal.SIGSTOP)
+
+            for owner, method in [(Arithmetic, "fill"), (GlooTransport, "allreduce")]:
+                original = getattr(owner, method)
+                setattr(owner, method, lambda *args, original=original: (stop(), original(*args))[1])
+        total = hvd.allreduce(torch.ones(1 << 20), name="gradient", op=hvd.Sum)
+        assert total.unique().tolist() == [2.0]
+        hvd.shutdown()
+
+    errors = io.StringIO()
+    local.run(fn, num_proc=2, env=ENV | {"HOROVOD_SHARED_MEMORY": shared_memory}, stderr=errors)
+    text = errors.getvalue()
+    assert "[allreduce.gradient]" in text
+    assert "it is stopped (SIGSTOP or SIGTSTP)" in text
+    assert 'hvd.allreduce(torch.ones(1 << 20), name="gradient", op=hvd.Sum)' in text
 
 
 def inspector_of(settings: Settings, process_sets: dict[int, tuple[int, ...]]) -> StallInspector:
@@ -139,7 +169,7 @@ def inspector_of(settings: Settings, process_sets: dict[int, tuple[int, ...]]) -
         process_sets,
         settings,
         submissions=SubmissionQueue(0.001),
-        device_work=DeviceWork(),
+        launched_work=LaunchedWork(),
         send_up=nothing,
         send_down=nothing,
         abort=nothing,

@@ -28,7 +28,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from hvd_cluster.engine.messages import Close, Define, Entry, Forget, HostMessage, JoinDone, Run
-from hvd_cluster.engine.shared_memory.deadline import Deadline
+from hvd_cluster.engine.shared_memory.deadline import Check, Deadline
 from hvd_cluster.engine.shared_memory.log_encoding import (
     PICKLED,
     PIECE,
@@ -98,7 +98,7 @@ class Ballot:
         index: int,
         wakeups: Sequence[int],
         plan: Callable[[tuple[int, ...]], tuple[Run, ...]] | None,
-        check: Callable[[], None],
+        check: Check,
         timeout_s: float,
         spins: bool,
     ) -> None:

@@ -22,7 +22,7 @@ from collections.abc import Callable
 
 import torch
 
-from hvd_cluster.engine.shared_memory.deadline import Deadline
+from hvd_cluster.engine.shared_memory.deadline import Check, Deadline
 from hvd_cluster.engine.shared_memory.semaphores import STRIDE_BYTES, Barrier, Semaphores
 from hvd_cluster.engine.transports.chunks import Arithmetic, Chunk, Scratch, scatter
 
@@ -56,7 +56,7 @@ class HostExchange:
         index: int,
         ranks: tuple[int, ...],
         piece_bytes: int,
-        check: Callable[[], None],
+        check: Check,
         timeout_s: float,
     ) -> None:
         self.index = index

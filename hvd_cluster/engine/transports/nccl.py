@@ -2,7 +2,7 @@
 
 NCCL work is ordered by the stream on which it is launched. The engine launches it on its own stream, and readers of the
 result wait on the GPU for the event recorded after it. So no thread of this process waits for NCCL. A handle is done
-when its work is launched; the engine polls whether the GPU has completed it (:mod:`hvd_cluster.engine.device_work`).
+when its work is launched; the engine polls whether the GPU has completed it (:mod:`hvd_cluster.engine.launched_work`).
 """
 
 from __future__ import annotations

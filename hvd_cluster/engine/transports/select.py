@@ -11,6 +11,7 @@ import torch
 from torch.distributed import is_nccl_available
 
 from hvd_cluster.engine.host_memory import HostMemory, has_core_per_rank
+from hvd_cluster.engine.shared_memory.deadline import Check
 from hvd_cluster.engine.shared_memory.segment import Closable, Segment, SharingGroup, share
 from hvd_cluster.engine.transports.alone import AloneTransport
 from hvd_cluster.engine.transports.exchange import HostExchange, piece_bytes_for
@@ -47,7 +48,7 @@ class TransportTable:
         world: World,
         settings: Settings,
         process_sets: Mapping[int, tuple[int, ...]],
-        check: Callable[[], None],
+        check: Check,
         host: HostMemory | None,
         wakeup: int,
     ) -> None:

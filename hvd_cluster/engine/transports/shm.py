@@ -14,14 +14,13 @@ from __future__ import annotations
 
 import math
 import mmap
-from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
 
 from hvd_cluster.engine.request import ReduceOp
 from hvd_cluster.engine.shared_memory.arena import Arena
-from hvd_cluster.engine.shared_memory.deadline import Deadline
+from hvd_cluster.engine.shared_memory.deadline import Check, Deadline
 from hvd_cluster.engine.shared_memory.semaphores import STRIDE_BYTES, Barrier, Semaphores
 from hvd_cluster.engine.transports.chunks import Arithmetic, Chunk, Scratch, chunks_of, scatter, without_aliases
 from hvd_cluster.engine.transports.transport import FinishedWork, Transport, Work
@@ -76,7 +75,7 @@ class ShmTransport(Transport):
         *,
         index: int,
         ranks: tuple[int, ...],
-        check: Callable[[], None],
+        check: Check,
         timeout_s: float,
         arena: Arena | None = None,
         spins: bool = False,

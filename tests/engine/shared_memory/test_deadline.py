@@ -35,19 +35,19 @@ def looks_until_it_ends(clock: Clock, waiting: Deadline, step_s: float) -> int:
 
 
 def test_a_wait_ends_when_it_has_lasted_too_long(clock: Clock) -> None:
-    waiting = Deadline(lambda: None, 2.0, lambda: [3])
+    waiting = Deadline(lambda *_: None, 2.0, lambda: [3])
     assert looks_until_it_ends(clock, waiting, 0.25) == 9
 
 
 def test_every_wait_begins_again(clock: Clock) -> None:
-    waiting = Deadline(lambda: None, 2.0, lambda: [3])
+    waiting = Deadline(lambda *_: None, 2.0, lambda: [3])
     for _ in range(3):
         clock.now_s += 100.0
         assert looks_until_it_ends(clock, waiting, 0.25) == 9
 
 
 def test_time_in_which_this_rank_did_not_run_does_not_count(clock: Clock) -> None:
-    waiting = Deadline(lambda: None, 2.0, lambda: [3])
+    waiting = Deadline(lambda *_: None, 2.0, lambda: [3])
     waiting.start()
     clock.now_s += 0.25
     waiting.check()
@@ -69,7 +69,7 @@ def test_time_in_which_this_rank_did_not_run_does_not_count(clock: Clock) -> Non
     ],
 )
 def test_the_error_says_who_did_not_do_what(clock: Clock, ranks: list[int], text: str) -> None:
-    waiting = Deadline(lambda: None, 2.0, lambda: ranks, "wake up")
+    waiting = Deadline(lambda *_: None, 2.0, lambda: ranks, "wake up")
     waiting.start()
     for _ in range(2):
         clock.now_s += 1.0

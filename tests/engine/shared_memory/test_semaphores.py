@@ -15,7 +15,7 @@ from hvd_cluster.engine.shared_memory.semaphores import STRIDE_BYTES, Barrier, S
 
 
 def ten_seconds() -> Deadline:
-    return Deadline(lambda: None, 10.0, list)
+    return Deadline(lambda *_: None, 10.0, list)
 
 
 def in_children(count: int, work) -> list[int]:  # type: ignore[no-untyped-def]
@@ -53,7 +53,7 @@ def test_a_wait_that_lasts_looks_around_and_can_be_given_up() -> None:
     semaphores = Semaphores(memory, 0, 1, create=True)
     looks = []
 
-    def look() -> None:
+    def look(_: object = None) -> None:
         looks.append(time.monotonic())
         if len(looks) == 3:
             raise RuntimeError("enough")
@@ -76,7 +76,7 @@ def test_each_wait_that_blocks_begins_its_deadline_again() -> None:
 
     memory = mmap.mmap(-1, mmap.PAGESIZE)
     semaphores = Semaphores(memory, 0, 1, create=True)
-    deadline = Counted(lambda: semaphores.post(0), 10.0, list)
+    deadline = Counted(lambda *_: semaphores.post(0), 10.0, list)
     semaphores.wait(0, deadline)
     semaphores.wait(0, deadline)
     assert deadline.num_begun == 2
@@ -93,7 +93,7 @@ def test_a_wait_that_signals_interrupt_all_the_time_looks_around_too() -> None:
     signal.setitimer(signal.ITIMER_REAL, 0.01, 0.01)
     try:
         with pytest.raises(RuntimeError, match="within 0.5 s"):
-            semaphores.wait(0, Deadline(lambda: None, 0.5, list))
+            semaphores.wait(0, Deadline(lambda *_: None, 0.5, list))
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, handled)

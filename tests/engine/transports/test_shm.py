@@ -19,7 +19,7 @@ def on_ranks(num_ranks: int, fn: Callable[[ShmTransport], Any], *, spins: bool =
     """``fn(transport)`` on each rank, one thread each."""
     segment = mmap.mmap(-1, segment_bytes(num_ranks))
     transports = [
-        ShmTransport(segment, index=i, ranks=tuple(range(num_ranks)), check=lambda: None, timeout_s=20, spins=spins)
+        ShmTransport(segment, index=i, ranks=tuple(range(num_ranks)), check=lambda *_: None, timeout_s=20, spins=spins)
         for i in range(num_ranks)
     ]
     with ThreadPoolExecutor(num_ranks) as pool:
@@ -88,14 +88,14 @@ def test_bytes_are_gathered_broadcast_and_exchanged_over_many_chunks(num_ranks: 
 )
 def test_a_rank_that_waits_too_long_says_for_whom(ranks: tuple[int, ...], words: str) -> None:
     segment = mmap.mmap(-1, segment_bytes(len(ranks)))
-    alone = ShmTransport(segment, index=0, ranks=ranks, check=lambda: None, timeout_s=0.1)
+    alone = ShmTransport(segment, index=0, ranks=ranks, check=lambda *_: None, timeout_s=0.1)
     with pytest.raises(RuntimeError, match=rf"{words} come to a collective within 0\.1 s"):
         alone.allreduce(torch.ones(1), ReduceOp.SUM)
     alone.close()
 
 
 def test_a_broken_world_ends_the_wait() -> None:
-    def broken() -> None:
+    def broken(_: object = None) -> None:
         raise RuntimeError("rank 1 is gone")
 
     segment = mmap.mmap(-1, segment_bytes(2))

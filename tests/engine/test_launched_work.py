@@ -5,12 +5,11 @@ from __future__ import annotations
 import io
 import os
 import time
-from typing import Any
 
 import pytest
 import torch
 
-from hvd_cluster.engine.device_work import DeviceWork
+from hvd_cluster.engine.launched_work import LaunchedWork
 from hvd_cluster.engine.messages import Wait, WaitState
 from hvd_cluster.launch import local
 
@@ -22,57 +21,60 @@ ENV = {
 }
 
 
-class Work:
+class Bucket:
     """Complete when the test says so."""
 
     def __init__(self) -> None:
         self.has_completed = False
+        self.is_reached = True
+
+    @property
+    def transfer_s(self) -> float:
+        return 0.0
 
     def is_complete(self) -> bool:
         return self.has_completed
 
+    def has_inputs(self) -> bool:
+        return self.is_reached
 
-def launch(device_work: DeviceWork, number: int, name: str, *events: Any) -> Work:
-    work: Any = Work()
-    device_work.add(number, [(0, name)], [work], events)
-    return work  # type: ignore[no-any-return]
+
+def launch(launched_work: LaunchedWork, number: int, name: str) -> Bucket:
+    bucket = Bucket()
+    launched_work.add(number, [(0, name)], bucket)
+    return bucket
 
 
 def test_buckets_that_complete_in_another_order_are_forgotten_one_by_one() -> None:
-    device_work = DeviceWork()
-    works = [launch(device_work, number, name) for number, name in enumerate("abc", 1)]
+    launched_work = LaunchedWork()
+    buckets = [launch(launched_work, number, name) for number, name in enumerate("abc", 1)]
     for index, left in [(2, "ab"), (0, "b"), (1, "")]:
-        works[index].has_completed = True
-        device_work.poll()
-        assert [wait.key[1] for wait in device_work.waits()] == list(left)
-    assert device_work.next_poll_s is None
+        buckets[index].has_completed = True
+        launched_work.poll()
+        assert [wait.key[1] for wait in launched_work.waits()] == list(left)
+    assert launched_work.next_poll_s is None
 
 
 def test_a_bucket_of_the_same_name_is_told_apart_by_its_number() -> None:
-    device_work = DeviceWork()
-    launch(device_work, 7, "gradient")
-    device_work.poll()
-    assert device_work.state(Wait((0, "gradient"), 7)) == WaitState.NOT_COMPLETE
-    assert device_work.state(Wait((0, "gradient"), 6)) is None
-    assert device_work.state(Wait((0, "gradient"), 8)) == WaitState.NOT_LAUNCHED
+    launched_work = LaunchedWork()
+    launch(launched_work, 7, "gradient")
+    launched_work.poll()
+    assert launched_work.state(Wait((0, "gradient"), 7)) == WaitState.NOT_COMPLETE
+    assert launched_work.state(Wait((0, "gradient"), 6)) is None
+    assert launched_work.state(Wait((0, "gradient"), 8)) == WaitState.NOT_LAUNCHED
 
 
 def test_a_device_that_computes_the_inputs_is_busy_and_not_late() -> None:
-    class Event:
-        has_happened = False
-
-        def query(self) -> bool:
-            return self.has_happened
-
-    device_work, event = DeviceWork(), Event()
-    launch(device_work, 1, "a", event)
-    device_work.poll()
-    assert device_work.state(Wait((0, "a"), 1)) == WaitState.NOT_REACHED
-    assert not device_work.reached()
-    event.has_happened = True
-    device_work.poll()
-    assert device_work.state(Wait((0, "a"), 1)) == WaitState.NOT_COMPLETE
-    assert list(device_work.reached()) == [Wait((0, "a"), 1)]
+    launched_work = LaunchedWork()
+    bucket = launch(launched_work, 1, "a")
+    bucket.is_reached = False
+    launched_work.poll()
+    assert launched_work.state(Wait((0, "a"), 1)) == WaitState.NOT_REACHED
+    assert launched_work.on_devices() == {Wait((0, "a"), 1): None}
+    bucket.is_reached = True
+    launched_work.poll()
+    assert launched_work.state(Wait((0, "a"), 1)) == WaitState.NOT_COMPLETE
+    assert launched_work.on_devices()[Wait((0, "a"), 1)] is not None
 
 
 def test_work_that_one_device_never_completes_is_reported_and_ends_on_every_rank() -> None:
@@ -88,17 +90,17 @@ def test_work_that_one_device_never_completes_is_reported_and_ends_on_every_rank
         hvd.allreduce(torch.ones(1), name="gradient")
         time.sleep(7)  # as in a synchronize() of the device
         with pytest.raises(
-            hvd.HorovodInternalError, match=r"1: \[allreduce.gradient\] - rank 1 .*has not completed it"
+            hvd.HorovodInternalError, match=r"1: \[allreduce.gradient\] - rank 1 .*has not completed this"
         ):
             hvd.allreduce(torch.ones(1), name="after")
 
     errors = io.StringIO()
     local.run(fn, num_proc=3, env=ENV, stderr=errors)
     text = errors.getvalue()
-    assert text.count("were launched on devices and have not completed for more than 1 seconds") == 1
+    assert text.count("have begun and do not complete") == 1
     assert "1: [allreduce.gradient] - rank 1 on 127.0.0.1 last submitted allreduce.gradient, " in text
-    assert "its device has not completed it; process " in text
-    assert "test_device_work.py:" in text
+    assert "it has not completed this operation; process " in text
+    assert "test_launched_work.py:" in text
     assert "in test_work_that_one_device_never_completes_is_reported_and_ends_on_every_rank.<locals>.fn" in text
     assert "the communication itself hangs" not in text
 

@@ -1,0 +1,131 @@
+"""Hangs of every kind, injected into one job one by one: each report names the rank, the tensor and the line."""
+
+from __future__ import annotations
+
+import io
+import os
+import random
+import re
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from hvd_cluster.launch import local
+
+#: More hangs, with times of a real job: HANGS=100 CHECK_TIME_S=10 pytest -m slow tests/engine/test_injected_hangs.py
+NUM_HANGS = int(os.environ.get("HANGS", "14"))
+CHECK_S = int(os.environ.get("CHECK_TIME_S", "1"))
+SHUTDOWN_S = CHECK_S + 3
+#: What the report quotes of the victim; a stopped process cannot reply, so there it is the line of those that wait.
+LINES = {
+    "skips a call": 'hvd.allreduce(tensor, name=f"next.{number}")',
+    "takes another branch": 'hvd.allgather(tensor, name=f"branch.{number}")',
+    "is stopped": 'hvd.allreduce(tensor, name=f"hang.{number}")',
+    "waits for its loader": "for batch in loader:",
+    "sleeps": "time.sleep(duration_s)",
+    "waits for a lock": "lock.acquire(timeout=duration_s)",
+    "has a device that hangs": "time.sleep(device_s)",
+}
+
+
+def inject(hangs: list[tuple[str, int]], check_s: int, shutdown_s: int) -> list[str]:
+    """Run in each rank: for each hang the error that ended it."""
+    import controlled_device
+
+    import hvd_cluster.torch as hvd
+
+    duration_s = shutdown_s + 4.0
+    has_device_hung = False
+    controlled_device.install(lambda _: not has_device_hung)
+
+    class Slow(torch.utils.data.Dataset[Any]):
+        def __len__(self) -> int:
+            return 1
+
+        def __getitem__(self, index: int) -> int:
+            time.sleep(duration_s)
+            return index
+
+    def hang(kind: str, number: int, tensor: torch.Tensor) -> None:
+        if kind == "skips a call":
+            hvd.allreduce(tensor, name=f"next.{number}")
+        elif kind == "takes another branch":
+            hvd.allgather(tensor, name=f"branch.{number}")
+        elif kind == "is stopped":
+            subprocess.Popen(["sh", "-c", f"sleep {duration_s}; kill -CONT {os.getpid()}"])
+            os.kill(os.getpid(), signal.SIGSTOP)
+        elif kind == "waits for its loader":
+            loader = torch.utils.data.DataLoader(Slow())
+            for batch in loader:
+                assert batch is not None
+        elif kind == "sleeps":
+            time.sleep(duration_s)
+        elif kind == "waits for a lock":
+            lock = threading.Lock()
+            lock.acquire()
+            lock.acquire(timeout=duration_s)
+
+    errors = []
+    for number, (kind, victim) in enumerate(hangs):
+        hvd.init()
+        generator = random.Random(number)
+        tensor = torch.ones(generator.choice([1, 1000, 1_000_000]))
+        for step in range(generator.randrange(3)):
+            hvd.allreduce(tensor, name=f"step.{step}")
+        is_device = kind == "has a device that hangs"
+        has_device_hung = is_device and hvd.rank() == victim
+        try:
+            if hvd.rank() == victim and not is_device:
+                hang(kind, number, tensor)
+            hvd.allreduce(tensor, name=f"hang.{number}")
+            if is_device:
+                device_s = duration_s
+                time.sleep(device_s)
+            hvd.allreduce(tensor, name="after")
+            errors.append("")
+        except hvd.HorovodInternalError as error:
+            errors.append(str(error))
+        has_device_hung = False
+        hvd.shutdown()
+        if hvd.rank_of_job == 0:  # type: ignore[attr-defined]
+            time.sleep(0.5)  # what the other ranks have written comes first
+            print(f"=== {number}", flush=True)
+    return errors
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_the_report_of_each_hang_names_rank_tensor_and_line_and_every_rank_gets_an_error() -> None:
+    generator = random.Random(7)
+    kinds = list(LINES) * (NUM_HANGS // len(LINES) + 1)
+    hangs = [(kind, generator.randrange(3)) for kind in kinds[:NUM_HANGS]]
+
+    def fn(inject: Callable[..., list[str]]) -> list[str]:
+        import hvd_cluster.torch as hvd
+
+        hvd.rank_of_job = int(os.environ["HOROVOD_RANK"])  # type: ignore[attr-defined]
+        return inject(hangs, CHECK_S, SHUTDOWN_S)
+
+    output = io.StringIO()
+    env = {
+        "OMP_NUM_THREADS": "1",
+        "HOROVOD_STALL_CHECK_TIME_SECONDS": str(CHECK_S),
+        "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": str(SHUTDOWN_S),
+    }
+    errors = local.run(fn, (inject,), num_proc=3, env=env, stdout=output, stderr=output)
+    reports = re.split(r"=== \d+\n", output.getvalue())
+    wrong = []
+    for number, (kind, victim) in enumerate(hangs):
+        report = reports[number]
+        named = f"[allreduce.hang.{number}]" in report or f"[allreduce.hang.{number}, " in report
+        missing = re.search(rf"{victim}!?: \[|rank {victim} on \S+ does not answer", report)
+        failed = all(error[number] for error in errors)
+        if not (named and missing and LINES[kind] in report and failed):
+            wrong.append(f"hang {number}: rank {victim} {kind}\n{report}\n{[error[number] for error in errors]}")
+    assert not wrong, f"{len(wrong)} of {NUM_HANGS} hangs:\n" + "\n\n".join(wrong)
