@@ -106,3 +106,8 @@ def test_files_and_objects_that_a_page_about_the_structure_names_exist(page: Pat
         assert any(re.search(rf"\b(?:class|def) {name}\b", source) for source in sources.values()), name
     for name, file in re.findall(r"\*\*`?(\w+)`?\*\* \(`([\w/]+\.py)`", text):
         assert any(name in sources.get(folder / file, "") for folder in folders), f"{name} in {file}"
+
+
+def test_every_package_has_a_page_about_its_structure() -> None:
+    packages = {path.parent.name for path in (ROOT / "hvd_cluster").glob("*/__init__.py")} - {"compat"}
+    assert packages == {page.stem for page in PAGES[1:]}
