@@ -101,11 +101,12 @@ def test_files_and_objects_that_a_page_about_the_structure_names_exist(page: Pat
     files = re.findall(r"`([\w/]+(?:\.py|/))`", text)
     assert len(files) >= 5
     assert [file for file in files if not any((folder / file).exists() for folder in folders)] == []
-    sources = package_sources()
-    for name in re.findall(r"\*\*`?(\w+)`?\*\*", text):
-        assert any(re.search(rf"\b(?:class|def) {name}\b", source) for source in sources.values()), name
-    for name, file in re.findall(r"\*\*`?(\w+)`?\*\* \(`([\w/]+\.py)`", text):
-        assert any(name in sources.get(folder / file, "") for folder in folders), f"{name} in {file}"
+    # What an item of a page introduces in bold is defined in one of the files that the item names.
+    for item in re.split(r"\n(?=\d+\. | *- )|\n\n", text):
+        named = [folder / file for file in re.findall(r"`([\w/]+\.py)`", item) for folder in folders]
+        defined = "\n".join(package_sources().get(path, "") for path in named)
+        for name in re.findall(r"\*\*`?(\w+)`?\*\*", item):
+            assert re.search(rf"\b(?:class|def) {name}\b", defined), f"{name}: {item}"
 
 
 def test_every_package_has_a_page_about_its_structure() -> None:
