@@ -26,14 +26,10 @@ class ColumnRoles(Stage):
 
     def _inputs(self, dataset: Dataset) -> Inputs:
         """The columns of ``dataset`` by role; the trial of the model adds the dtypes."""
-        labels, weight_col = tuple(self._value("label_cols")), self._value("sample_weight_col")
-        others = {*labels, weight_col}
         return Inputs(
-            feature_cols=tuple(
-                self._value("feature_cols") or [name for name in dataset.schema.names if name not in others]
-            ),
-            label_cols=labels,
-            sample_weight_col=weight_col,
+            feature_cols=tuple(self._feature_columns(list(dataset.schema.names))),
+            label_cols=tuple(self._value("label_cols")),
+            sample_weight_col=self._value("sample_weight_col"),
         )
 
     def _feature_columns(self, names: list[str]) -> list[str]:

@@ -17,7 +17,7 @@ from hvd_cluster.estimators.backend import Backend, OnEvent, run_on
 from hvd_cluster.estimators.run import reports, run_files
 from hvd_cluster.estimators.run.epochs import EpochListener, StopFit
 from hvd_cluster.estimators.run.run_files import ReceivedFiles
-from hvd_cluster.estimators.view import preflight
+from hvd_cluster.estimators.view.fit_log import preflight_line
 from hvd_cluster.estimators.view.progress_bar import ProgressBar
 from hvd_cluster.launch.worker_group import StopCall
 
@@ -68,7 +68,7 @@ class DriverRun:
 
         restarts = 0
         with self.bar, self._watched(spec, on_event) as stops:
-            self.bar.say(lambda: preflight.line(self.backend, spec, rows=self.rows))
+            self.bar.say(lambda: preflight_line(self.backend, spec, rows=self.rows))
             while True:
                 try:
                     results = run_on(self.backend, self.train_fn, (self._resumed(spec, digest),), on_event, self.rows)

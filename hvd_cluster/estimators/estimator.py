@@ -29,10 +29,10 @@ from hvd_cluster.estimators.run.epochs import EpochListener
 from hvd_cluster.estimators.run.fingerprint import Fingerprint
 from hvd_cluster.estimators.run.row_transform import RowTransform
 from hvd_cluster.estimators.run_lease import RunLease
-from hvd_cluster.estimators.scoring.metadata import Metadata
+from hvd_cluster.estimators.scoring.output_columns import metadata_of
 from hvd_cluster.estimators.stages.spark_ml import Estimator
 from hvd_cluster.estimators.view import tracking
-from hvd_cluster.estimators.view.loss_watch import LossWatch
+from hvd_cluster.estimators.view.fit_log import LossWatch
 from hvd_cluster.estimators.view.progress_bar import ProgressBar
 
 if TYPE_CHECKING:
@@ -308,7 +308,7 @@ class DistributedEstimator(ColumnRoles, EstimatorParams, Estimator):
 
     def _metadata_of(self, spec: Any) -> dict[str, Any]:
         """What the model keeps about its training."""
-        return Metadata.of(spec).to_dict()
+        return metadata_of(spec)
 
     def _get_model_kwargs(
         self, model: Any, history: list[dict[str, Any]], optimizer: Any, run_id: str, metadata: dict[str, Any]

@@ -24,6 +24,15 @@ class Frame(enum.Enum):
     RAY = "a Ray Dataset"
 
 
+#: (package, class) -> its kind.
+_CLASSES = {
+    ("pyspark", "DataFrame"): Frame.SPARK,
+    ("pandas", "DataFrame"): Frame.PANDAS,
+    ("pyarrow", "Table"): Frame.ARROW,
+    ("ray", "Dataset"): Frame.RAY,
+}
+
+
 def kind_of(data: Any) -> Frame:
     """The kind of ``data``.
 
@@ -33,15 +42,9 @@ def kind_of(data: Any) -> Frame:
     if isinstance(data, (str, os.PathLike)):
         return Frame.PARQUET
     for cls in type(data).__mro__:
-        package = cls.__module__.partition(".")[0]
-        if package == "pyspark" and cls.__name__ == "DataFrame":
-            return Frame.SPARK
-        if package == "pandas" and cls.__name__ == "DataFrame":
-            return Frame.PANDAS
-        if package == "pyarrow" and cls.__name__ == "Table":
-            return Frame.ARROW
-        if package == "ray" and cls.__name__ == "Dataset":
-            return Frame.RAY
+        kind = _CLASSES.get((cls.__module__.partition(".")[0], cls.__name__))
+        if kind is not None:
+            return kind
     wanted = ", ".join(kind.value for kind in Frame)
     raise DataError(f"data of type {type(data).__module__}.{type(data).__qualname__} is not supported: give {wanted}")
 
@@ -61,15 +64,11 @@ def column_names(data: Any) -> list[str]:
             raise DataError(NO_ROWS_TEXT)
         return [str(name) for name in names]
     if kind is Frame.PARQUET:
-        return _parquet_columns(os.fspath(data))
+        from hvd_cluster.data.store import Store
+
+        store = Store.create(data)
+        return parquet_columns(store, store.prefix, repr(os.fspath(data)))
     return [str(name) for name in data.columns]
-
-
-def _parquet_columns(path: str) -> list[str]:
-    from hvd_cluster.data.store import Store
-
-    store = Store.create(path)
-    return parquet_columns(store, store.prefix, repr(path))
 
 
 def parquet_columns(store: Store, path: str, shown: str) -> list[str]:

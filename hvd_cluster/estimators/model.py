@@ -78,14 +78,10 @@ class FittedModel(ModelParams, Model):
         Raises:
             MissingExtraError: matplotlib is not installed.
         """
-        from hvd_cluster.estimators.view.plot import draw
-
-        return draw(self._records(), ax)
+        return history.plot(self._records(), ax)
 
     def _repr_html_(self) -> str:
-        from hvd_cluster.estimators.view.card import html
-
-        return html(type(self).__name__, self._value("run_id"), self._records())
+        return history.card(type(self).__name__, self._value("run_id"), self._records())
 
     def getOutputCols(self) -> list[str]:
         """The names of the outputs. The columns of an output of kind "columns" add ``_0``, ``_1``, ... to its name."""

@@ -111,7 +111,7 @@ def test_copy_and_explain_params_work_as_in_spark_ml():
     estimator = TorchEstimator(epochs=3)
     other = estimator.copy({estimator.batch_size: 5})
     assert (other.uid, other.getEpochs(), other.getBatchSize(), estimator.getBatchSize()) == (estimator.uid, 3, 5, 32)
-    assert "epochs: how often" in estimator.explainParams()
+    assert "epochs: passes over" in estimator.explainParams()
     assert "current: 3" in estimator.explainParam("epochs")
     assert estimator.isSet("epochs")
     assert not estimator.isSet("batch_size")

@@ -36,18 +36,18 @@ class Fingerprint:
 
     def differences(self, now: Fingerprint) -> list[str]:
         """How ``now`` differs from this earlier fingerprint, in words."""
-        found = []
-        if self.feature_cols != now.feature_cols:
-            found.append(f"feature_cols were {self.feature_cols} and are {now.feature_cols}")
-        if self.label_cols != now.label_cols:
-            found.append(f"label_cols were {self.label_cols} and are {now.label_cols}")
-        both = [name for name in self.columns if name in now.columns]
-        found += [
-            f"column {name!r} was {self.columns[name]} and is {now.columns[name]}"
-            for name in both
-            if self.columns[name] != now.columns[name]
+        found = [
+            f"{name} were {getattr(self, name)} and are {getattr(now, name)}"
+            for name in ("feature_cols", "label_cols")
+            if getattr(self, name) != getattr(now, name)
         ]
-        found += _others("is gone", self.columns, now.columns) + _others("is new", now.columns, self.columns)
+        found += [
+            f"column {name!r} was {column} and is {now.columns[name]}"
+            for name, column in self.columns.items()
+            if now.columns.get(name, column) != column
+        ]
+        found += [f"column {name!r} is gone" for name in self.columns if name not in now.columns]
+        found += [f"column {name!r} is new" for name in now.columns if name not in self.columns]
         if self.rows != now.rows:
             found.append(f"the data had {self.rows} rows and has {now.rows}")
         return found
@@ -71,7 +71,3 @@ class Fingerprint:
 
 def _described(column: Column) -> str:
     return f"{column.kind.value} {column.dtype}{list(column.shape) if column.shape else ''}"
-
-
-def _others(what: str, some: dict[str, str], others: dict[str, str]) -> list[str]:
-    return [f"column {name!r} {what}" for name in some if name not in others]

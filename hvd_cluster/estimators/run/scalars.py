@@ -39,31 +39,29 @@ def scalar_log(spec: FitSpec) -> Iterator[Callable[[dict[str, Any]], None] | Non
 
         has_failed = False
 
-        def attempt(act: Callable[[], None]) -> None:
+        def write(record: dict[str, Any] | None) -> None:
+            """Write an epoch's record; None closes the writer."""
             nonlocal has_failed
+            if has_failed:
+                return
             try:
-                if not has_failed:
-                    act()
+                if record is None:
+                    writer.close()
+                    return
+                for part in ("train", "validation"):
+                    for name, value in flat(record.get(part, {})).items():
+                        writer.add_scalar(f"{name}/{part}", value, record["epoch"])
+                writer.flush()
+                sync(folder)
             except OSError as error:  # such as a full disk, which must not end the fit
                 has_failed = True
-                logger.warning(
-                    "the scalars of run %r cannot be written to %s, and are no longer written: %s",
-                    spec.run_id,
-                    folder,
-                    error,
-                )
-
-        def write(record: dict[str, Any]) -> None:
-            for part in ("train", "validation"):
-                for name, value in flat(record.get(part, {})).items():
-                    writer.add_scalar(f"{name}/{part}", value, record["epoch"])
-            writer.flush()
-            sync(folder)
+                text = "the scalars of run %r cannot be written to %s, and are no longer written: %s"
+                logger.warning(text, spec.run_id, folder, error)
 
         try:
-            yield lambda record: attempt(lambda: write(record))
+            yield write
         finally:
-            attempt(writer.close)
+            write(None)
 
 
 @contextlib.contextmanager

@@ -5,9 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+
+from hvd_cluster.data.schema import Kind
+
+if TYPE_CHECKING:
+    from hvd_cluster.estimators.spec import FitSpec
 
 #: Types of output columns with several numbers per row: a Spark ML vector (on Spark), and a list of float32.
 VECTOR = "vector"
@@ -93,3 +99,31 @@ def plan(
         }
         found.append(OutputColumn(name, output, kind, type_of_kind[kind]))
     return tuple(found)
+
+
+def metadata_of(spec: FitSpec) -> dict[str, Any]:
+    """What a model keeps of its training, as plain data: columns, dtypes and shapes of what it takes and returns.
+
+    ``feature_units`` are the units of features that hold times ("D", "s", "ms", "us" or "ns"), and "" for others. Older
+    saved models do not have them.
+    """
+    schema, inputs = spec.dataset.schema, spec.inputs
+    labels = [schema[name] for name in inputs.label_cols]
+    return {
+        "feature_cols": inputs.feature_cols,
+        "label_cols": inputs.label_cols,
+        "feature_dtypes": inputs.feature_dtypes,
+        "feature_units": tuple(schema[name].unit for name in inputs.feature_cols),
+        "output_types": tuple(
+            output_type(label.kind, label.dtype, shape)
+            for label, shape in zip(labels, spec.output_shapes, strict=False)
+        ),
+        "output_shapes": spec.output_shapes,
+    }
+
+
+def output_type(kind: Kind, dtype: str, shape: Sequence[int]) -> str:
+    """The type of an output column: the label's for one number per row (integers are rounded), else a vector."""
+    if math.prod(shape) != 1 or kind in {Kind.LIST, Kind.VECTOR}:
+        return VECTOR
+    return dtype if kind in {Kind.NUMERIC, Kind.BOOL} and dtype != "float16" else "float64"

@@ -17,17 +17,21 @@ from __future__ import annotations
 import importlib
 import io
 import json
+import os
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import cloudpickle
 
+from hvd_cluster.data.files.filesystems import scheme_of
+from hvd_cluster.data.files.store_families import DBFSLocalStore
 from hvd_cluster.data.store import Store
 from hvd_cluster.errors import DataError
 from hvd_cluster.estimators.stages.param_row import HasParams
 from hvd_cluster.estimators.stages.spark_ml import MLReader, MLWriter
-from hvd_cluster.estimators.stages.stage_path import store_at
+from hvd_cluster.spark.active_session import spark_url
 
 CHUNK_BYTES = 64 * 2**20
 FORMAT = 1
@@ -163,3 +167,28 @@ def _from_parquet(content: bytes) -> bytes:
     # interpreter ends in that moment.
     table = pq.ParquetFile(io.BytesIO(content), pre_buffer=False).read(use_threads=False).sort_by("index")
     return b"".join(chunk.as_py() for chunk in table["blob"])
+
+
+def store_at(path: str | os.PathLike[str]) -> Store:
+    """The store whose ``prefix`` is a stage's folder.
+
+    A path without a scheme is on the default filesystem of the classic session of this process, like that of Spark's
+    own stages: a Pipeline writes its part through Spark and asks us for ours, and a cluster's driver loses its disk
+    when it ends. Without such a session, and below Databricks' mounts ``/dbfs`` and ``/Volumes``, the path is local.
+
+    Raises:
+        DataError: that filesystem cannot be reached from Python.
+    """
+    text = os.fspath(path)
+    url = text if DBFSLocalStore.matches_dbfs(text) else spark_url(text)
+    if url == text or scheme_of(url) == "file":
+        return Store.create(path)  # a relative path: Python's current folder may differ from Java's
+    store = Store.create(url)
+    try:
+        store.exists(store.prefix)
+    except (DataError, OSError) as error:
+        raise DataError(
+            f"Spark resolves {text} to {url}, which this process cannot reach ({error}): give another path, or "
+            f"file://{Path(text).absolute()} for this machine's disk"
+        ) from error
+    return store

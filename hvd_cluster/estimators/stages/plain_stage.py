@@ -227,11 +227,9 @@ class MLWriter:
             self._handleOverwrite(path)
         self.saveImpl(path)
 
-    def _handleOverwrite(self, path: str) -> None:
-        raise NotImplementedError
+    def _handleOverwrite(self, path: str) -> None: ...
 
-    def saveImpl(self, path: str) -> None:
-        raise NotImplementedError
+    def saveImpl(self, path: str) -> None: ...
 
 
 class MLReader:
@@ -240,15 +238,13 @@ class MLReader:
     def session(self: Any, sparkSession: Any) -> Any:
         return self
 
-    def load(self, path: str) -> Any:
-        raise NotImplementedError
+    def load(self, path: str) -> Any: ...
 
 
 class MLWritable:
     """A stage that can be saved."""
 
-    def write(self) -> Any:
-        raise NotImplementedError
+    def write(self) -> Any: ...
 
     def save(self, path: str) -> None:
         self.write().save(path)
@@ -258,8 +254,7 @@ class MLReadable:
     """A stage that can be loaded."""
 
     @classmethod
-    def read(cls) -> Any:
-        raise NotImplementedError
+    def read(cls) -> Any: ...
 
     @classmethod
     def load(cls, path: str) -> Any:

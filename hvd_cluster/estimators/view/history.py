@@ -1,11 +1,17 @@
-"""The history of a fit as a table."""
+"""The history of a fit: as a table, as a plot, and as the card that a notebook shows for a model."""
 
 from __future__ import annotations
 
+import html as markup
+import math
 from collections.abc import Sequence
 from typing import Any
 
 from hvd_cluster.errors import MissingExtraError
+
+_WIDTH, _HEIGHT, _MARGIN = 360, 140, 8
+#: Part of the history -> colour of its curve, from the Okabe-Ito palette for colour-blind readers.
+_COLOURS = {"train": "#0072B2", "validation": "#D55E00"}
 
 
 def rows(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -45,3 +51,90 @@ def frame(records: Sequence[dict[str, Any]]) -> Any:
             "pandas", "data", "to show the history as a table; getHistory() gives plain lists"
         ) from error
     return pd.DataFrame(rows(records))
+
+
+def plot(records: Sequence[dict[str, Any]], ax: Any = None) -> Any:
+    """Draw the training and validation loss over the epochs; returns the axes.
+
+    Raises:
+        MissingExtraError: matplotlib is not installed.
+    """
+    if ax is None:
+        try:
+            import matplotlib.pyplot as plt
+        except ImportError as error:
+            raise MissingExtraError("matplotlib", "plot", "to draw the history") from error
+        _, ax = plt.subplots()
+    table = rows(records)
+    for part in ("train", "validation"):
+        points = [(row["epoch"], row[f"{part}_loss"]) for row in table if f"{part}_loss" in row]
+        if points:
+            ax.plot(*zip(*points, strict=True), marker="o", label=part)
+    ax.set_xlabel("epoch")
+    ax.set_ylabel("loss")
+    if table:
+        ax.legend()
+    return ax
+
+
+def card(kind: str, run_id: str | None, records: Sequence[dict[str, Any]]) -> str:
+    """The HTML of the card.
+
+    Args:
+        kind: the model's class.
+        run_id: the run that made it.
+        records: the history as it was recorded.
+    """
+    table = rows(records)
+    parts = [f"<b>{markup.escape(kind)}</b>" + (f" of run {markup.escape(run_id)}" if run_id else "")]
+    if table:
+        last = ", ".join(
+            f"{markup.escape(name)} {value:.4g}"
+            for name, value in table[-1].items()
+            if name.startswith(("train_", "validation_"))
+        )
+        parts += [f"{len(table)} epochs; last: {last}", _curves(table), _speeds(records[-1])]
+    return '<div style="font-family: sans-serif">' + "<br>".join(part for part in parts if part) + "</div>"
+
+
+def _curves(table: Sequence[dict[str, Any]]) -> str:
+    """The losses over the epochs as an inline SVG."""
+    losses = {
+        part: [(row["epoch"], row[f"{part}_loss"]) for row in table if math.isfinite(row.get(f"{part}_loss", math.nan))]
+        for part in _COLOURS
+    }
+    points = [point for line in losses.values() for point in line]
+    if not points:
+        return ""
+    first, last = min(x for x, _ in points), max(x for x, _ in points)
+    low, high = min(y for _, y in points), max(y for _, y in points)
+
+    def place(x: float, y: float) -> str:
+        across = _MARGIN + (x - first) / max(last - first, 1) * (_WIDTH - 2 * _MARGIN)
+        down = _MARGIN + (high - y) / ((high - low) or 1.0) * (_HEIGHT - 2 * _MARGIN)
+        return f"{across:.1f},{down:.1f}"
+
+    lines = [
+        f'<polyline fill="none" stroke="{_COLOURS[part]}" stroke-width="2" '
+        f'points="{" ".join(place(x, y) for x, y in line)}"><title>{part} loss</title></polyline>'
+        for part, line in losses.items()
+        if line
+    ]
+    legend = " ".join(
+        f'<span style="color: {_COLOURS[part]}">&#9644; {part} loss</span>' for part, line in losses.items() if line
+    )
+    return (
+        f'<svg width="{_WIDTH}" height="{_HEIGHT}" role="img" aria-label="loss over the epochs">{"".join(lines)}</svg>'
+        f"<br>{legend} (between {low:.4g} and {high:.4g})"
+    )
+
+
+def _speeds(record: dict[str, Any]) -> str:
+    """Samples per second and the share of time spent waiting for data of each rank in the last epoch."""
+    if not record.get("samples_per_s"):
+        return ""
+    cells = "".join(
+        f"<tr><td>{rank}</td><td>{rate:,.0f}</td><td>{wait:.0%}</td></tr>"
+        for rank, (rate, wait) in enumerate(zip(record["samples_per_s"], record["data_wait_share"], strict=True))
+    )
+    return f"<table><tr><th>rank</th><th>samples/s</th><th>waits for data</th></tr>{cells}</table>"

@@ -7,8 +7,7 @@ import torch
 
 from hvd_cluster.data.schema import Kind
 from hvd_cluster.estimators import TorchModel
-from hvd_cluster.estimators.scoring.metadata import output_type
-from hvd_cluster.estimators.scoring.output_columns import ARRAY, VECTOR, plan
+from hvd_cluster.estimators.scoring.output_columns import ARRAY, VECTOR, output_type, plan
 
 LOGITS = [[0.0, 1.0, 3.0], [2.0, 1.0, 0.0]]
 TABLE = pa.table({"x": LOGITS})

@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from hvd_cluster.data.store import Store
 from hvd_cluster.errors import DataError
 from hvd_cluster.estimators import LocalBackend, TorchEstimator, TorchModel
-from hvd_cluster.estimators.stages import stage_path
-from hvd_cluster.estimators.stages.stage_path import store_at
+from hvd_cluster.estimators.stages import persistence
+from hvd_cluster.estimators.stages.persistence import store_at
 
 HERE = Path(__file__).parents[1]
 
@@ -201,7 +201,7 @@ def test_paths_with_a_scheme_or_below_a_mount_are_unchanged(shelf, tmp_path):
 
 
 def test_dbfs_without_its_mount_gives_an_error_with_the_remedy(monkeypatch):
-    monkeypatch.setattr(stage_path, "spark_url", lambda path: f"dbfs://{path}")
+    monkeypatch.setattr(persistence, "spark_url", lambda path: f"dbfs://{path}")
     with pytest.raises(DataError, match=r"(?s)Spark resolves /models/x to dbfs:///models/x, which this process cannot"):
         store_at("/models/x")
 

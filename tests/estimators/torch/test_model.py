@@ -13,8 +13,7 @@ import torch
 from hvd_cluster.data.schema import Kind, infer
 from hvd_cluster.errors import DataError
 from hvd_cluster.estimators import TorchModel
-from hvd_cluster.estimators.scoring.metadata import Metadata, output_type
-from hvd_cluster.estimators.scoring.output_columns import VECTOR
+from hvd_cluster.estimators.scoring.output_columns import VECTOR, metadata_of, output_type
 from hvd_cluster.estimators.spec import Inputs
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -218,4 +217,4 @@ def test_a_model_knows_the_units_of_what_it_was_trained_on():
     table = pa.table({"when": pa.array([NOON], pa.timestamp("us")), "day": pa.array([1], pa.date32()), "y": [1.0]})
     inputs = Inputs(feature_cols=("y", "day", "when"), label_cols=("y",), feature_dtypes=("float32",) * 3)
     spec = SimpleNamespace(inputs=inputs, dataset=SimpleNamespace(schema=infer(table.schema)), output_shapes=((1,),))
-    assert Metadata.of(spec).feature_units == ("", "D", "us")
+    assert metadata_of(spec)["feature_units"] == ("", "D", "us")

@@ -1,8 +1,64 @@
 from __future__ import annotations
 
-from hvd_cluster.estimators.view import history
+import re
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from hvd_cluster.estimators import TorchModel
+from hvd_cluster.estimators.view.history import card, frame, rows
 
 RECORDS = [
+    {
+        "epoch": epoch,
+        "train": {"loss": 4.0 - epoch, "all_metrics": []},
+        "validation": {"loss": 5.0 - epoch, "all_metrics": [{"group_0_y": 0.5}]},
+        "samples_per_s": [1000.0, 900.0],
+        "data_wait_share": [0.25, 0.5],
+        "seconds": 2.0,
+    }
+    for epoch in range(3)
+]
+
+
+def test_the_card_has_a_curve_for_each_part_and_a_row_for_each_rank():
+    shown = card("TorchModel", "<mine>", RECORDS)
+    assert "&lt;mine&gt;" in shown
+    svg = ET.fromstring(re.search(r"<svg.*</svg>", shown)[0])
+    curves = {curve.find("title").text: curve.get("points").split() for curve in svg.iter("polyline")}
+    assert set(curves) == {"train loss", "validation loss"}
+    heights = [float(point.split(",")[1]) for point in curves["train loss"]]
+    assert heights == sorted(heights)  # a loss that falls goes down
+    assert "<td>1</td><td>900</td><td>50%</td>" in shown
+    assert "3 epochs" in shown
+    assert "(between 2 and 5)" in shown
+
+
+@pytest.mark.parametrize("records", [[], [{"epoch": 0, "train": {"loss": float("nan"), "all_metrics": []}}]])
+def test_a_card_without_a_loss_has_no_curve(records):
+    assert "<svg" not in card("TorchModel", None, records)
+
+
+def test_a_model_shows_and_plots_its_history():
+    model = TorchModel(history=RECORDS, run_id="r")
+    assert "<polyline" in model._repr_html_()
+    import matplotlib as mpl
+
+    with mpl.rc_context({"backend": "agg"}):
+        import matplotlib.pyplot as plt
+
+        axes = model.plot_history()
+        assert {line.get_label(): list(line.get_ydata()) for line in axes.lines} == {
+            "train": [4.0, 3.0, 2.0],
+            "validation": [5.0, 4.0, 3.0],
+        }
+        assert [list(line.get_xdata()) for line in axes.lines] == [[0, 1, 2]] * 2  # as in the table beside it
+        assert model.plot_history(axes) is axes
+        plt.close(axes.figure)
+    assert model.history["validation_group_0_y"].tolist() == [0.5] * 3
+
+
+TWO_EPOCHS = [
     {
         "epoch": 0,
         "train": {"loss": 0.5, "all_metrics": [{"group_0_y": 0.1}]},
@@ -16,7 +72,7 @@ RECORDS = [
 
 
 def test_an_epoch_is_one_flat_row():
-    first, second = history.rows(RECORDS)
+    first, second = rows(TWO_EPOCHS)
     assert first == {
         "epoch": 0,
         "train_loss": 0.5,
@@ -31,5 +87,5 @@ def test_an_epoch_is_one_flat_row():
 
 
 def test_the_frame_has_a_row_for_each_epoch():
-    frame = history.frame(RECORDS)
-    assert frame["train_loss"].tolist() == [0.5, 0.25]
+    table = frame(TWO_EPOCHS)
+    assert table["train_loss"].tolist() == [0.5, 0.25]

@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from hvd_cluster.estimators.view.loss_watch import LossWatch
+from hvd_cluster.estimators.view.fit_log import LossWatch
 
 
 def epoch(number, train, validation=None):
@@ -13,7 +13,7 @@ def epoch(number, train, validation=None):
     return found if validation is None else {**found, "validation": {"loss": validation}}
 
 
-def told(caplog, *records):
+def warnings_of(caplog, *records):
     watch = LossWatch("run")
     with caplog.at_level(logging.WARNING):
         for record in records:
@@ -22,7 +22,7 @@ def told(caplog, *records):
 
 
 def test_large_finite_losses_give_no_warning(caplog):
-    assert told(caplog, epoch(0, 1e300), epoch(1, 0.0, -1e300), {"epoch": 2}) == []
+    assert warnings_of(caplog, epoch(0, 1e300), epoch(1, 0.0, -1e300), {"epoch": 2}) == []
 
 
 @pytest.mark.parametrize(
@@ -35,5 +35,5 @@ def test_large_finite_losses_give_no_warning(caplog):
     ],
 )
 def test_the_first_non_finite_loss_gives_one_warning(caplog, records, text):
-    (line,) = told(caplog, *records)
+    (line,) = warnings_of(caplog, *records)
     assert text in line
