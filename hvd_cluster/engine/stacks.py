@@ -9,6 +9,8 @@ import threading
 from pathlib import Path
 from types import FrameType
 
+from hvd_cluster.activities import describe_activities
+
 #: How many calls of the user's code are shown, the innermost ones.
 _MAX_CALLS = 6
 _MAX_LINE_CHARACTERS = 100
@@ -37,12 +39,14 @@ def user_stack(submitter: int | None = None) -> str:
     Example::
 
         train.py:41 in train: for batch in loader:
-            in _BaseDataLoaderIter.__next__ (torch/utils/data/dataloader.py:741) ... Queue.get (queue.py:171)
+            in ParquetReader.__next__ (hvd_cluster/data/reader.py:281) ... Condition.wait (threading.py:331)
         train.py:88 in main: train(model)
+        hvd-reader-0 has been reading row group 3 of s3://b/x for 58.1 s
     """
     frames = sys._current_frames()
     stacks = [_stack(frames[thread]) for thread in (threading.main_thread().ident, submitter) if thread in frames]
-    return "\n".join(next((lines for lines, has_user_code in stacks if has_user_code), stacks[0][0] if stacks else []))
+    lines = next((lines for lines, has_user_code in stacks if has_user_code), stacks[0][0] if stacks else [])
+    return "\n".join([*lines, *describe_activities()])
 
 
 def process_state(pid: int) -> str:

@@ -238,6 +238,7 @@ class Store:
             ),
             self.fs,
             f"writing {path}",
+            warns=True,
         )
 
     def write_text(self, path: str, text: str) -> None:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from hvd_cluster.activities import activity
 from hvd_cluster.data.files.filesystems import is_local
 
 logger = logging.getLogger(__name__)
@@ -33,7 +34,9 @@ _LASTING_TEXTS = re.compile(
 )
 
 
-def retried(call: Callable[[], T], filesystem: Any, what: str, num_attempts: int = NUM_ATTEMPTS) -> T:
+def retried(
+    call: Callable[[], T], filesystem: Any, what: str, num_attempts: int = NUM_ATTEMPTS, *, warns: bool | None = None
+) -> T:
     """The result of a call that only reads, or that may be made twice.
 
     An OSError of a remote filesystem (throttling, a connection that was cut, a server that is being replaced) is taken
@@ -46,18 +49,20 @@ def retried(call: Callable[[], T], filesystem: Any, what: str, num_attempts: int
         filesystem: the ``pyarrow.fs.FileSystem`` that it asks.
         what: names the call in the log, e.g. "reading s3://b/x".
         num_attempts: calls at most, >= 1.
+        warns: log a warning if it takes long (:func:`~hvd_cluster.activities.activity`); by default for remote ones.
     """
     local = is_local(filesystem)
-    for attempt in range(1, num_attempts):
-        try:
-            return call()
-        except OSError as error:
-            if not may_pass(error, local=local):
-                raise
-            wait_s = random.uniform(0, FIRST_WAIT_S * 2 ** (attempt - 1))
-            logger.info("%s failed (%s); attempt %d of %d follows", what, error, attempt + 1, num_attempts)
-            time.sleep(wait_s)
-    return call()
+    with activity(what, warns=not local if warns is None else warns):
+        for attempt in range(1, num_attempts):
+            try:
+                return call()
+            except OSError as error:
+                if not may_pass(error, local=local):
+                    raise
+                wait_s = random.uniform(0, FIRST_WAIT_S * 2 ** (attempt - 1))
+                logger.info("%s failed (%s); attempt %d of %d follows", what, error, attempt + 1, num_attempts)
+                time.sleep(wait_s)
+        return call()
 
 
 def file_info(filesystem: Any, path: Any) -> Any:

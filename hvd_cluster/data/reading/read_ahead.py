@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
 from collections.abc import Callable, Iterable
 from typing import Generic, TypeVar
 
+from hvd_cluster.activities import describe_activities
 from hvd_cluster.data.at_exit import close_at_exit, forget
+from hvd_cluster.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+#: How often a wait checks whether to warn.
+_REPORT_CHECK_S = 1.0
 
 T = TypeVar("T")
 
@@ -57,6 +65,8 @@ class ReadAhead(Generic[T]):
         self._taken = 0  # results handed out
         self._held_bytes = 0
         self._stop = False
+        #: The result that :meth:`take` waits for, since when, and the one of which it has warned.
+        self._waited_for, self._waits_since_s, self._warned_of = -1, 0.0, -1
         self._pid = os.getpid()
         self._threads = [
             threading.Thread(target=self._run, name=f"{name}-{index}", daemon=True) for index in range(num_threads)
@@ -90,13 +100,25 @@ class ReadAhead(Generic[T]):
                     raise ReadAheadClosedError
                 if self._exhausted and index == self._started:
                     raise IndexError("all pieces have been taken")
-                self._changed.wait()
+                self._wait_for(index)
             self._taken += 1
             self._held_bytes -= self._sizes.pop(index, 0)
             self._changed.notify_all()
             if index in self._errors:
                 raise self._errors.pop(index)
             return self._results.pop(index)
+
+    def _wait_for(self, index: int) -> None:
+        """Wait until something has changed; log a warning if result ``index`` takes long."""
+        if index != self._waited_for:
+            self._waited_for, self._waits_since_s = index, time.monotonic()
+        if self._changed.wait(_REPORT_CHECK_S) or self._warned_of == index:
+            return
+        settings, waited_s = Settings.from_env(), time.monotonic() - self._waits_since_s
+        if waited_s >= settings.stall_warning_s and not settings.stall_check_disable:
+            self._warned_of = index
+            doing = "; ".join(describe_activities()) or "no thread reads a file"
+            logger.warning("the next rows have not come for %.0f s: %s", waited_s, doing)
 
     def close(self, timeout_s: float | None = None) -> None:
         """Stop the threads and wait at most ``timeout_s`` for them; only pieces in progress are finished."""

@@ -122,7 +122,9 @@ class RowGroupTables:
         indices = [group.index for group in groups]
         read = self._arrow if path.endswith(ARROW_SUFFIX) else self._parquet
         try:
-            table, rows = retried(lambda: read(path, indices, stored), self._filesystem, f"reading {path}")
+            table, rows = retried(
+                lambda: read(path, indices, stored), self._filesystem, f"reading {groups[0].place}", warns=False
+            )
         except FileNotFoundError as error:
             raise DataError(f"cannot read {groups[0].place}: there is no such file any more: {error}") from error
         except (OSError, ValueError, IndexError, NotImplementedError) as error:
