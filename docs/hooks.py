@@ -1,9 +1,8 @@
-"""What the guides say to a reader of the checkout and to the tests, and not to a reader of the HTML.
+"""Adapts the guides, which are written for readers of the checkout and for tests, to HTML.
 
-Links to files of the checkout that are no pages become text, and the info strings of code blocks, which say how
-tests/docs/test_code_blocks.py runs them, become titles where they name a file; blocks in comments, which are for the
-tests alone, are left out. The reference's tables of params, which
-no static reader finds, are written from the rows that the params are made from.
+Links to files outside of docs/ become text. The info strings of code blocks, which say how
+tests/docs/test_code_blocks.py runs them, become titles if they name a file. Blocks in comments, which are only for the
+tests, are omitted. The tables of params in the reference are generated from the rows that define the params.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ def on_page_markdown(markdown: str, *, page: Any, config: Any, **_: Any) -> str:
     """Called by MkDocs for each page.
 
     Raises:
-        FileNotFoundError: such a file is not there.
+        FileNotFoundError: a linked file does not exist.
     """
     folder = Path(page.file.abs_src_path).parent
     docs = Path(config["docs_dir"]).resolve()
@@ -33,7 +32,7 @@ def on_page_markdown(markdown: str, *, page: Any, config: Any, **_: Any) -> str:
         if target.is_relative_to(docs):
             return match[0]
         if not target.exists():
-            raise FileNotFoundError(f"{page.file.src_path} links to {match[2]}, which is not there")
+            raise FileNotFoundError(f"{page.file.src_path} links to {match[2]}, which does not exist")
         return match[1]
 
     def titled(match: re.Match[str]) -> str:
@@ -47,7 +46,9 @@ def _table(match: re.Match[str]) -> str:
     """The rows of a table of params, in Markdown."""
     lines = ["| param | default | meaning | other spellings |", "|---|---|---|---|"]
     for row in getattr(importlib.import_module(match[1]), match[2]):
-        accessors = [*(f"set{name}" for name in row.setters), *(f"get{name}" for name in row.getters)]
-        spellings = ", ".join(f"`{name}`" for name in (*row.aliases, *accessors))
+        names = [row.alias] if row.alias else []
+        names += [f"set{name}" for name in row.setters or row.accessors]
+        names += [f"get{name}" for name in row.accessors]
+        spellings = ", ".join(f"`{name}`" for name in names)
         lines.append(f"| `{row.name}` | `{row.default!r}` | {row.doc.replace('<', '&lt;')} | {spellings} |")
     return "\n".join(lines)

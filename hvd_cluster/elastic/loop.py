@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 #: Consecutive resets of the same workers without a commit: after this many the function itself must be at fault.
-_MAX_VAIN_RESETS = 3
+_MAX_RESETS = 3
 #: The packages whose errors a compiled step raises in place of the original one.
 _RUNTIMES = frozenset({"tensorflow", "jax", "jaxlib"})
 
@@ -66,7 +66,7 @@ def run_fn(func: Callable[..., T], reset: Callable[[], None]) -> Callable[..., T
     def wrapper(state: State, *args: Any, **kwargs: Any) -> T:
         notifications.listen(state)
         must_reset = skip_sync = False
-        num_vain, num_commits = 0, state.num_commits
+        num_resets, num_commits = 0, state.num_commits
         try:
             while True:
                 try:
@@ -83,9 +83,9 @@ def run_fn(func: Callable[..., T], reset: Callable[[], None]) -> Callable[..., T
                 except HorovodInternalError as error:
                     if not notifications.is_elastic:
                         raise  # no driver would form a new world
-                    is_vain = state.num_commits == num_commits and not notifications.has_changed
-                    num_vain, num_commits = num_vain + 1 if is_vain else 0, state.num_commits
-                    if num_vain >= _MAX_VAIN_RESETS:
+                    has_advanced = state.num_commits > num_commits or notifications.has_changed
+                    num_resets, num_commits = 0 if has_advanced else num_resets + 1, state.num_commits
+                    if num_resets >= _MAX_RESETS:
                         raise
                     logger.warning("a worker was lost, or a collective failed: restoring the last commit (%s)", error)
                     state.restore()

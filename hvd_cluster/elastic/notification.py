@@ -75,7 +75,7 @@ class NotificationManager:
 
     def _receive(self, topology: Topology) -> None:
         updates: KeyValueMailbox | None = None
-        num_vain = 0
+        num_failures = 0
         while True:
             try:
                 updates = updates or membership(topology).host_updates()
@@ -83,8 +83,8 @@ class NotificationManager:
             except TimeoutError:
                 continue
             except OSError as error:
-                num_vain += 1
-                if num_vain >= _MAX_TRIES:
+                num_failures += 1
+                if num_failures >= _MAX_TRIES:
                     # The driver has ended; so will this process.
                     logger.debug("no more notifications from the driver: %s", error)
                     if updates is not None:
@@ -93,7 +93,7 @@ class NotificationManager:
                 logger.debug("no notification from the driver, trying again: %s", error)
                 time.sleep(_RETRY_S)
                 continue
-            num_vain = 0
+            num_failures = 0
             with self._lock:
                 self._latest = float(message["at"]), HostUpdateResult(int(message["change"]))
                 for state in self._listeners:

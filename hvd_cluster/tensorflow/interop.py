@@ -134,7 +134,7 @@ def _begun_and_awaited(
     number = tf.numpy_function(submit, inputs, tf.int64)
     if not hasattr(v1_graph, "_hvd_turn"):
         with tf.init_scope():
-            # Only the graph keeps it, because it keeps the graph.
+            # An attribute of the graph, because it holds a reference to the graph.
             v1_graph._hvd_turn = tf.CriticalSection(name="hvd_turn")
     # It depends only on the number, so that the lock is not taken before the call has started.
     results = v1_graph._hvd_turn.execute(lambda: tf.numpy_function(fetch, [number], dtypes))

@@ -104,7 +104,7 @@ def broadcast_optimizer_state(
     ]
     wait_all(handles)
     if not is_root:
-        state_dict = tree_map_only(_TensorIndex, lambda place: sent[place.index], skeleton)
+        state_dict = tree_map_only(_TensorIndex, lambda leaf: sent[leaf.index], skeleton)
         optimizer.load_state_dict(state_dict)
         _keep_dtypes(optimizer, parameters, state_dict["state"])
 
@@ -161,15 +161,15 @@ def _target_devices(state: dict[Any, Any], kinds: Sequence[str], devices: Sequen
         devices: the devices of the parameters.
     """
     own = {
-        place.index: devices[number]
+        leaf.index: devices[number]
         for number, entry in state.items()
         if isinstance(number, int) and number < len(devices)
-        for place in tree_leaves(entry)
-        if isinstance(place, _TensorIndex)
+        for leaf in tree_leaves(entry)
+        if isinstance(leaf, _TensorIndex)
     }
     targets = []
-    for place, kind in enumerate(kinds):
-        candidates = [own[place], *devices] if place in own else devices
+    for index, kind in enumerate(kinds):
+        candidates = [own[index], *devices] if index in own else devices
         targets.append(next((device for device in candidates if device.type == kind), torch.device("cpu")))
     return targets
 

@@ -211,7 +211,7 @@ class GradientReducer:
             try:
                 self._send_due()
             finally:
-                self._wait(but=step.not_due())
+                self._wait(excluding=step.not_due())
             for gradients in (step.ready, step.sent_early):  # a reduction may have replaced a gradient
                 for number in gradients:
                     gradients[number] = parameters[number].grad
@@ -337,9 +337,9 @@ class GradientReducer:
             if parameter.grad is None:
                 parameter.grad = wire.empty(parameter, 1 if self._is_sparse_only else 0)
 
-    def _wait(self, *, but: Container[str] = (), is_wanted: bool = True) -> None:
+    def _wait(self, *, excluding: Container[str] = (), is_wanted: bool = True) -> None:
         """Wait for the requests in flight, and check that no gradient has changed meanwhile."""
-        self._step.wait(but=but, is_wanted=is_wanted)
+        self._step.wait(excluding=excluding, is_wanted=is_wanted)
         if changed := self._step.transfers.changed:
             number_of = {parameter: number for number, parameter in enumerate(self.index.parameters)}
             self._refuse(

@@ -191,14 +191,14 @@ class Step:
                     self._send_sparse(number, plan, is_wanted=False)
         self.transfers.discard()
 
-    def wait(self, *, but: Container[str] = (), is_wanted: bool = True) -> None:
+    def wait(self, *, excluding: Container[str] = (), is_wanted: bool = True) -> None:
         """Wait for the requests in flight; a bucket that only some ranks have frozen in part is sent again as a whole.
 
         Raises:
             HorovodInternalError: the ranks disagree, or the job has ended.
         """
         try:
-            self.transfers.wait(but)
+            self.transfers.wait(excluding)
         except HorovodInternalError:
             mismatched = set(self.transfers.mismatched)
             plan = self.plan
@@ -208,7 +208,7 @@ class Step:
             for bucket in buckets:
                 bucket.is_whole = True
                 self._send(f"{bucket.name}.whole", bucket.members, is_wanted=is_wanted)
-            self.transfers.wait(but)
+            self.transfers.wait(excluding)
 
     def _present(self, bucket: Bucket) -> list[int]:
         """The members of a bucket that take part in this step if it is sent now."""

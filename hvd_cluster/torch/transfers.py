@@ -140,15 +140,15 @@ class Transfers:
         for sent in self._sent:
             sent.is_wanted = False
 
-    def wait(self, but: Container[str] = ()) -> None:
-        """Wait for all requests except those named in ``but``, and write their results to the gradients.
+    def wait(self, excluding: Container[str] = ()) -> None:
+        """Wait for all requests except those named in ``excluding``, and write their results to the gradients.
 
         Raises:
             HorovodInternalError: the first error; raised when none of them is in flight any more.
         """
         error: HorovodInternalError | None = None
         self.mismatched = []
-        while sent := next((sent for sent in self._sent if sent.name not in but), None):
+        while sent := next((sent for sent in self._sent if sent.name not in excluding), None):
             try:
                 result = sent.wait()
                 if sent.is_wanted:
