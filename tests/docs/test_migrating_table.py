@@ -1,6 +1,6 @@
 """The guide for migrating lists every old path and every name, as the table that serves them has it.
 
-When the table has changed: ``python tests/docs/test_migrating_table.py`` writes the guide's anew.
+When the table has changed: ``python tests/docs/test_migrating_table.py`` writes it to the guide.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def served(row: Row) -> str:
         names = ", ".join(f"`{old}`" if old == new else f"`{old}` (as `{new}`)" for _, old, new in named)
         parts.append(f"{names} in `{module}`")
     if row.absent:
-        parts.append("explains itself when used: " + ", ".join(f"`{name}`" for name in row.absent))
+        parts.append("not available: " + ", ".join(f"`{name}`" for name in row.absent))
     return "; ".join(parts)
 
 
@@ -45,7 +45,7 @@ def test_the_guide_has_the_whole_table() -> None:
 
 def missing_names() -> list[str]:
     """The names below ``horovod`` of the table of what is not here, in the first column, braces expanded."""
-    table = PAGE.read_text().partition("| not here | instead |\n|---|---|\n")[2].partition("\n\n")[0]
+    table = PAGE.read_text().partition("| missing | instead |\n|---|---|\n")[2].partition("\n\n")[0]
     names = []
     for quoted in re.findall(r"`horovod\.([^`]+)`", "\n".join(row.split("|")[1] for row in table.splitlines())):
         parts = [part.split(",") for part in re.split(r"[{}]", quoted)]
