@@ -19,7 +19,7 @@ from typing import Any
 import cloudpickle
 
 from hvd_cluster.errors import LaunchError
-from hvd_cluster.launch.frame_origin import is_user_code
+from hvd_cluster.launch.outcome import is_user_code
 from hvd_cluster.launch.pickling import Dumps, References, dumps, loads
 
 _MAX_SOURCE_BYTES = 1 << 20

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from hvd_cluster.launch.arguments import none_is_default, renamed
 from hvd_cluster.launch.call import pack
 from hvd_cluster.launch.checks import checked_variables
 from hvd_cluster.launch.host_options import HostOptions
 from hvd_cluster.launch.job import run_job
-from hvd_cluster.launch.logs import OnLine, RankFiles
+from hvd_cluster.launch.logs import also_written
 from hvd_cluster.launch.outcome import collect
+from hvd_cluster.launch.run_options import none_is_default, renamed
 
 logger = logging.getLogger(__name__)
 
@@ -110,19 +109,5 @@ def run(
     task = options.task(pack(func, args, kwargs), checked_variables(env))  # the launcher itself sets the interface
     spec = options.spec(task, options.named_hosts(), options.settings())
     callbacks = options.callbacks()
-    with contextlib.ExitStack() as stack:
-        if output_filename is not None:
-            on_line = _shown_and_written(stack, callbacks.on_line, output_filename, spec.num_proc)
-            callbacks = replace(callbacks, on_line=on_line)
-        return collect(run_job(spec, callbacks))
-
-
-def _shown_and_written(stack: contextlib.ExitStack, show: OnLine, folder: str, size: int) -> OnLine:
-    """An ``on_line`` that shows the workers' lines and also writes them to files, which ``stack`` closes."""
-    files = stack.enter_context(contextlib.closing(RankFiles(folder, size)))
-
-    def on_line(rank: int, stream: str, line: str) -> None:
-        show(rank, stream, line)
-        files(rank, stream, line)
-
-    return on_line
+    with also_written(callbacks.on_line, output_filename, spec.num_proc) as on_line:
+        return collect(run_job(spec, replace(callbacks, on_line=on_line)))

@@ -10,12 +10,11 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, TextIO
 
-from hvd_cluster.launch.arguments import none_is_default
 from hvd_cluster.launch.call import pack
 from hvd_cluster.launch.outcome import collect
 from hvd_cluster.launch.placement import Slot, place
 from hvd_cluster.launch.process import WorkerProcess
-from hvd_cluster.launch.run_options import RunOptions
+from hvd_cluster.launch.run_options import RunOptions, none_is_default
 from hvd_cluster.launch.worker_group import OnEvent, WorkerGroup
 from hvd_cluster.rendezvous.secret import new_secret
 from hvd_cluster.rendezvous.server import KeyValueServer

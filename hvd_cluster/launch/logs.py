@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import re
 import select
 import sys
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import IO, TextIO
 
@@ -215,3 +217,79 @@ class RankFiles:
         """Close the files."""
         for file in self._files.values():
             file.close()
+
+
+#: Seconds that a rank gets to exit after a traceback; then the traceback is shown like other output.
+HOLD_S = 3.0
+#: The first line of a traceback; a syntax error in a script has no headline.
+_HEADLINE = re.compile(r'\s*(\+ Exception Group )?Traceback \(most recent call last\):$|  File ".*", line \d+$')
+
+
+class Tracebacks:
+    """Passes lines on, but holds the tracebacks that a rank writes to stderr. Thread-safe.
+
+    When it is known whether they end the rank, a mistake that all ranks made is shown once.
+    """
+
+    def __init__(self, on_line: OnLine, hold_s: float = HOLD_S) -> None:
+        self._on_line = on_line
+        self._hold_s = hold_s
+        self._held: dict[int, list[str]] = {}
+        self._timers: dict[int, threading.Timer] = {}
+        self._lock = threading.RLock()
+
+    def __call__(self, rank: int, stream: str, line: str) -> None:
+        """Handle one line of a rank."""
+        with self._lock:
+            if stream == "stderr" and rank in self._held:
+                self._held[rank].append(line)
+            elif stream == "stderr" and _HEADLINE.match(line):
+                self._held[rank] = [line]
+                timer = self._timers[rank] = threading.Timer(self._hold_s, self.release, (rank,))
+                timer.daemon = True
+                timer.start()
+            else:
+                self._on_line(rank, stream, line)
+
+    def release(self, rank: int) -> None:
+        """Pass on the held lines of ``rank``."""
+        for line in self._take(rank):
+            self._on_line(rank, "stderr", line)
+
+    def close(self) -> None:
+        """Pass on all held lines."""
+        for rank in sorted(self._held):
+            self.release(rank)
+
+    def take(self, ranks: Collection[int]) -> list[tuple[list[int], str]]:
+        """Remove the held lines of some ranks. Returns each text once, with the ranks that wrote it in order."""
+        groups: dict[str, list[int]] = {}
+        for rank in ranks:
+            if lines := self._take(rank):
+                groups.setdefault("\n".join(lines), []).append(rank)
+        return [(sorted(group), text) for text, group in groups.items()]
+
+    def _take(self, rank: int) -> list[str]:
+        with self._lock:
+            if (timer := self._timers.pop(rank, None)) is not None:
+                timer.cancel()
+            return self._held.pop(rank, [])
+
+
+@contextlib.contextmanager
+def also_written(on_line: OnLine, folder: str | None, size: int) -> Iterator[OnLine]:
+    """``on_line`` that also writes to :class:`RankFiles`; without a folder, ``on_line`` itself.
+
+    Raises:
+        OSError: the files cannot be created.
+    """
+    if folder is None:
+        yield on_line
+        return
+    with contextlib.closing(RankFiles(folder, size)) as files:
+
+        def both(rank: int, stream: str, line: str) -> None:
+            on_line(rank, stream, line)
+            files(rank, stream, line)
+
+        yield both

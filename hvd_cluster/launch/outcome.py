@@ -7,11 +7,15 @@ into one :class:`~hvd_cluster.errors.WorkerFailedError` for the failure that *ca
 from __future__ import annotations
 
 import logging
+import os
 import re
 import signal
+import site
+import sysconfig
 import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from hvd_cluster import errors
@@ -23,7 +27,6 @@ from hvd_cluster.errors import (
     WorkerFailedError,
     WorldEndedError,
 )
-from hvd_cluster.launch.frame_origin import is_own_package, is_user_code
 from hvd_cluster.launch.pickling import Dumps, References, dumps, loads
 
 logger = logging.getLogger(__name__)
@@ -267,3 +270,22 @@ def _relevant_frames(frames: Sequence[traceback.FrameSummary], is_own_error: boo
     if is_own_error:
         return list(frames[own[0] : own[-1] + 1]) if own else []
     return list(frames[next(iter(own or others), 0) :])
+
+
+_PACKAGE_FOLDER = str(Path(__file__).parents[1]) + os.sep
+
+
+def is_own_package(file: str) -> bool:
+    """Whether the file is part of this package."""
+    return file.startswith(_PACKAGE_FOLDER)
+
+
+def is_user_code(file: str) -> bool:
+    """Whether the file is the user's: a script, a notebook cell, or a module that is not installed."""
+    return not is_own_package(file) and not file.startswith(("<frozen ", *_library_folders()))
+
+
+def _library_folders() -> tuple[str, ...]:
+    folders = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    folders.update([*site.getsitepackages(), site.getusersitepackages()])
+    return tuple(folder for folder in folders if folder)

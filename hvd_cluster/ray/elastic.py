@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NoReturn
 
-from hvd_cluster.launch.arguments import fields_of, none_is_default
 from hvd_cluster.launch.elastic.discovery import HostDiscovery
+from hvd_cluster.launch.run_options import fields_of, none_is_default
 from hvd_cluster.ray.adapter import Callback
 from hvd_cluster.ray.discovery import RayHostDiscovery, TestDiscovery
 from hvd_cluster.ray.elastic_adapter import ElasticAdapter

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, NoReturn
 
-from hvd_cluster.launch.arguments import fields_of, none_is_default
+from hvd_cluster.launch.run_options import fields_of, none_is_default
 from hvd_cluster.ray.adapter import Adapter, Callback
 from hvd_cluster.ray.client import ClientAdapter
 from hvd_cluster.ray.elastic_adapter import ElasticAdapter

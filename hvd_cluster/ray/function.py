@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TextIO
 
-from hvd_cluster.launch.arguments import none_is_default
-from hvd_cluster.launch.run_options import RunOptions
+from hvd_cluster.launch.run_options import RunOptions, none_is_default
 from hvd_cluster.launch.worker_group import OnEvent
 from hvd_cluster.ray.actor import ActorCall
 from hvd_cluster.ray.actor_group import ActorGroup
@@ -69,15 +69,13 @@ def run(
     refuse_client("hvd_cluster.ray.run")
     call = packed(fn, args, kwargs)
     resources = worker_resources(cpus_per_worker, use_gpu, gpus_per_worker)
-    actors = ActorGroup(
+    group = ActorGroup(
         packed_strategy(num_proc, resources, use_current_placement_group),
         options.callbacks(),
         options.variables,
         placement_timeout_s=placement_group_timeout,
         start_timeout_s=start_timeout,
     )
-    try:
+    with contextlib.closing(group) as actors:
         actors.start(None)
         return actors.call(ActorCall("perform", (call, False)), is_last=True)
-    finally:
-        actors.close()

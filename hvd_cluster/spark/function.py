@@ -7,11 +7,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TextIO
 
-from hvd_cluster.launch.arguments import none_is_default
 from hvd_cluster.launch.call import pack
 from hvd_cluster.launch.checks import num_proc_problems
 from hvd_cluster.launch.outcome import collect
-from hvd_cluster.launch.run_options import RunOptions
+from hvd_cluster.launch.run_options import RunOptions, none_is_default
 from hvd_cluster.spark import preflight
 from hvd_cluster.spark.active_session import active
 from hvd_cluster.spark.job import Job

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import signal
+import textwrap
 import threading
 
 import cloudpickle
@@ -10,7 +11,7 @@ from hvd_cluster import errors
 from hvd_cluster.errors import HorovodInternalError, LaunchError, WorkerFailedError
 from hvd_cluster.launch.call import pack
 from hvd_cluster.launch.hosts import parse_hosts
-from hvd_cluster.launch.outcome import ErrorReport, Outcome, collect, first_failure
+from hvd_cluster.launch.outcome import ErrorReport, Outcome, collect, first_failure, is_own_package, is_user_code
 from hvd_cluster.launch.worker import perform
 from hvd_cluster.topology import Topology
 
@@ -175,3 +176,14 @@ def test_the_class_of_an_error_distinguishes_news_of_another_failure_from_a_caus
     assert outcome(errors.HorovodInternalError("gone")).is_secondary
     assert not outcome(errors.RanksDisagreeError("Mismatched data types")).is_secondary
     assert not outcome(SaysTheSame(errors.SHUT_DOWN_TEXT)).is_secondary
+
+
+def test_files_are_told_apart() -> None:
+    ours = is_user_code.__code__.co_filename
+    assert is_own_package(ours)
+    assert not is_user_code(ours)
+    assert is_user_code(__file__)
+    assert is_user_code("<ipython-input-3>")
+    for library in (textwrap.__file__, cloudpickle.__file__, "<frozen runpy>"):
+        assert not is_user_code(library)
+        assert not is_own_package(library)

@@ -18,10 +18,9 @@ from hvd_cluster.launch.cli.config import apply_config
 from hvd_cluster.launch.cli.parser import build_parser
 from hvd_cluster.launch.cli.plan import LaunchPlan, describe, make_plan
 from hvd_cluster.launch.job import run_job
-from hvd_cluster.launch.logs import LinePrinter, RankFiles
+from hvd_cluster.launch.logs import LinePrinter, Tracebacks, also_written
 from hvd_cluster.launch.outcome import Outcome, failure_text, first_failure, ranges
 from hvd_cluster.launch.spec import ElasticSpec
-from hvd_cluster.launch.tracebacks import Tracebacks
 from hvd_cluster.launch.worker_group import Callbacks
 from hvd_cluster.oldpaths.table import HOROVOD_VERSION
 from hvd_cluster.topology import inherited_env
@@ -93,14 +92,11 @@ def execute(plan: LaunchPlan, parsed: argparse.Namespace) -> int:
     max_num_proc = (spec.max_num_proc or spec.num_proc) if isinstance(spec, ElasticSpec) else spec.num_proc
     with contextlib.ExitStack() as stack:
         printer = LinePrinter(with_timestamp=parsed.prefix_output_with_timestamp)
-        files = stack.enter_context(_rank_files(folder, max_num_proc))
         tracebacks = stack.enter_context(contextlib.closing(Tracebacks(printer)))
-
-        def on_line(rank: int, stream: str, line: str) -> None:
-            tracebacks(rank, stream, line)
-            if files is not None:
-                files(rank, stream, line)
-
+        try:
+            on_line = stack.enter_context(also_written(tracebacks, folder, max_num_proc))
+        except OSError as error:
+            raise ValueError(f"--output-filename={folder} cannot be written: {error.strerror}") from error
         outcomes = run_job(spec, Callbacks(on_line=on_line), _log_failure)
         failed = first_failure(outcomes)
         if failed is None:
@@ -144,19 +140,6 @@ def _report_end(failed: Outcome, outcomes: Sequence[Outcome], folder: str | None
         parts.append(output)
     where = f"\nIts complete output is under {folder}." if folder else ""
     print("\n\n".join(parts) + where, file=sys.stderr, flush=True)
-
-
-@contextlib.contextmanager
-def _rank_files(folder: str | None, size: int) -> Iterator[RankFiles | None]:
-    if folder is None:
-        yield None
-        return
-    try:
-        files = RankFiles(folder, size)
-    except OSError as error:
-        raise ValueError(f"--output-filename={folder} cannot be written: {error.strerror}") from error
-    with contextlib.closing(files):
-        yield files
 
 
 @contextlib.contextmanager

@@ -9,11 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TextIO
 
-from hvd_cluster.launch.arguments import none_is_default, renamed
 from hvd_cluster.launch.call import pack
 from hvd_cluster.launch.elastic.controller import ElasticController
 from hvd_cluster.launch.outcome import Outcome, collect
-from hvd_cluster.launch.run_options import RunOptions
+from hvd_cluster.launch.run_options import RunOptions, none_is_default, renamed
 from hvd_cluster.launch.spec import ElasticSpec
 from hvd_cluster.launch.worker_group import Callbacks
 from hvd_cluster.rendezvous.secret import new_secret
