@@ -14,9 +14,10 @@ class Knob:
     """A flag with a value."""
 
     flag: str
-    variable: str
     kind: type[int] | type[float] | type[str]
     help: str
+    #: The end of the variable's name, if that is not the flag's.
+    name: str = ""
     #: What one unit of the flag is in the variable's unit.
     scale: int = 1
     #: The maximum.
@@ -28,6 +29,11 @@ class Knob:
         """The name of the parsed value, as in Horovod."""
         return self.flag.removeprefix("--").replace("-", "_")
 
+    @property
+    def variable(self) -> str:
+        """The variable that it sets."""
+        return f"HOROVOD_{self.name or self.dest.upper()}"
+
 
 @dataclass(frozen=True)
 class Switch:
@@ -35,73 +41,57 @@ class Switch:
 
     #: The name of the parsed value.
     dest: str
-    on: str
-    off: str
-    variable: str
     help: str
+    #: The end of the variable's name, if that is not ``dest``.
+    name: str = ""
+    #: The flag that switches it off, if that is not ``--no-`` and the other flag.
+    off_flag: str = ""
     #: The variable's value if the switch is on, and if it is off.
     values: tuple[str, str] = ("1", "0")
 
+    @property
+    def on(self) -> str:
+        """The flag that switches it on."""
+        return f"--{self.dest.replace('_', '-')}"
+
+    @property
+    def off(self) -> str:
+        """The flag that switches it off."""
+        return self.off_flag or f"--no-{self.on.removeprefix('--')}"
+
+    @property
+    def variable(self) -> str:
+        """The variable that it sets."""
+        return f"HOROVOD_{self.name or self.dest.upper()}"
+
+
+_STALL_WARNING = "seconds until a tensor that only some ranks submitted is reported"
+_STALL_SHUTDOWN = "seconds until such a tensor ends the job; 0: never"
+_NOISE = "noise that is assumed in the samples, 0 to 1"
 
 KNOBS: Sequence[Knob] = (
-    Knob("--fusion-threshold-mb", "HOROVOD_FUSION_THRESHOLD", int, "size of a fused buffer in MiB; 0: no fusion", MIB),
-    Knob("--cycle-time-ms", "HOROVOD_CYCLE_TIME", float, "milliseconds for which small requests wait to be fused"),
-    Knob("--cache-capacity", "HOROVOD_CACHE_CAPACITY", int, "number of remembered requests; 0: no cache"),
-    Knob("--autotune-log-file", "HOROVOD_AUTOTUNE_LOG", str, "CSV file with what autotuning tried"),
-    Knob("--autotune-warmup-samples", "HOROVOD_AUTOTUNE_WARMUP_SAMPLES", int, "samples to discard at the start"),
-    Knob("--autotune-steps-per-sample", "HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE", int, "steps of one sample"),
-    Knob("--autotune-bayes-opt-max-samples", "HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES", int, "total number of samples"),
-    Knob(
-        "--autotune-gaussian-process-noise",
-        "HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE",
-        float,
-        "noise that is assumed in the samples, 0 to 1",
-        max_value=1,
-    ),
-    Knob("--timeline-filename", "HOROVOD_TIMELINE", str, "write a timeline of the collectives, for Perfetto"),
-    Knob(
-        "--stall-check-warning-time-seconds",
-        "HOROVOD_STALL_CHECK_TIME_SECONDS",
-        float,
-        "seconds until a tensor that only some ranks submitted is reported",
-    ),
-    Knob(
-        "--stall-check-shutdown-time-seconds",
-        "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",
-        float,
-        "seconds until such a tensor ends the job; 0: never",
-    ),
-    Knob("--gloo-timeout-seconds", "HOROVOD_GLOO_TIMEOUT_SECONDS", float, "seconds to connect, or for a collective"),
-    Knob("--log-level", "HOROVOD_LOG_LEVEL", str, "minimum level of the workers' messages", choices=LOG_LEVELS),
+    Knob("--fusion-threshold-mb", int, "size of a fused buffer in MiB; 0: no fusion", "FUSION_THRESHOLD", MIB),
+    Knob("--cycle-time-ms", float, "milliseconds for which small requests wait to be fused", "CYCLE_TIME"),
+    Knob("--cache-capacity", int, "number of remembered requests; 0: no cache"),
+    Knob("--autotune-log-file", str, "CSV file with what autotuning tried", "AUTOTUNE_LOG"),
+    Knob("--autotune-warmup-samples", int, "samples to discard at the start"),
+    Knob("--autotune-steps-per-sample", int, "steps of one sample"),
+    Knob("--autotune-bayes-opt-max-samples", int, "total number of samples"),
+    Knob("--autotune-gaussian-process-noise", float, _NOISE, max_value=1),
+    Knob("--timeline-filename", str, "write a timeline of the collectives, for Perfetto", "TIMELINE"),
+    Knob("--stall-check-warning-time-seconds", float, _STALL_WARNING, "STALL_CHECK_TIME_SECONDS"),
+    Knob("--stall-check-shutdown-time-seconds", float, _STALL_SHUTDOWN, "STALL_SHUTDOWN_TIME_SECONDS"),
+    Knob("--gloo-timeout-seconds", float, "seconds to connect, or for a collective"),
+    Knob("--log-level", str, "minimum level of the workers' messages", choices=LOG_LEVELS),
 )
 
+_TIMESTAMP = "put the time before each of the workers' messages"
 SWITCHES: Sequence[Switch] = (
-    Switch(
-        "hierarchical_allreduce",
-        "--hierarchical-allreduce",
-        "--no-hierarchical-allreduce",
-        "HOROVOD_HIERARCHICAL_ALLREDUCE",
-        "reduce inside each host first",
-    ),
-    Switch("autotune", "--autotune", "--no-autotune", "HOROVOD_AUTOTUNE", "let the engine tune its parameters"),
-    Switch(
-        "timeline_mark_cycles",
-        "--timeline-mark-cycles",
-        "--no-timeline-mark-cycles",
-        "HOROVOD_TIMELINE_MARK_CYCLES",
-        "mark the engine's cycles in the timeline",
-    ),
-    Switch(
-        "stall_check", "--stall-check", "--no-stall-check", "HOROVOD_STALL_CHECK_DISABLE", "report stalls", ("0", "1")
-    ),
-    Switch(
-        "log_with_timestamp",
-        "--log-with-timestamp",
-        "--log-without-timestamp",
-        "HOROVOD_LOG_HIDE_TIME",
-        "put the time before each of the workers' messages",
-        ("0", "1"),
-    ),
+    Switch("hierarchical_allreduce", "reduce inside each host first"),
+    Switch("autotune", "let the engine tune its parameters"),
+    Switch("timeline_mark_cycles", "mark the engine's cycles in the timeline"),
+    Switch("stall_check", "report stalls", "STALL_CHECK_DISABLE", values=("0", "1")),
+    Switch("log_with_timestamp", _TIMESTAMP, "LOG_HIDE_TIME", "--log-without-timestamp", ("0", "1")),
 )
 
 _NO_MPI = "hvd_cluster does not use MPI; leave the flag out"
