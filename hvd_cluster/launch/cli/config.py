@@ -7,31 +7,26 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hvd_cluster.launch.cli.knobs import KNOBS, OBSOLETE
+from hvd_cluster.launch.cli.knobs import KNOBS, OBSOLETE, SWITCHES
+
+#: The parsed values that a config file can set.
+DESTS = (*(knob.dest for knob in KNOBS), *(switch.dest for switch in SWITCHES))
+
+
+def _with_prefix(prefix: str) -> dict[str, str]:
+    return {dest.removeprefix(prefix): dest for dest in DESTS if dest.startswith(prefix)}
+
 
 #: Section -> key -> name of the parsed value.
 _KEYS: Mapping[str, Mapping[str, str]] = {
     "params": {
         key: key for key in ("fusion_threshold_mb", "cycle_time_ms", "cache_capacity", "hierarchical_allreduce")
     },
-    "autotune": {
-        "enabled": "autotune",
-        **{
-            key: f"autotune_{key}"
-            for key in (
-                *("log_file", "warmup_samples", "steps_per_sample"),
-                *("bayes_opt_max_samples", "gaussian_process_noise"),
-            )
-        },
-    },
-    "timeline": {"filename": "timeline_filename", "mark_cycles": "timeline_mark_cycles"},
-    "stall_check": {
-        "enabled": "stall_check",
-        "warning_time_seconds": "stall_check_warning_time_seconds",
-        "shutdown_time_seconds": "stall_check_shutdown_time_seconds",
-    },
+    "autotune": {"enabled": "autotune", **_with_prefix("autotune_")},
+    "timeline": _with_prefix("timeline_"),
+    "stall_check": {"enabled": "stall_check", **_with_prefix("stall_check_")},
     "library_options": {"gloo_timeout_seconds": "gloo_timeout_seconds"},
-    "logging": {"level": "log_level", "with_timestamp": "log_with_timestamp"},
+    "logging": _with_prefix("log_"),
 }
 #: Section -> key -> the flag with the same meaning, which has no effect.
 _OBSOLETE_KEYS: Mapping[str, Mapping[str, str]] = {

@@ -3,42 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
-from typing import Any
+import functools
 
 from hvd_cluster.launch.checks import interface_names
 from hvd_cluster.launch.cli.knobs import KEPT_ANYWAY, KNOBS, OBSOLETE, SWITCHES
-
-
-class _Obsolete(argparse.Action):
-    """Accepts a flag that has no effect, and keeps a note for the user."""
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: str | Sequence[Any] | None,
-        option_string: str | None = None,
-    ) -> None:
-        assert option_string is not None
-        notes = [
-            *(getattr(namespace, "notes", None) or []),
-            f"{option_string} has no effect: {OBSOLETE[option_string][1]}",
-        ]
-        namespace.notes = notes
-
-
-class _CommaList(argparse.Action):
-    """Collects ``--network-interface a --network-interface b`` and the form ``a,b``."""
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: str | Sequence[Any] | None,
-        option_string: str | None = None,
-    ) -> None:
-        setattr(namespace, self.dest, [*(getattr(namespace, self.dest, None) or []), *interface_names(str(values))])
 
 
 def build_parser(prog: str, version: str) -> argparse.ArgumentParser:
@@ -70,12 +38,19 @@ def build_parser(prog: str, version: str) -> argparse.ArgumentParser:
         pair.add_argument(switch.off, dest=switch.dest, action="store_false", default=None, help=argparse.SUPPRESS)
     for flag in KEPT_ANYWAY:
         parser.add_argument(flag, action="store_true", dest="kept_anyway", help=argparse.SUPPRESS)
-    for flag, (num_values, _) in OBSOLETE.items():
-        parser.add_argument(
-            flag, action=_Obsolete, dest="notes", nargs=None if num_values else 0, default=None, help=argparse.SUPPRESS
-        )
+    for flag, (num_values, instead) in OBSOLETE.items():
+        note = f"{flag} has no effect: {instead}"
+        if num_values:
+            kind = functools.partial(_note, note=note)
+            parser.add_argument(flag, dest="notes", action="append", type=kind, help=argparse.SUPPRESS)
+        else:
+            parser.add_argument(flag, dest="notes", action="append_const", const=note, help=argparse.SUPPRESS)
     parser.add_argument("command", nargs=argparse.REMAINDER, help="the program and its arguments")
     return parser
+
+
+def _note(_value: str, note: str) -> str:
+    return note
 
 
 def _add_basic(parser: argparse.ArgumentParser, version: str) -> None:
@@ -111,7 +86,8 @@ def _add_hosts(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         *("--network-interfaces", "--network-interface"),
         dest="nics",
-        action=_CommaList,
+        action="extend",
+        type=interface_names,  # of a,b
         metavar="A,B",
         help="network interfaces to use; by default those through which the hosts reach each other",
     )

@@ -6,8 +6,8 @@ import argparse
 from collections.abc import Iterable, Mapping, MutableMapping
 from typing import Any
 
-from hvd_cluster.launch.cli.config import apply_entries
-from hvd_cluster.launch.cli.knobs import KNOBS, SWITCHES, knob_environment
+from hvd_cluster.launch.cli.config import DESTS, apply_entries
+from hvd_cluster.launch.cli.knobs import knob_environment
 
 HOROVOD_FUSION_THRESHOLD = "HOROVOD_FUSION_THRESHOLD"
 HOROVOD_CYCLE_TIME = "HOROVOD_CYCLE_TIME"
@@ -34,9 +34,6 @@ HOROVOD_LOG_LEVEL = "HOROVOD_LOG_LEVEL"
 HOROVOD_LOG_HIDE_TIME = "HOROVOD_LOG_HIDE_TIME"
 LOG_LEVELS = ["TRACE", "DEBUG", "INFO", "WARNING", "ERROR", "FATAL"]
 
-#: The parsed values that a config file can set.
-_DESTS = (*(knob.dest for knob in KNOBS), *(switch.dest for switch in SWITCHES))
-
 
 def set_args_from_config(args: Any, config: Mapping[str, Any], override_args: Iterable[str]) -> None:
     """Set attributes of ``args`` from the sections of a config file.
@@ -49,10 +46,10 @@ def set_args_from_config(args: Any, config: Mapping[str, Any], override_args: It
     Raises:
         ValueError: the config sets something that no flag can set; the message names all such entries.
     """
-    found = argparse.Namespace(**dict.fromkeys(_DESTS), notes=getattr(args, "notes", None))
+    found = argparse.Namespace(**dict.fromkeys(DESTS), notes=getattr(args, "notes", None))
     apply_entries(found, config, "config")
     kept = set(override_args)
-    for dest in _DESTS:
+    for dest in DESTS:
         value = getattr(found, dest)
         if value is not None and dest not in kept:
             setattr(args, dest, value)
