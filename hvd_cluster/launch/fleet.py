@@ -11,11 +11,11 @@ from hvd_cluster.launch.placement import Placement
 from hvd_cluster.launch.task import Task
 from hvd_cluster.launch.worker_group import Callbacks, Worker
 from hvd_cluster.rendezvous.server import KeyValueServer
-from hvd_cluster.rendezvous.sockets import LOOPBACK
+from hvd_cluster.rendezvous.sockets import LOOPBACK, Closing
 from hvd_cluster.topology import Topology
 
 
-class Fleet(ABC):
+class Fleet(Closing, ABC):
     """The hosts of one job and the job's key-value store. A context manager.
 
     The names of hosts are those that the user, the host discovery or the cluster gives them.
@@ -25,12 +25,6 @@ class Fleet(ABC):
         self.secret = secret
         self._stack = contextlib.ExitStack()
         self._server: KeyValueServer | None = None
-
-    def __enter__(self) -> Fleet:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
 
     @property
     def server(self) -> KeyValueServer:
@@ -69,7 +63,7 @@ class Fleet(ABC):
         """Whether the host is gone and the outcomes of its workers are known."""
         return False
 
-    def give_up(self) -> None:  # noqa: B027 - a fleet that never waits has nothing to interrupt
+    def give_up(self) -> None:
         """End soon what other threads wait for in :meth:`add` and :meth:`probe`."""
 
     # --- the workers -------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from hvd_cluster.errors import AuthenticationError
 from hvd_cluster.rendezvous.link import Link
 from hvd_cluster.rendezvous.protocol import pack, unpack
-from hvd_cluster.rendezvous.sockets import ANY, keep_alive, listen
+from hvd_cluster.rendezvous.sockets import ANY, Closing, keep_alive, listen
 from hvd_cluster.rendezvous.table import KeyValueTable
 from hvd_cluster.topology import Topology
 
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 _MAX_UNAUTHENTICATED = 600
 
 
-class KeyValueServer:
+class KeyValueServer(Closing):
     """Serves a :class:`KeyValueTable` to clients that prove that they know the job's secret. A context manager.
 
     It runs from its construction until :meth:`close`.
@@ -88,12 +88,6 @@ class KeyValueServer:
                 self._wakeup.send(b"x")
                 self._thread.join()
             self._wakeup.close()
-
-    def __enter__(self) -> KeyValueServer:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
 
     def _serve(self) -> None:
         with selectors.DefaultSelector() as selector:

@@ -6,6 +6,9 @@ import contextlib
 import errno
 import socket
 from collections.abc import Sequence
+from typing import TypeVar
+
+T = TypeVar("T")
 
 LOOPBACK = "127.0.0.1"
 #: Every interface of this host.
@@ -48,7 +51,21 @@ def listen(hosts: Sequence[str], port: int = 0) -> list[socket.socket]:
     raise AssertionError("the last try either returns or raises")
 
 
-class ReservedPort:
+class Closing:
+    """A context manager that closes itself at the end."""
+
+    def close(self) -> None:
+        """Release everything."""
+        raise NotImplementedError
+
+    def __enter__(self: T) -> T:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+
+class ReservedPort(Closing):
     """A free port of this host that the system gives to no other process that asks for *any* port, until it is closed.
 
     It is a bound socket that does not listen, with SO_REUSEADDR. Linux lets a server with SO_REUSEADDR (such as torch's
@@ -64,12 +81,6 @@ class ReservedPort:
     def close(self) -> None:
         """Release the port."""
         self._socket.close()
-
-    def __enter__(self) -> ReservedPort:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
 
 
 #: Seconds of silence after which the kernel probes the other end. Firewalls drop a silent connection after some minutes

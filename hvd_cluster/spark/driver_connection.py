@@ -14,7 +14,7 @@ from hvd_cluster.errors import AuthenticationError
 from hvd_cluster.launch.logs import prefixed
 from hvd_cluster.launch.wire.messages import OutputLine
 from hvd_cluster.rendezvous.channel import Channel
-from hvd_cluster.rendezvous.sockets import keep_alive
+from hvd_cluster.rendezvous.sockets import Closing, keep_alive
 from hvd_cluster.spark.messages import STOP, Message
 from hvd_cluster.topology import split_address
 
@@ -24,7 +24,7 @@ _PROBE_S = 3.0
 _STALLED_S = 60.0
 
 
-class DriverConnection:
+class DriverConnection(Closing):
     """A task's end. Thread-safe; without a connection messages are dropped."""
 
     def __init__(self, addresses: Sequence[str], secret: bytes) -> None:
@@ -66,12 +66,6 @@ class DriverConnection:
             channel.close()
         if self._thread is not None:
             self._thread.join()
-
-    def __enter__(self) -> DriverConnection:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
 
     def _listen(self, channel: Channel) -> None:
         while not self._closing:

@@ -14,7 +14,7 @@ from typing import Any
 from hvd_cluster.errors import AuthenticationError
 from hvd_cluster.launch.wire.listener import Listener
 from hvd_cluster.rendezvous.channel import Channel
-from hvd_cluster.rendezvous.sockets import keep_alive
+from hvd_cluster.rendezvous.sockets import Closing, keep_alive
 from hvd_cluster.spark.messages import STOP, TaskLost, TaskStarted
 from hvd_cluster.topology import join_address
 
@@ -28,7 +28,7 @@ _MAX_UNAUTHENTICATED = 512
 _MAX_WAITING = 100_000
 
 
-class MessageServer:
+class MessageServer(Closing):
     """Puts the tasks' messages into a queue. A context manager.
 
     Each task has its own thread, so that a task with much output does not delay the others.
@@ -82,12 +82,6 @@ class MessageServer:
             channel.close()
         for reader in readers:
             reader.join()
-
-    def __enter__(self) -> MessageServer:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
 
     def _serve(self, channel: Channel) -> None:
         reader = threading.Thread(target=self._read, args=(channel,), name="hvd-spark-messages", daemon=True)

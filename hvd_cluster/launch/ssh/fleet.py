@@ -36,9 +36,6 @@ class SshFleet(AgentFleet):
         self._exported: dict[str, str | None] = {**exportable(inherited_env()), **(env or {})}
         self._agent_hub: AgentHub | None = None
 
-    def __enter__(self) -> SshFleet:
-        return self
-
     def connect(self, hosts: Sequence[Host]) -> None:
         """Connect all hosts of the job and probe how they reach each other. No more hosts can be added afterwards.
 
