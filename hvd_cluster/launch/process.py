@@ -133,17 +133,6 @@ class WorkerProcess(ChildWorker):
         self._thread.join()
         return self.outcome
 
-    def stop(self, grace_s: float = 5.0) -> None:
-        """Send SIGTERM to the group and, after ``grace_s`` seconds, SIGKILL. Returns when the process has ended."""
-        self.terminate()
-        try:
-            if self.wait(grace_s) is None:
-                self.kill()
-        except BaseException:  # an interrupt while waiting: no process may remain
-            self.kill()
-            raise
-        self.wait()
-
     def _send(self, message: bytes) -> None:
         with self._changed:
             if self._channel is None:

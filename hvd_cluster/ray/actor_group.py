@@ -139,11 +139,6 @@ class ActorGroup:
             self._why_closed = why
             running.close()
 
-    @property
-    def is_running(self) -> bool:
-        """Whether the workers are running."""
-        return self._running is not None
-
     def _workers(self) -> list[ActorWorker]:
         if self._running is not None and self._connection.has_ended:
             self.close(ENDED)

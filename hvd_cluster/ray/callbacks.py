@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -38,14 +39,13 @@ class CallbackLoop:
         """Run ``job`` and return its result; in a thread of its own if there are callbacks."""
         if not self._callbacks:
             return job()
-        results: list[T] = []
-        errors: list[BaseException] = []
+        future: Future[T] = Future()
 
         def work() -> None:
             try:
-                results.append(job())
+                future.set_result(job())
             except BaseException as error:  # noqa: BLE001 - re-raised in the waiting thread
-                errors.append(error)
+                future.set_exception(error)
             finally:
                 self._waiting.put(_DONE)
 
@@ -60,6 +60,4 @@ class CallbackLoop:
             thread.join()
             raise
         thread.join()
-        if errors:
-            raise errors[0]
-        return results[0]
+        return future.result()

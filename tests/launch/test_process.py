@@ -56,7 +56,7 @@ def test_the_end_of_the_thread_that_started_a_worker_does_not_end_the_worker() -
     assert outcome.ok
 
 
-def test_a_worker_that_ignores_sigterm_is_killed_after_the_grace() -> None:
+def test_a_worker_that_ignores_sigterm_is_killed_and_counts_as_stopped() -> None:
     def deaf() -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         print("deaf", flush=True)
@@ -65,7 +65,10 @@ def test_a_worker_that_ignores_sigterm_is_killed_after_the_grace() -> None:
     heard = threading.Event()
     worker = WorkerProcess(TOPOLOGY, pack(deaf), Callbacks(on_line=lambda *_: heard.set()))
     assert heard.wait(60)
-    worker.stop(grace_s=0.2)
+    worker.terminate()
+    assert worker.wait(0.2) is None
+    worker.kill()
+    worker.wait()
     assert worker.outcome is not None
     assert (worker.outcome.exit_code, worker.outcome.stopped) == (-signal.SIGKILL, True)
 
