@@ -30,6 +30,7 @@ from hvd_cluster.estimators.run.fingerprint import Fingerprint
 from hvd_cluster.estimators.run.row_transform import RowTransform
 from hvd_cluster.estimators.run_lease import RunLease
 from hvd_cluster.estimators.scoring.output_columns import metadata_of
+from hvd_cluster.estimators.spec import FitSpec
 from hvd_cluster.estimators.stages.spark_ml import Estimator
 from hvd_cluster.estimators.view import tracking
 from hvd_cluster.estimators.view.fit_log import LossWatch
@@ -248,14 +249,10 @@ class DistributedEstimator(ColumnRoles, EstimatorParams, Estimator):
     def _fit_fields(self, dataset: Dataset, store: Store, run_id: str, seed: int) -> dict[str, Any]:
         """The fields of a ``FitSpec`` that shared params determine: all but ``inputs`` and ``output_shapes``."""
         value = self._value
-        same = (
-            "batch_size", "epochs", "shuffle", "train_steps_per_epoch", "validation_steps_per_epoch",
-            "reader_pool_type", "inmemory_cache_all", "data_module", "gradient_compression",
-            "backward_passes_per_step", "scale_lr", "use_gpu", "mp_start_method", "verbose",
-            "checkpoint_every_epochs", "checkpoint_every_steps", "terminate_on_nan",
-        )  # fmt: skip
         names = ("continuous_cols", "categorical_cols")
         return {
+            # Params that the spec has under the same name.
+            **{field.name: value(field.name) for field in dataclasses.fields(FitSpec) if field.name in self.param_rows},
             "run_id": run_id,
             "dataset": dataset,
             "store": store,
@@ -266,7 +263,6 @@ class DistributedEstimator(ColumnRoles, EstimatorParams, Estimator):
             "transformation_fn": self._transformation(),
             "callbacks": tuple(value("callbacks") or []),
             "data_module_args": {name: value(name) for name in names if value(name) is not None},
-            **{name: value(name) for name in same},
         }
 
     def _transformation(self) -> Callable[[dict[str, Any]], dict[str, Any]] | None:

@@ -4,38 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
+import pyarrow as pa
 from pyspark.ml.linalg import DenseVector, SparseVector, VectorUDT
 from pyspark.sql import Row
-from pyspark.sql.types import (
-    ArrayType,
-    BooleanType,
-    ByteType,
-    DataType,
-    DoubleType,
-    FloatType,
-    IntegerType,
-    LongType,
-    ShortType,
-)
+from pyspark.sql.pandas.types import from_arrow_type
+from pyspark.sql.types import ArrayType, DataType, FloatType
 
 from hvd_cluster.data.schema import is_vector
 from hvd_cluster.estimators.scoring.output_columns import ARRAY, VECTOR
 
-_TYPES: dict[str, type[DataType]] = {
-    "bool": BooleanType,
-    "int8": ByteType,
-    "int16": ShortType,
-    "int32": IntegerType,
-    "int64": LongType,
-    "float32": FloatType,
-    "float64": DoubleType,
-    VECTOR: VectorUDT,
-}
-
 
 def spark_type(name: str) -> DataType:
     """The Spark type of an output column."""
-    return ArrayType(FloatType()) if name == ARRAY else _TYPES[name]()
+    special = {VECTOR: VectorUDT(), ARRAY: ArrayType(FloatType())}
+    return special.get(name) or from_arrow_type(pa.from_numpy_dtype(name))
 
 
 def rows_of(batch: Any) -> list[Row]:

@@ -99,7 +99,7 @@ class TorchEstimator(TorchEstimatorParams, ModuleEstimator):
             ClassWeights.require_numbers(name, batch[name])
         same = (
             "train_minibatch_fn", "validation_minibatch_fn", "lr_scheduler", "lr_scheduler_interval", "mixed_precision",
-            "gradient_clip_norm", "gradient_clip_value", "class_weights", "early_stopping", "return_best",
+            "gradient_clip_norm", "gradient_clip_value", "class_weights",
         )  # fmt: skip
         return TrainSpec(
             model=model,
