@@ -1,4 +1,4 @@
-"""Workers that serve many fits, and data to fit."""
+"""Workers that are shared by many fits, and data to fit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hvd_cluster.launch.local import Executor
 
 
 class Kept(Backend):
-    """Runs fits in workers that are there already, and counts them: starting new ones for each test takes seconds."""
+    """Runs fits in existing workers, and counts the fits: starting workers for each test takes seconds."""
 
     def __init__(self, executor: Executor, num_proc: int) -> None:
         self._executor = executor
@@ -48,7 +48,7 @@ def one_worker() -> Iterator[Kept]:
 
 @pytest.fixture(scope="session")
 def frame() -> pd.DataFrame:
-    """203 rows: x is an array of 4, a a number, y linear in both, c its class of 3, w a weight, v marks validation."""
+    """203 rows: x is an array of 4, a a number, y linear in both, c one of 3 classes, w a weight, v marks validation."""
     rng = np.random.default_rng(7)
     x = rng.normal(size=(203, 4))
     a = rng.normal(size=203)

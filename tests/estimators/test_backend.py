@@ -86,7 +86,7 @@ def test_the_backend_is_checked_before_the_data_is_written(frame, tmp_path):
     given = {"optimizer": torch.optim.SGD(net.parameters(), lr=0.1), "loss": F.mse_loss, "store": tmp_path}
     fit = TorchEstimator(model=net, backend=Full(), feature_cols=["x"], label_cols=["a"], verbose=0, **given)
     with pytest.raises(LaunchError, match="no room"):
-        fit.fit(frame.assign(a=None))  # nulls, which are found when the data is written
+        fit.fit(frame.assign(a=None))  # nulls are found when the data is written
 
 
 def test_a_subclass_can_read_the_arguments_of_the_spark_backend():

@@ -1,4 +1,4 @@
-"""Each mistake is one message that names the thing and the remedy, before any worker starts."""
+"""Each mistake gives a message with cause and remedy before any worker starts."""
 
 from __future__ import annotations
 

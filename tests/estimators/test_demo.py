@@ -30,7 +30,7 @@ def run_demo(out, environ):
 def test_the_first_make_shows_what_pip_installs(tmp_path):
     pip = tmp_path / "venv/bin/python"
     pip.parent.mkdir(parents=True)
-    # As pip does: says what it installs, unless it is asked not to.
+    # Like pip: prints what it installs, unless --quiet is given.
     pip.write_text('#!/bin/sh\ncase "$*" in *--quiet*) ;; *) echo "Collecting torch";; esac\n')
     pip.chmod(0o755)
     made = subprocess.run(
@@ -53,8 +53,8 @@ def test_without_java_it_says_so_and_trains_over_pandas(tmp_path):
 
 
 @pytest.mark.spark("local")
-@pytest.mark.timeout(400)  # a Spark session and workers of its own, on any machine
+@pytest.mark.timeout(400)  # starts a Spark session and workers
 def test_with_java_it_trains_on_spark(tmp_path):
-    # PYSPARK_* are this test run's own session's.
+    # PYSPARK_* belong to the session of this test run.
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("PYSPARK_", "SPARK_"))}
     assert "Training on Spark" in run_demo(tmp_path, clean).splitlines()[0]

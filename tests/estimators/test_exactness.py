@@ -1,4 +1,4 @@
-"""Which values of a column another dtype cannot hold."""
+"""Values of a column that another dtype cannot hold."""
 
 from __future__ import annotations
 

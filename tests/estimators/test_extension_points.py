@@ -1,4 +1,4 @@
-"""What programs that are built on the estimators override."""
+"""Programs that subclass the estimators."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HERE = Path(__file__).parent
 
 
 @pytest.mark.slow
-@pytest.mark.spark("local")  # with a session of its own
+@pytest.mark.spark("local")  # starts its own session
 @pytest.mark.timeout(300)
 @pytest.mark.skipif(find_spec("lightning") is None, reason="needs lightning")
 def test_a_client_written_like_synapseml_runs_unchanged(tmp_path: Path) -> None:

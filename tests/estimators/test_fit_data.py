@@ -1,4 +1,4 @@
-"""Where the rows of a fit and what it keeps go, when workers are on machines that do not see this one's disk."""
+"""Rows and checkpoints of fits whose workers cannot see this machine's disk."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ cloudpickle.register_pickle_by_value(survivors)
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
-class Elsewhere(LocalBackend):
-    """Says that its workers see nothing of this machine's disk."""
+class RemoteBackend(LocalBackend):
+    """Claims that its workers cannot see this machine's disk."""
 
     is_far = True
 
@@ -30,8 +30,8 @@ class Elsewhere(LocalBackend):
 @pytest.mark.parametrize("kind", ["pandas", "arrow"])
 def test_remote_workers_need_a_store_for_rows_on_the_drivers_disk(frame, kind):
     data = frame[["x", "y"]] if kind == "pandas" else pa.Table.from_pandas(frame[["x", "y"]])
-    with pytest.raises(ValueError, match=r"store is required: the workers of Elsewhere are on other machines"):
-        estimator(F.mse_loss, backend=Elsewhere(1)).fit(data)
+    with pytest.raises(ValueError, match=r"store is required: the workers of RemoteBackend are on other machines"):
+        estimator(F.mse_loss, backend=RemoteBackend(1)).fit(data)
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_remote_workers_need_a_store_for_rows_on_the_drivers_disk(frame, kind):
     ],
 )
 def test_a_store_is_required_if_rows_cannot_reach_workers_without_it(given, text):
-    usual = {"data": None, "backend": Elsewhere(1), "has_store": False, "has_module": False, "validation": None}
+    usual = {"data": None, "backend": RemoteBackend(1), "has_store": False, "has_module": False, "validation": None}
     data = FrameData(**{**usual, **given})
     if text is None:
         data.require_store()
@@ -56,10 +56,12 @@ def test_a_store_is_required_if_rows_cannot_reach_workers_without_it(given, text
 
 
 def test_a_data_module_cannot_read_spark_rows_without_a_store():
-    class Brings(LocalBackend):
+    class SendsRows(LocalBackend):
         brings_rows = True
 
-    data = FrameData(kind=Frame.SPARK, data=None, backend=Brings(1), has_store=False, has_module=True, validation=None)
+    data = FrameData(
+        kind=Frame.SPARK, data=None, backend=SendsRows(1), has_store=False, has_module=True, validation=None
+    )
     with pytest.raises(ValueError, match=r"store is required: a data_module reads Parquet"):
         data.require_store()
 
@@ -67,7 +69,7 @@ def test_a_data_module_cannot_read_spark_rows_without_a_store():
 def test_a_data_module_of_remote_workers_reads_parquet_in_place_without_a_store(frame, tmp_path):
     (tmp_path / "data").mkdir()
     pq.write_table(pa.Table.from_pandas(frame[["x", "y"]], preserve_index=False), tmp_path / "data" / "a.parquet")
-    given = {"backend": Elsewhere(1, verbose=0), "validation": None, "checkpoint_every_steps": None}
+    given = {"backend": RemoteBackend(1, verbose=0), "validation": None, "checkpoint_every_steps": None}
     model = estimator(F.mse_loss, data_module=PetastormDataModule, **given).fit(tmp_path / "data")
     assert len(model.getHistory()) == 3
 
@@ -81,7 +83,7 @@ def test_the_best_epoch_survives_a_death_if_checkpoints_are_sent_to_the_driver(f
         fit = estimator(loss, backend=backend, return_best=True, epochs=3)
         return fit.setLrScheduler(_diverges).setLrSchedulerInterval("epoch").fit(tmp_path / "a.parquet")
 
-    killed = fitted(KillingLoss([tmp_path / "killed"], rank=0, at=50), Elsewhere(1, verbose=0))
+    killed = fitted(KillingLoss([tmp_path / "killed"], rank=0, at=50), RemoteBackend(1, verbose=0))
     undisturbed = fitted(F.mse_loss, one_worker)
     assert (tmp_path / "killed").exists()
     losses = [record["validation"]["loss"] for record in killed.getHistory()]
@@ -95,7 +97,7 @@ def _diverges(optimizer):
     return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: 1.0 if epoch == 0 else 1e6)
 
 
-class Deaf(Elsewhere):
+class UnreachableDriver(RemoteBackend):
     """As on a remote Connect server: workers cannot open a connection to the driver."""
 
     driver_is_out_of_reach = True
@@ -108,10 +110,10 @@ class Deaf(Elsewhere):
 
 def test_a_fit_without_connection_and_store_warns_that_it_has_no_checkpoints(frame, tmp_path, caplog):
     pq.write_table(pa.Table.from_pandas(frame[["x", "y"]], preserve_index=False), tmp_path / "a.parquet")
-    deaf = Deaf(1, verbose=0)
-    model = estimator(F.mse_loss, backend=deaf, epochs=2, return_best=True).fit(tmp_path / "a.parquet")
+    backend = UnreachableDriver(1, verbose=0)
+    model = estimator(F.mse_loss, backend=backend, epochs=2, return_best=True).fit(tmp_path / "a.parquet")
     assert len(model.getHistory()) == 2
     assert [record for record in caplog.messages if "no progress bar and no checkpoints" in record]
-    assert not deaf.spec.report_through_store
-    assert deaf.events
-    assert not [fields for fields in deaf.events if "checkpoint" in fields]
+    assert not backend.spec.report_through_store
+    assert backend.events
+    assert not [fields for fields in backend.events if "checkpoint" in fields]

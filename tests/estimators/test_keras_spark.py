@@ -88,7 +88,7 @@ def test_a_death_in_mid_epoch_changes_nothing(spark, spark_master, keras, tmp_pa
     mark = tmp_path / "killed"
 
     class Dies(keras.callbacks.Callback):
-        """Kills a process amid the second epoch, once."""
+        """Kills a process in the second epoch, once."""
 
         def on_epoch_begin(self, epoch, logs=None):
             self.epoch = epoch
@@ -100,7 +100,7 @@ def test_a_death_in_mid_epoch_changes_nothing(spark, spark_master, keras, tmp_pa
                 mark.touch()
                 survivors.kill(victim)
 
-    data = spark.createDataFrame(rows())  # in an order of its own: without a shuffle it is the same in each fit
+    data = spark.createDataFrame(rows())  # without a shuffle, which would reorder the rows in each fit
 
     def fitted(*callbacks):
         keras.utils.set_random_seed(1)
@@ -109,7 +109,7 @@ def test_a_death_in_mid_epoch_changes_nothing(spark, spark_master, keras, tmp_pa
         net.compile(keras.optimizers.Adam(0.05), "mse")
         stop = keras.callbacks.EarlyStopping(patience=2, min_delta=1e9, restore_best_weights=True)
         given = {"validation": 0.2, "batch_size": 8, "epochs": 6, "random_seed": 5, "verbose": 0}
-        # Without a store, a task that is killed leaves the rows that it has received on its disk.
+        # Without a store, a killed task leaves the rows that it received on its disk.
         given |= {"num_proc": 2, "store": str(tmp_path / f"work-{len(callbacks)}")}
         return KerasEstimator(
             model=net, feature_cols=["x"], label_cols=["y"], callbacks=[stop, *callbacks], **given

@@ -85,7 +85,7 @@ def test_a_spark_frame_is_fitted_and_scored(spark, tmp_path, with_store):
 
 
 class Dies(pl.Callback):
-    """Kills a process amid the second epoch, once."""
+    """Kills a process in the second epoch, once."""
 
     def __init__(self, mark, victim):
         self.mark, self.victim = mark, victim
@@ -103,13 +103,13 @@ class Dies(pl.Callback):
 def test_a_death_in_mid_epoch_changes_nothing(spark, spark_master, tmp_path, victim, caplog):
     if victim == "executor" and spark_master != "local-cluster":
         pytest.skip("the executor is the driver's own JVM")
-    data = spark.createDataFrame(rows())  # in an order of its own: without a shuffle it is the same in each fit
+    data = spark.createDataFrame(rows())  # without a shuffle, which would reorder the rows in each fit
 
     def fitted(*callbacks):
         keep = pl.callbacks.ModelCheckpoint(monitor="val_loss")
         stop = pl.callbacks.EarlyStopping("val_loss", patience=2, min_delta=1e9)
         given = {"validation": 0.2, "batch_size": 8, "epochs": 6, "random_seed": 5, "verbose": 0}
-        # Without a store, a task that is killed leaves the rows that it has received on its disk.
+        # Without a store, a killed task leaves the rows that it received on its disk.
         given |= {"num_proc": 2, "store": str(tmp_path / f"work-{len(callbacks)}")}
         return LightningEstimator(
             model=Net(), feature_cols=["x"], label_cols=["y"], callbacks=[keep, stop, *callbacks], **given

@@ -153,7 +153,7 @@ def test_importing_the_package_gives_no_warning_and_loads_no_framework():
     assert done.stdout.strip() == "[]"
 
 
-# Horovod's params of every estimator, by SURFACE: keyword -> what follows get and set, where it is not camel case.
+# Horovod's params of every estimator: keyword -> what follows get and set, if not the name in camel case.
 HOROVODS_PARAMS = {
     "num_proc": (), "store": (), "backend": (), "model": (), "optimizer": (), "loss": (), "metrics": (),
     "loss_weights": (), "sample_weight_col": (), "feature_cols": (), "label_cols": (), "continuous_cols": (),
@@ -216,7 +216,7 @@ def test_output_cols_and_history_have_horovods_names_and_our_older_ones():
     assert model._setDefault(history=records).getOrDefault("history") == records
     assert list(model.history["train_loss"]) == [1.0]
     assert KerasModel(_floatx="float64")._get_floatx() == "float64"
-    # As a stage that an earlier release saved is loaded.
+    # As when a stage saved by an earlier release is loaded.
     assert TorchModel()._set(_history=records, output_cols=["old"]).getHistory() == records
 
 

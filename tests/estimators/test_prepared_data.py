@@ -29,7 +29,7 @@ def test_data_is_prepared_once_for_several_fits(frame, one_worker, tmp_path):
         util.check_shape_compatibility(metadata, ["x"], ["y"], [[-1, 2, 2]], [[-1, 1]])
         with pytest.raises(ValueError, match=r"column 'x' has 4 numbers per row, but input_shapes says \[-1, 5\]"):
             util.check_shape_compatibility(metadata, ["x"], ["y"], [[-1, 5]])
-        # An estimator that names the column fits too: the rows that it marks are apart already, and it is gone.
+        # An estimator may still name the validation column, although the split has removed it.
         models = [each.fit_on_parquet(dataset_idx=index) for each in (fit, fit.copy().setValidation("v"))]
         assert all("validation" in model.getHistory()[0] for model in models)
     assert list(tmp_path.rglob("*.parquet")) == []
@@ -72,7 +72,7 @@ with prepare_data(1, sys.argv[1], frame, ["y"]):
 """
     assert subprocess.run([sys.executable, "-c", prepare, str(tmp_path)], check=False).returncode == 9
     assert list(tmp_path.rglob("*.parquet"))
-    # A process begins to count anew: this one may have had contexts before.
+    # Another process: this one may have had contexts before.
     again = prepare.replace("os._exit(9)", "pass")
     done = subprocess.run([sys.executable, "-c", again, str(tmp_path)], check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

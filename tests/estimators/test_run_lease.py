@@ -1,4 +1,4 @@
-"""One program at a time fits a run of a store, and what a dead one left is removed."""
+"""Only one program at a time fits a run, and data of dead programs is removed."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_a_killed_program_loses_its_lease_and_its_data(tmp_path):
     with pytest.raises(RunInUseError, match=f"process {child.pid} on host"):
         RunLease(store, "run").__enter__()
     child.send_signal(signal.SIGKILL)
-    while run_lease._start_of(child.pid) is not None:  # it waits to be reaped: that is dead too
+    while run_lease._start_of(child.pid) is not None:  # a zombie counts as dead
         time.sleep(0.01)
     with RunLease(store, "another"):
         pass
@@ -118,7 +118,7 @@ def test_a_lease_of_another_machine_is_valid_while_it_is_renewed(store, monkeypa
     over.set()
     thread.join()
     monkeypatch.setattr(run_lease, "_EXPIRY_S", 0.3)
-    with RunLease(store, "run"):  # its clock may say what it likes: it is silent
+    with RunLease(store, "run"):  # clocks of other machines do not matter
         assert not store.exists(path)
 
 

@@ -1,4 +1,4 @@
-"""The same fit on every kind of Spark session, and the stages in Spark ML's own company."""
+"""The same fit on every kind of Spark session, and the stages in Spark ML's pipelines and validators."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hvd_cluster.estimators import TorchEstimator, TorchModel
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
-# Every kind of session that differs in how rows, models and files travel; standalone is as local-cluster there.
+# Every kind of session that differs in how rows, models and files are sent; standalone equals local-cluster.
 pytestmark = [pytest.mark.spark("local", "local-cluster", "connect"), pytest.mark.timeout(300)]
 
 ROWS = 120
@@ -177,7 +177,7 @@ def test_cross_validation_fits_in_parallel(spark, data, tmp_path):
 
 
 def heavy(seed):
-    """A net over the size up to which a model travels inside the function, and the model of it."""
+    """A net above the size up to which a model is sent inside the function, and its model."""
     net = Net(ballast=1_000_000).eval()
     net.ballast.fill_(seed)
     return net, TorchModel(
@@ -252,7 +252,7 @@ def test_a_feature_that_no_tensor_can_hold_is_named_before_a_job_starts(spark, d
         model.transform(texts)
 
 
-#: Expressions of types for which no tensor has a place, and which some ways out of Spark do not know.
+#: Expressions of types that tensors cannot hold, and that some exports of Spark do not support.
 ODD = {
     "year": "INTERVAL '-3' YEAR",
     "year.month": "INTERVAL '1-11' YEAR TO MONTH",

@@ -1,4 +1,4 @@
-"""Spark fits of which a worker, a Python task or an executor is killed; runs on every kind of session."""
+"""Spark fits with a killed worker, Python task or executor, on every kind of session."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ ROWS = 230
 def data(spark):
     values = np.random.default_rng(7).normal(size=(ROWS, 4))
     rows = [(row.tolist(), float(row.sum())) for row in values]
-    # No shuffle: its order would be another one in each fit.
+    # No shuffle: its order would differ in each fit.
     return spark.createDataFrame(rows, "x array<double>, y double")
 
 
 @pytest.fixture(scope="module")
 def learned_undisturbed():
-    """What a fit without a death learns; one for the whole session."""
+    """The weights of an undisturbed fit, computed once per session."""
     return {}
 
 
@@ -53,7 +53,7 @@ def test_a_death_in_mid_epoch_changes_nothing(data, spark_master, tmp_path, lear
     assert [text for text in caplog.messages if "(1 of at most 3 times)" in text]
 
 
-#: For executors' Pythons: the first of them that writes what it received dies, or its executor does.
+#: For executors' Pythons: the first that writes received rows kills itself or its executor.
 KILLS_ONCE = """
 import os, pathlib, signal, psutil
 mark, victim, write = pathlib.Path({mark!r}), {victim!r}, os.pwrite

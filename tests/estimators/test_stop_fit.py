@@ -1,4 +1,4 @@
-"""What a driver callback raises ends a fit: with every framework, on every backend, and through the store."""
+"""Exceptions of driver callbacks end a fit: with every framework, on every backend, and through the store."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
-#: Seconds that each epoch takes at least, so that the driver hears of it long before the last one.
+#: Minimum seconds of an epoch, so that the driver learns of it long before the last one.
 EPOCH_S = 0.1
 EPOCHS = 600
 
 
 class TrialPruned(Exception):
-    """Stands for Optuna's."""
+    """Like Optuna's."""
 
 
 class Unheard(LocalBackend):
-    """Local workers that cannot open a connection to the driver, as those of a remote Connect server."""
+    """Local workers that cannot open a connection to the driver, like those of a remote Connect server."""
 
     driver_is_out_of_reach = True
 
@@ -113,7 +113,7 @@ def num_epochs(model):
 
 
 def require_stops(long_fit, rows, **params):
-    """Check that ``StopFit`` returns the model so far, and that any other exception comes out of ``fit`` unchanged."""
+    """Check that ``StopFit`` returns the model so far, and that ``fit`` raises any other exception unchanged."""
     model = long_fit(stop, **params).fit(rows)
     assert 2 <= num_epochs(model) < EPOCHS
     raised = []
@@ -125,7 +125,7 @@ def require_stops(long_fit, rows, **params):
     with pytest.raises(TrialPruned) as caught:
         long_fit(prune, **params).fit(rows)
     assert raised == [caught.value]
-    with scratch_folder("sweep"):  # removes those of workers that were killed, as the next fit would
+    with scratch_folder("sweep"):  # removes folders of killed workers, as the next fit would
         pass
 
 

@@ -1,4 +1,4 @@
-"""Fits of which a process is killed end with the weights of fits that nobody disturbs, bit for bit."""
+"""Fits with a killed worker end with bitwise the weights of undisturbed fits."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ cloudpickle.register_pickle_by_value(survivors)
 def test_a_killed_worker_does_not_change_the_result(frame, two_workers, tmp_path, caplog):
     undisturbed = estimator(F.mse_loss, backend=two_workers).fit(frame)
     mark = tmp_path / "killed"
-    # About 163 training rows make 11 steps; 17 calls are amid the second epoch, two steps after a checkpoint.
+    # About 163 training rows make 11 steps; 17 calls are in the second epoch, two steps after a checkpoint.
     killed = estimator(KillingLoss([mark], at=17), backend=LocalBackend(2, verbose=0), store=tmp_path).fit(frame)
     assert mark.exists()
     assert what_was_learned(killed) == what_was_learned(undisturbed)
     assert [record["epoch"] for record in killed.getHistory()] == [0, 1, 2]
-    (told,) = [record.getMessage() for record in caplog.records if "start again" in record.getMessage()]
-    assert "(1 of at most 3 times)" in told
-    assert "was killed by signal 9" in told
+    (warning,) = [record.getMessage() for record in caplog.records if "start again" in record.getMessage()]
+    assert "(1 of at most 3 times)" in warning
+    assert "was killed by signal 9" in warning
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""What the params of the training loop do, against loops written out here or against what they must not change."""
+"""The effect of each param of the training loop, against loops written out here or against unchanged results."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def fit(frame, backend, model=None, lr=0.05, **params):
 
 
 def slowly(record, model):
-    """A callback that leaves the driver the time to hear of the epoch."""
+    """A callback that gives the driver time to receive the epoch."""
     time.sleep(0.05)
 
 
@@ -152,7 +152,7 @@ def test_a_fit_ends_early_and_returns_the_best_epoch(frame, two_workers, tmp_pat
     assert error == pytest.approx(losses[best], rel=1e-4)
     saved = torch.load(tmp_path / "runs" / "r" / "checkpoint.best", weights_only=True)
     assert saved["epoch"] == best + 1
-    # There is nothing left to do, and the best one is returned again.
+    # Nothing is left to train, and the best epoch is returned again.
     again = fit(frame, two_workers, store=tmp_path, run_id="r", **given)
     assert torch.equal(weights(again), weights(model))
 
@@ -187,7 +187,7 @@ def test_the_best_epoch_is_returned_if_the_run_ended_before_it_was_saved(frame, 
     before = best.read_bytes()
     losses = [record["validation"]["loss"] for record in fit(frame, one_worker, epochs=2, **given).getHistory()]
     assert losses[1] < losses[0]
-    best.write_bytes(before)  # as a kill between the two files leaves it
+    best.write_bytes(before)  # as after a kill between the two writes
     model = fit(frame, one_worker, loss=harsh, epochs=3, **given)
     assert model.getHistory()[2]["validation"]["loss"] > losses[0]
     rows = frame[frame["v"]]
@@ -212,7 +212,7 @@ def test_validation_minibatch_fn_is_called(frame, two_workers):
 
 
 class TupleModule(DataModule):
-    """Gives pairs of features and labels, of one epoch at a time."""
+    """Yields pairs of features and labels, one epoch at a time."""
 
     def __enter__(self):
         import pyarrow.parquet as pq
@@ -289,12 +289,12 @@ def test_existing_parquet_is_fitted(frame, two_workers, tmp_path):
 
 
 def test_driver_callbacks_get_every_epoch_once(frame, two_workers):
-    heard = []
-    told: queue.Queue[dict[str, Any]] = queue.Queue()  # what never travels need not be picklable
-    model = fit(frame, two_workers, driver_callbacks=[heard.append, told.put], epochs=3)
-    assert told.qsize() == 3
-    assert [record["epoch"] for record in heard] == [0, 1, 2]
-    assert heard == model.getHistory()
+    received = []
+    queued: queue.Queue[dict[str, Any]] = queue.Queue()  # driver callbacks need not be picklable
+    model = fit(frame, two_workers, driver_callbacks=[received.append, queued.put], epochs=3)
+    assert queued.qsize() == 3
+    assert [record["epoch"] for record in received] == [0, 1, 2]
+    assert received == model.getHistory()
 
 
 def test_an_exception_of_a_driver_callback_reaches_the_caller_unchanged(frame):
@@ -324,14 +324,14 @@ def test_a_driver_callback_can_stop_a_fit_early_and_get_the_model(frame):
 
 
 def test_a_failure_of_a_view_does_not_end_a_fit(caplog):
-    heard = []
+    received = []
 
     def broken(record):
         raise KeyError("no tracking server")
 
-    listener = EpochListener([heard.append], views=[broken])
+    listener = EpochListener([received.append], views=[broken])
     listener.add([{"epoch": 0}, {"epoch": 1}])
-    assert [record["epoch"] for record in heard] == [0, 1]
+    assert [record["epoch"] for record in received] == [0, 1]
     assert sum("a view of the fit failed at epoch 0" in text for text in caplog.messages) == 1
 
 

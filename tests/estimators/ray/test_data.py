@@ -1,4 +1,4 @@
-"""Ray Datasets in and out of an estimator, on a cluster of two nodes."""
+"""Fits and scores of Ray Datasets, on a cluster of two nodes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from hvd_cluster.estimators.ray.data import parts_of
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 TRUE = np.array([1.0, -2.0, 3.0, 0.5], dtype="float32")
-ROWS = 403  # no multiple of anything
+ROWS = 403  # not a multiple of batches or blocks
 
 
 def rows() -> list[dict[str, Any]]:
@@ -52,7 +52,7 @@ def estimator(store: Path, **params: Any) -> TorchEstimator:
 
 
 def await_free(num_cpus: float) -> None:
-    """Wait for Ray's count of what is free, which lags behind."""
+    """Wait for Ray's count of free resources, which lags behind."""
     from hvd_cluster.ray import nodes
 
     deadline_s = time.monotonic() + 30
@@ -69,14 +69,14 @@ def test_a_fit_of_a_dataset_equals_a_fit_of_the_same_rows_elsewhere(ray_cluster:
     assert kind_of(data) is Frame.RAY
     assert column_names(data) == ["id", "x", "y"]
     model = estimator(tmp_path / "ray").fit(data)
-    assert list((tmp_path / "ray").rglob("*.parquet")) == []  # what was written for the fit is gone
+    assert list((tmp_path / "ray").rglob("*.parquet")) == []  # the data of the fit is removed
 
     plain = rows()
     columns = {"x": pa.FixedSizeListArray.from_arrays(np.concatenate([row["x"] for row in plain]), 4)}
     table = pa.table({**columns, "y": [row["y"] for row in plain]})
     local = estimator(tmp_path / "local").fit(table)
     assert model.getHistory()[-1]["padding_rows"] == local.getHistory()[-1]["padding_rows"]
-    # The row groups differ, so the order of an epoch does; what is learnt does not.
+    # The row groups differ, and with them the order of an epoch; the result does not.
     assert model.getModel().weight.detach().numpy() == pytest.approx(TRUE[None], abs=0.05)
     assert local.getModel().weight.detach().numpy() == pytest.approx(TRUE[None], abs=0.05)
 
@@ -149,7 +149,7 @@ def test_transform_keeps_an_unused_column_of_images_of_many_sizes(ray_cluster: T
 
 
 def test_a_fit_inside_a_placement_group_writes_its_data_outside_it(ray_cluster: TestCluster, tmp_path: Path) -> None:
-    """As in a Tune trial: what the program calls goes into its group unless it says where else."""
+    """As in a Tune trial: calls of the program run in its group unless they say otherwise."""
     import ray
     from ray.util import placement_group, remove_placement_group
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -213,7 +213,7 @@ def test_a_fit_continues_after_an_actor_has_died(ray_cluster: TestCluster, tmp_p
             marker.touch()
             os.kill(os.getpid(), 9)
 
-    # Without a number of workers each fit counts what is free, right after an earlier one has let go of it.
+    # Without a number of workers each fit counts free resources, just after an earlier fit has released them.
     as_many_as_fit = {"num_proc": None, "backend": RayBackend(verbose=0)}
     undisturbed = estimator(tmp_path / "undisturbed", **as_many_as_fit).fit(data)
     disturbed = estimator(tmp_path / "disturbed", **as_many_as_fit, callbacks=[die_once], max_restarts=1).fit(data)
@@ -318,7 +318,7 @@ print("rows", len(scored), "worst", max(abs(row["y__output"] - row["y"]) for row
 
 @pytest.mark.skipif(find_spec("keras") is None, reason="needs keras")
 def test_a_keras_model_is_fitted_from_a_dataset_and_scores_it(ray_cluster: TestCluster, tmp_path: Path) -> None:
-    # A process of its own, since a process has one backend of Keras.
+    # A separate process, since a process has one Keras backend.
     script = tmp_path / "driver.py"
     script.write_text(KERAS)
     done = subprocess.run(
@@ -349,7 +349,7 @@ def test_each_fit_counts_the_available_workers(ray_cluster: TestCluster) -> None
     ray.util.remove_placement_group(group)
     backend.check_again()
     assert backend.num_processes() == 1  # the workers of that fit start again
-    backend.check()  # before Ray has given back what was freed
+    backend.check()  # before Ray's count has changed
     assert backend.num_processes() == 4
 
 
@@ -365,7 +365,7 @@ def test_a_failed_block_cancels_the_others(ray_cluster: TestCluster, tmp_path: P
             (tmp_path / "failed").touch()
             raise ValueError("the disk is full")
         wait_for("failed")
-        time.sleep(8)  # by then the driver has heard of it, and ended this one
+        time.sleep(8)  # by then the driver has ended this one
         (tmp_path / f"written-{part}").touch()
         return {}
 

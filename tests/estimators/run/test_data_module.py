@@ -1,4 +1,4 @@
-"""Data modules: the folders they are given hold exactly their rows, and what they are made with counts."""
+"""Data modules get folders with exactly their rows, and their arguments take effect."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 class Whole(DataModule):
-    """Tells which rows lie in its folders, and gives them in batches."""
+    """Records the rows in its folders, and yields them in batches."""
 
     def __enter__(self):
         import json
@@ -39,7 +39,7 @@ class Whole(DataModule):
         self.tables = [pq.read_table(path) for path in (self.train_dir, self.val_dir) if path is not None]
         found = [sorted(table["row"].to_pylist()) for table in self.tables]
         if self.cur_shard == 0:
-            Path(self.told).write_text(json.dumps(found))
+            Path(self.recorded).write_text(json.dumps(found))
         return self
 
     def _batches(self, table):
@@ -54,14 +54,14 @@ class Whole(DataModule):
         return self._batches(self.tables[1]) if self.has_val else None
 
 
-def rows_given(told, backend, data, module=Whole, **params):
+def rows_given(recorded, backend, data, module=Whole, **params):
     """The rows of the training folder and of the validation folder, as a module in a worker sees them."""
     import json
 
-    class Telling(module):
+    class Recording(module):
         pass
 
-    Telling.told = str(told)
+    Recording.recorded = str(recorded)
     net = torch.nn.Linear(1, 1)
     fit = TorchEstimator(
         model=net,
@@ -75,11 +75,11 @@ def rows_given(told, backend, data, module=Whole, **params):
         random_seed=3,
         verbose=0,
         backend=backend,
-        data_module=Telling,
+        data_module=Recording,
         **params,
     )
     fit.fit(data)
-    return json.loads(told.read_text())
+    return json.loads(recorded.read_text())
 
 
 def write(path, first, last, **columns):
@@ -91,7 +91,7 @@ def write(path, first, last, **columns):
 def test_a_module_over_parquet_does_not_train_on_validation_rows(one_worker, tmp_path):
     for index in range(4):
         write(tmp_path / "data" / f"{index}.parquet", 25 * index, 25 * index + 25)
-    train, held_out = rows_given(tmp_path / "told", one_worker, tmp_path / "data", validation=0.2)
+    train, held_out = rows_given(tmp_path / "recorded", one_worker, tmp_path / "data", validation=0.2)
     assert sorted(train + held_out) == list(range(100))
     assert 10 < len(held_out) < 30
 
@@ -99,7 +99,7 @@ def test_a_module_over_parquet_does_not_train_on_validation_rows(one_worker, tmp
 def test_a_module_over_one_file_does_not_read_other_files(one_worker, tmp_path):
     write(tmp_path / "data" / "a.parquet", 0, 30)
     write(tmp_path / "data" / "b.parquet", 30, 60)
-    (train,) = rows_given(tmp_path / "told", one_worker, tmp_path / "data" / "a.parquet", store=tmp_path / "work")
+    (train,) = rows_given(tmp_path / "recorded", one_worker, tmp_path / "data" / "a.parquet", store=tmp_path / "work")
     assert train == list(range(30))
     assert list((tmp_path / "work").rglob("*.parquet")) == []
 
@@ -107,13 +107,13 @@ def test_a_module_over_one_file_does_not_read_other_files(one_worker, tmp_path):
 def test_a_module_over_nested_folders_reads_all_of_them_in_place(one_worker, tmp_path):
     write(tmp_path / "data" / "key=a" / "x.parquet", 0, 30)
     write(tmp_path / "data" / "key=b" / "x.parquet", 30, 60)
-    (train,) = rows_given(tmp_path / "told", one_worker, tmp_path / "data")
+    (train,) = rows_given(tmp_path / "recorded", one_worker, tmp_path / "data")
     assert train == list(range(60))
 
 
 def test_a_module_over_prepared_parquet_gets_the_folders_of_the_store(one_worker, tmp_path):
-    class Telling(Whole):
-        told = str(tmp_path / "told")
+    class Recording(Whole):
+        recorded = str(tmp_path / "recorded")
 
     store = Store.create(tmp_path / "work")
     for part, first, last in (("train", 0, 40), ("val", 40, 50)):
@@ -126,12 +126,14 @@ def test_a_module_over_prepared_parquet_gets_the_folders_of_the_store(one_worker
         optimizer=torch.optim.SGD(net.parameters(), lr=1e-6),
         loss=F.mse_loss,
         backend=one_worker,
-        data_module=Telling,
+        data_module=Recording,
         store=store,
         verbose=0,
         **given,
     ).fit_on_parquet(dataset_idx=7)
-    assert (tmp_path / "told").read_text() == str([[float(i) for i in range(40)], [float(i) for i in range(40, 50)]])
+    assert (tmp_path / "recorded").read_text() == str(
+        [[float(i) for i in range(40)], [float(i) for i in range(40, 50)]]
+    )
 
 
 @pytest.mark.parametrize("with_store", [True, False])
@@ -139,19 +141,19 @@ def test_a_module_over_a_frame_gets_each_part_once(one_worker, tmp_path, with_st
     rows = np.arange(60, dtype="float32")
     data = pd.DataFrame({"row": rows, "y": rows, "v": rows % 4 == 0})
     more = {"store": tmp_path / "work"} if with_store else {}
-    train, held_out = rows_given(tmp_path / "told", one_worker, data, validation="v", **more)
+    train, held_out = rows_given(tmp_path / "recorded", one_worker, data, validation="v", **more)
     assert held_out == list(range(0, 60, 4))
     assert sorted(train + held_out) == list(range(60))
 
 
 class Closing(Whole):
-    """Tells how its context ends."""
+    """Records how its context ends."""
 
     def __exit__(self, kind, error, traceback):
         from pathlib import Path
 
-        Path(f"{self.told}.exit").write_text("nothing" if kind is None else kind.__name__)
-        return True  # must not make a failed fit look well
+        Path(f"{self.recorded}.exit").write_text("nothing" if kind is None else kind.__name__)
+        return True  # must not hide the failure of a fit
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -160,10 +162,10 @@ def test_a_module_is_exited_with_the_exception_that_ended_training(one_worker, t
         raise KeyError("the user's mistake")
 
     rows = np.arange(60, dtype="float32")
-    given = (tmp_path / "told", one_worker, pd.DataFrame({"row": rows, "y": rows}), Closing)
+    given = (tmp_path / "recorded", one_worker, pd.DataFrame({"row": rows, "y": rows}), Closing)
     with pytest.raises(WorkerFailedError, match="the user's mistake") if fails else contextlib.nullcontext():
         rows_given(*given, callbacks=[broken] if fails else [])
-    assert (tmp_path / "told.exit").read_text() == ("KeyError" if fails else "nothing")
+    assert (tmp_path / "recorded.exit").read_text() == ("KeyError" if fails else "nothing")
 
 
 def test_a_module_gets_the_storage_options():
@@ -209,7 +211,7 @@ def test_our_module_follows_the_reader_params(tmp_path, pool):
     batches = list(itertools.islice(module.train_data(), 4))
     assert sorted(torch.cat([batch["row"] for batch in batches]).tolist()) == list(range(32))
     assert torch.cat([batch["row"] for batch in module.val_data()]).tolist() == list(range(32))
-    if pool == "process":  # it keeps nothing, as the estimator says in a warning
+    if pool == "process":  # it caches nothing, as the estimator warns
         return
     (tmp_path / "data" / "a.parquet").unlink()
     assert torch.cat([batch["row"] for batch in module.val_data()]).tolist() == list(range(32))

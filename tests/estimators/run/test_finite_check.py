@@ -1,4 +1,4 @@
-"""When a fit ends because its loss is not a finite number."""
+"""Fits that end because the loss is not finite."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hvd_cluster.estimators.run.finite_check import FiniteCheck, all_finite
 
 
 class OtherRank:
-    """Rank 0 of two ranks, of which the other has ``found`` what ``allgather_object`` brings."""
+    """Rank 0 of two ranks, ``allgather_object`` returns ``found`` for the other."""
 
     Max = "max"
 

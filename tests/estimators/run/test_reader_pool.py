@@ -1,4 +1,4 @@
-"""The processes that read beside a worker."""
+"""The reader process of a worker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Progress through the store, where no connection to the driver exists."""
+"""Progress through the store, if workers cannot connect to the driver."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_the_driver_ignores_progress_of_an_earlier_fit_and_half_a_file(tmp_path,
             polls.put(None)
             return found
 
-    def poll_twice():  # the first may have begun before what was written
+    def poll_twice():  # the first may have begun before the write
         while not polls.empty():
             polls.get()
         for _ in range(2):

@@ -1,4 +1,4 @@
-"""Models on their way to tasks that no launcher of ours has prepared."""
+"""Models sent to tasks that no launcher of ours has started."""
 
 from __future__ import annotations
 

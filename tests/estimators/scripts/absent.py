@@ -4,7 +4,7 @@ import sys
 
 
 class _Without:
-    """A finder that finds what the one inside finds, but for some packages."""
+    """Wraps a finder, and hides some packages from it."""
 
     def __init__(self, finder, names):
         self._finder = finder

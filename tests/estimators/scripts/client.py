@@ -62,7 +62,7 @@ class Net(pl.LightningModule):
 
 
 class TaskBackend(SparkBackend):
-    """Looks at what the base was given."""
+    """Records the arguments of the base class."""
 
     def __init__(self, num_proc=None, env=None, **kwargs):
         super().__init__(num_proc=num_proc, env=env, **kwargs)
@@ -168,7 +168,7 @@ class ClassifierModel(TorchModel, PredictionParams):
 
 
 def fit_plain_module(spark, folder):
-    """horovod.spark.torch's estimator, in the manner of Horovod's example: the arguments and setters that it uses."""
+    """horovod.spark.torch's estimator, with the arguments and setters of Horovod's example."""
     data = spark.createDataFrame([(float(i % 7), 3.0 * (i % 7)) for i in range(128)], ["x", "y"])
     torch.manual_seed(0)
     net = torch.nn.Linear(1, 1)

@@ -8,7 +8,7 @@ PACKAGES = ("pyspark", "ray", "tensorflow")
 
 
 def make_absent():
-    """Hide the packages, where they are installed."""
+    """Hide the packages if they are installed."""
     if any(importlib.util.find_spec(name) for name in PACKAGES):
         import absent
 

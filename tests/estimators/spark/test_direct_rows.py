@@ -50,7 +50,7 @@ def estimator(loss=F.mse_loss, **params):
 
 @pytest.fixture
 def data(spark):
-    """A vector column, a number, and what they come to. No shuffle: its order would be another one in each fit."""
+    """A vector column, a number, and a label. No shuffle: its order would differ in each fit."""
     from pyspark.ml.feature import VectorAssembler
 
     rng = np.random.default_rng(7)
@@ -102,7 +102,7 @@ def test_a_backend_that_does_not_send_rows_needs_a_store(data):
 
 
 class Deaf(SparkBackend):
-    """As on a remote Connect server: nothing of the workers reaches the driver but what is in the store."""
+    """As on a remote Connect server: workers reach the driver through the store only."""
 
     driver_is_out_of_reach = True
 
@@ -116,13 +116,13 @@ def test_progress_comes_through_the_store_if_workers_cannot_connect(data, tmp_pa
     def slowly(record, model):
         time.sleep(2.5)
 
-    heard = []
+    received = []
 
-    def hear(record):
-        heard.append((record["epoch"], time.monotonic()))
+    def receive(record):
+        received.append((record["epoch"], time.monotonic()))
 
-    given = {"store": tmp_path, "callbacks": [slowly], "driver_callbacks": [hear], "epochs": 4, "verbose": 1}
+    given = {"store": tmp_path, "callbacks": [slowly], "driver_callbacks": [receive], "epochs": 4, "verbose": 1}
     model = estimator(backend=Deaf(2, spark=data.sparkSession), num_proc=None, **given).fit(data)
-    assert [epoch for epoch, _ in heard] == [record["epoch"] for record in model.getHistory()] == [0, 1, 2, 3]
-    assert heard[-1][1] - heard[0][1] > 4  # while the fit went on, not at its end
+    assert [epoch for epoch, _ in received] == [record["epoch"] for record in model.getHistory()] == [0, 1, 2, 3]
+    assert received[-1][1] - received[0][1] > 4  # while the fit ran, not at its end
     assert "epoch 4/4" in capfd.readouterr().err

@@ -45,7 +45,7 @@ def test_an_unfitted_estimator_is_loaded_with_all_its_params(tmp_path):
     assert torch.equal(loaded.getModel().weight, saved.getModel().weight)
     assert loaded.getLoss() is F.mse_loss
     assert loaded.getMetrics()[0](torch.ones(2), torch.zeros(2)).item() == 1.0
-    # The optimizer still holds the parameters of the model it came with.
+    # The optimizer still holds the parameters of its model.
     assert loaded.getOptimizer().param_groups[0]["params"][0] is loaded.getModel().weight
     assert loaded.getOptimizer().param_groups[0]["momentum"] == 0.9
 
@@ -136,7 +136,7 @@ def test_stages_move_between_environments_with_and_without_spark(tmp_path, write
 
 
 def python(code, *, with_spark, path):
-    """Run code in a new process, in which pyspark, ray and tensorflow may be impossible to import."""
+    """Run code in a new process, optionally without pyspark, ray and tensorflow."""
     start = "" if with_spark else "import absent; absent.block('pyspark', 'ray', 'tensorflow')\n"
     program = f"{start}path = {str(path)!r}\n{textwrap.dedent(code)}"
     environ = {"PYTHONPATH": str(HERE / "scripts"), "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"}

@@ -1,4 +1,4 @@
-"""Our own base classes behave as pyspark's do, and the estimators stand on either."""
+"""Our base classes behave like pyspark's, and estimators work with either."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ pyspark_base = pytest.importorskip("pyspark.ml.base", reason="pyspark is not ins
 
 
 def stage_over(params, estimator):
-    """The same class over either base."""
+    """The same class over a given base."""
 
     class Doubler(estimator):
         factor = params.Param(params.Params._dummy(), "factor", "what to multiply by", typeConverter=float)

@@ -28,7 +28,7 @@ def test_the_card_has_a_curve_for_each_part_and_a_row_for_each_rank():
     curves = {curve.find("title").text: curve.get("points").split() for curve in svg.iter("polyline")}
     assert set(curves) == {"train loss", "validation loss"}
     heights = [float(point.split(",")[1]) for point in curves["train loss"]]
-    assert heights == sorted(heights)  # a loss that falls goes down
+    assert heights == sorted(heights)  # a falling loss goes down
     assert "<td>1</td><td>900</td><td>50%</td>" in shown
     assert "3 epochs" in shown
     assert "(between 2 and 5)" in shown

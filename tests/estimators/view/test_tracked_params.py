@@ -1,4 +1,4 @@
-"""What of a fit's params a tracking server is told."""
+"""The params of a fit that are logged to a tracking server."""
 
 from __future__ import annotations
 

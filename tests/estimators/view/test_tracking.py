@@ -1,4 +1,4 @@
-"""Fits in MLflow, against a server of its own."""
+"""Fits in MLflow, with a real server."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    """The address of an MLflow server with a database and a folder of its own."""
+    """The address of an MLflow server with its own database and folder."""
     folder = tmp_path_factory.mktemp("mlflow")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -47,7 +47,7 @@ def server(tmp_path_factory):
 
 
 def test_a_fit_is_one_run_with_params_metrics_and_the_model(server, tmp_path):
-    # In a process of its own: MLflow leaves threads and variables behind.
+    # In another process: MLflow leaves threads and variables behind.
     script = Path(__file__).parents[1] / "scripts" / "tracked_fits.py"
     # MLflow keeps what it downloaded.
     environment = {
