@@ -48,7 +48,7 @@ def one_worker() -> Iterator[Kept]:
 
 @pytest.fixture(scope="session")
 def frame() -> pd.DataFrame:
-    """203 rows: x is an array of 4, a a number, y linear in both, c one of 3 classes, w a weight, v marks validation."""
+    """203 rows: x is an array of 4, a a number, y linear in both, c its class, w a weight, v marks validation."""
     rng = np.random.default_rng(7)
     x = rng.normal(size=(203, 4))
     a = rng.normal(size=203)

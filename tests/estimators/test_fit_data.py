@@ -56,12 +56,10 @@ def test_a_store_is_required_if_rows_cannot_reach_workers_without_it(given, text
 
 
 def test_a_data_module_cannot_read_spark_rows_without_a_store():
-    class SendsRows(LocalBackend):
+    class Sends(LocalBackend):
         brings_rows = True
 
-    data = FrameData(
-        kind=Frame.SPARK, data=None, backend=SendsRows(1), has_store=False, has_module=True, validation=None
-    )
+    data = FrameData(kind=Frame.SPARK, data=None, backend=Sends(1), has_store=False, has_module=True, validation=None)
     with pytest.raises(ValueError, match=r"store is required: a data_module reads Parquet"):
         data.require_store()
 

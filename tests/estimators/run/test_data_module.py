@@ -91,7 +91,7 @@ def write(path, first, last, **columns):
 def test_a_module_over_parquet_does_not_train_on_validation_rows(one_worker, tmp_path):
     for index in range(4):
         write(tmp_path / "data" / f"{index}.parquet", 25 * index, 25 * index + 25)
-    train, held_out = rows_given(tmp_path / "recorded", one_worker, tmp_path / "data", validation=0.2)
+    train, held_out = rows_given(tmp_path / "record", one_worker, tmp_path / "data", validation=0.2)
     assert sorted(train + held_out) == list(range(100))
     assert 10 < len(held_out) < 30
 
@@ -99,7 +99,7 @@ def test_a_module_over_parquet_does_not_train_on_validation_rows(one_worker, tmp
 def test_a_module_over_one_file_does_not_read_other_files(one_worker, tmp_path):
     write(tmp_path / "data" / "a.parquet", 0, 30)
     write(tmp_path / "data" / "b.parquet", 30, 60)
-    (train,) = rows_given(tmp_path / "recorded", one_worker, tmp_path / "data" / "a.parquet", store=tmp_path / "work")
+    (train,) = rows_given(tmp_path / "record", one_worker, tmp_path / "data" / "a.parquet", store=tmp_path / "work")
     assert train == list(range(30))
     assert list((tmp_path / "work").rglob("*.parquet")) == []
 
@@ -107,13 +107,13 @@ def test_a_module_over_one_file_does_not_read_other_files(one_worker, tmp_path):
 def test_a_module_over_nested_folders_reads_all_of_them_in_place(one_worker, tmp_path):
     write(tmp_path / "data" / "key=a" / "x.parquet", 0, 30)
     write(tmp_path / "data" / "key=b" / "x.parquet", 30, 60)
-    (train,) = rows_given(tmp_path / "recorded", one_worker, tmp_path / "data")
+    (train,) = rows_given(tmp_path / "record", one_worker, tmp_path / "data")
     assert train == list(range(60))
 
 
 def test_a_module_over_prepared_parquet_gets_the_folders_of_the_store(one_worker, tmp_path):
     class Recording(Whole):
-        recorded = str(tmp_path / "recorded")
+        recorded = str(tmp_path / "record")
 
     store = Store.create(tmp_path / "work")
     for part, first, last in (("train", 0, 40), ("val", 40, 50)):
@@ -131,9 +131,7 @@ def test_a_module_over_prepared_parquet_gets_the_folders_of_the_store(one_worker
         verbose=0,
         **given,
     ).fit_on_parquet(dataset_idx=7)
-    assert (tmp_path / "recorded").read_text() == str(
-        [[float(i) for i in range(40)], [float(i) for i in range(40, 50)]]
-    )
+    assert (tmp_path / "record").read_text() == str([[float(i) for i in range(40)], [float(i) for i in range(40, 50)]])
 
 
 @pytest.mark.parametrize("with_store", [True, False])
@@ -141,7 +139,7 @@ def test_a_module_over_a_frame_gets_each_part_once(one_worker, tmp_path, with_st
     rows = np.arange(60, dtype="float32")
     data = pd.DataFrame({"row": rows, "y": rows, "v": rows % 4 == 0})
     more = {"store": tmp_path / "work"} if with_store else {}
-    train, held_out = rows_given(tmp_path / "recorded", one_worker, data, validation="v", **more)
+    train, held_out = rows_given(tmp_path / "record", one_worker, data, validation="v", **more)
     assert held_out == list(range(0, 60, 4))
     assert sorted(train + held_out) == list(range(60))
 
@@ -162,10 +160,10 @@ def test_a_module_is_exited_with_the_exception_that_ended_training(one_worker, t
         raise KeyError("the user's mistake")
 
     rows = np.arange(60, dtype="float32")
-    given = (tmp_path / "recorded", one_worker, pd.DataFrame({"row": rows, "y": rows}), Closing)
+    given = (tmp_path / "record", one_worker, pd.DataFrame({"row": rows, "y": rows}), Closing)
     with pytest.raises(WorkerFailedError, match="the user's mistake") if fails else contextlib.nullcontext():
         rows_given(*given, callbacks=[broken] if fails else [])
-    assert (tmp_path / "recorded.exit").read_text() == ("KeyError" if fails else "nothing")
+    assert (tmp_path / "record.exit").read_text() == ("KeyError" if fails else "nothing")
 
 
 def test_a_module_gets_the_storage_options():
