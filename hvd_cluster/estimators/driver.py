@@ -14,9 +14,10 @@ from typing import Any
 from hvd_cluster.data.store import Store
 from hvd_cluster.errors import WorkerFailedError
 from hvd_cluster.estimators.backend import Backend, OnEvent, run_on
-from hvd_cluster.estimators.run import reports, run_files
+from hvd_cluster.estimators.run import reports
+from hvd_cluster.estimators.run.checkpoint import Checkpoint
 from hvd_cluster.estimators.run.epochs import EpochListener, StopFit
-from hvd_cluster.estimators.run.run_files import ReceivedFiles
+from hvd_cluster.estimators.run.run_files import ReceivedFiles, RunFiles
 from hvd_cluster.estimators.view.fit_log import preflight_line
 from hvd_cluster.estimators.view.progress_bar import ProgressBar
 from hvd_cluster.launch.worker_group import StopCall
@@ -46,13 +47,13 @@ class DriverRun:
     def results(self, spec: Any) -> list[Any]:
         """What the workers returned, by rank.
 
-        If a driver callback raises :class:`StopFit`, these are the results up to that epoch.
+        If a driver callback raises :class:`StopFit`, these are the results up to the last checkpoint.
 
         Raises:
             WorkerFailedError: a worker raised, or one died after ``max_restarts`` restarts.
             BaseException: a driver callback raised it.
         """
-        received, digest = ReceivedFiles(self.store, spec.run_id), ""
+        received, digest = ReceivedFiles(RunFiles(self.store, spec.run_id)), ""
 
         def on_event(rank: int, fields: dict[str, Any]) -> None:
             nonlocal digest
@@ -107,26 +108,30 @@ class DriverRun:
             raise StopCall from error
 
     def _stopped(self, spec: Any, stop: StopCall) -> Any:
-        """The spec that fetches the model of a run that a driver callback has ended.
+        """The spec of a run that a driver callback has ended, with as many epochs as its last checkpoint has.
 
-        The workers start once more, find that all epochs are done, and return the same results as after any fit.
+        Workers start once more and find nothing left to train, so that they return what any fit returns. Only without a
+        checkpoint of a finished epoch do they train again.
 
         Raises:
-            BaseException: the callback raised something else than :class:`StopFit`.
+            BaseException: what the callback raised, unless that is a :class:`StopFit`.
         """
         error = stop.__cause__
         if not isinstance(error, StopFit):
             raise error if error is not None else stop
         logger.info("run %r: a driver callback has stopped the fit after epoch %d", spec.run_id, self.epochs.finished)
-        return dataclasses.replace(spec, epochs=self.epochs.finished)
+        last = Checkpoint.load(RunFiles(self.store, spec.run_id))
+        return dataclasses.replace(spec, epochs=(last.epochs if last is not None else 0) or self.epochs.finished)
 
     def _resumed(self, spec: Any, digest: str) -> Any:
         """The spec, with the checkpoints if workers cannot read them from the store."""
         if not spec.store_on_driver:
             return spec
-        last, best = (run_files.read(self.store, spec.run_id, suffix) for suffix in ("", run_files.BEST))
+        files = RunFiles(self.store, spec.run_id)
+        last = files.last()
         # Without the last checkpoint training restarts, and so does the search for the best epoch.
-        return dataclasses.replace(spec, resume=last, resume_best=None if last is None else best, data_digest=digest)
+        best = None if last is None else files.best()
+        return dataclasses.replace(spec, resume=last, resume_best=best, data_digest=digest)
 
     @contextlib.contextmanager
     def _watched(self, spec: Any, on_event: OnEvent) -> Iterator[list[StopCall]]:

@@ -39,8 +39,7 @@ from hvd_cluster.estimators.view.progress_bar import ProgressBar
 if TYPE_CHECKING:
     import torch
 
-    from hvd_cluster.estimators.run.snapshot import Snapshot
-    from hvd_cluster.estimators.torch.checkpoint import Checkpoint
+    from hvd_cluster.estimators.run.checkpoint import Checkpoint
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +67,7 @@ class Preflight:
     run_id: str
     layout: Layout
     #: What the run resumes from, if anything.
-    checkpoint: Checkpoint | Snapshot | None
+    checkpoint: Checkpoint | None
     #: Workers report to the driver through files in the store.
     reports_through_store: bool
 
@@ -84,12 +83,16 @@ class DistributedEstimator(ColumnRoles, EstimatorParams, Estimator):
         """The ``FitSpec`` of the run over the materialised ``dataset``, after a trial on a few rows."""
 
     @abstractmethod
-    def _checkpoint(self, store: Store, run_id: str) -> Checkpoint | Snapshot | None:
+    def _checkpoint(self, store: Store, run_id: str) -> Checkpoint | None:
         """The run's checkpoint, after a trial on the model and the optimizer; None if there is none.
 
         Raises:
             DataError: it is of another model or optimizer, or not a checkpoint.
         """
+
+    def _kept_text(self, found: Checkpoint, spec: Any, num_proc: int) -> str:
+        """The params of the run that ``num_proc`` workers keep, although the fit was given others."""
+        return ""
 
     @abstractmethod
     def _train_fn(self) -> Callable[[Any], Any]:
@@ -216,16 +219,16 @@ class DistributedEstimator(ColumnRoles, EstimatorParams, Estimator):
             logger.warning("run %r was interrupted.%s", run_id, text)
             raise
 
-    def _check_resumed(self, found: Checkpoint | Snapshot, spec: Any, prepared: Prepared, num_proc: int) -> None:
+    def _check_resumed(self, found: Checkpoint, spec: Any, prepared: Prepared, num_proc: int) -> None:
         """Check that the data is that of the checkpoint, and log where the run resumes.
 
         Raises:
             DataError: the run began with other data.
         """
         if prepared.rows is None:  # otherwise the workers compare the rows
-            found.require_data(spec.run_id, Fingerprint.of(prepared.dataset, spec.inputs))
+            found.trained_on.require(spec.run_id, Fingerprint.of(prepared.dataset, spec.inputs))
         logger.warning("%s", _resumed_text(found, spec))
-        if kept := found.kept_text(spec, num_proc):
+        if kept := self._kept_text(found, spec, num_proc):
             logger.warning("%s", kept)
 
     def _driver_run(self, ready: Preflight, prepared: Prepared, tracker: tracking.Tracker) -> DriverRun:
@@ -363,7 +366,7 @@ class DistributedEstimator(ColumnRoles, EstimatorParams, Estimator):
             yield Store.create(Path(folder), save_runs=save_runs)
 
 
-def _resumed_text(found: Checkpoint | Snapshot, spec: Any) -> str:
+def _resumed_text(found: Checkpoint, spec: Any) -> str:
     run_id, finished, epochs = spec.run_id, found.epochs, spec.epochs
     if not found.is_over(spec):
         return f"run {run_id!r} resumes after epoch {finished} of {epochs}"

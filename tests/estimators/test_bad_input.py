@@ -63,7 +63,7 @@ def estimator(**params):
         ({"loss_weights": [0.5, 0.5]}, ValueError, ["loss_weights has 2 entries for 1 label columns"]),
         ({"metrics": [[F.mse_loss, F.l1_loss]]}, ValueError, ["metrics[0] has 2 entries for 1 label columns"]),
         ({"input_shapes": [[-1, 4], [-1, 1]]}, ValueError, ["input_shapes has 2 entries for 1 feature columns"]),
-        ({"loss": lambda output, label: (output - label) ** 2}, DataError, ["returns no scalar", ".mean()"]),
+        ({"loss": lambda output, label: (output - label) ** 2}, DataError, ["must return a scalar", ".mean()"]),
         (
             {"model": torch.nn.Linear(3, 1)},
             DataError,

@@ -133,6 +133,15 @@ def test_an_exception_of_a_driver_callback_ends_a_fit_in_local_processes(long_fi
     require_stops(long_fit, data(), backend=LocalBackend(2, verbose=0))
 
 
+def test_a_fit_that_is_stopped_between_checkpoints_returns_the_last_one_without_training_again(long_fit):
+    def stop(record):
+        if record["epoch"] == 4:
+            raise StopFit
+
+    model = long_fit(stop, backend=LocalBackend(1, verbose=0), checkpoint_every_epochs=3).fit(data())
+    assert num_epochs(model) % 3 == 0  # three, unless the workers have saved more before they ended
+
+
 def test_an_exception_of_a_driver_callback_ends_a_fit_that_reports_through_the_store(long_fit, tmp_path):
     require_stops(long_fit, data(), backend=Unheard(2, verbose=0), store=tmp_path)
     assert [path.name for path in tmp_path.rglob("stop")] == []

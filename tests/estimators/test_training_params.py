@@ -136,7 +136,7 @@ def test_balanced_classes_have_equal_weight(frame, two_workers, one_worker):
 @pytest.mark.parametrize("how", ["balanced", {0.0: 1.0, 1.0: 3.0}], ids=["balanced", "named"])
 def test_class_weights_need_a_label_of_one_number(frame, one_worker, how):
     data = frame.assign(hot=[[float(c == one) for one in range(3)] for c in frame["c"]])
-    with pytest.raises(DataError, match=r"'hot' is of shape \(3,\): give a column with one number a row"):
+    with pytest.raises(DataError, match=r"'hot' has the shape \(3,\): give a column with one number a row"):
         fit(data, one_worker, net(3), label_cols=["hot"], class_weights=how)
 
 
@@ -241,8 +241,8 @@ def test_a_data_module_reads_the_rows(frame, two_workers, module, tmp_path):
 @pytest.mark.parametrize(
     ("params", "text"),
     [
-        ({"gradient_clip_norm": 1.0}, "gradient_clip_norm is for the steps of this package"),
-        ({"gradient_clip_value": 1.0}, "gradient_clip_value is for the steps of this package"),
+        ({"gradient_clip_norm": 1.0}, "gradient_clip_norm has no effect with train_minibatch_fn"),
+        ({"gradient_clip_value": 1.0}, "gradient_clip_value has no effect with train_minibatch_fn"),
         ({"mixed_precision": "fp16"}, "needs a scaled loss"),
     ],
 )

@@ -1,1 +1,1 @@
-"""KerasEstimator, and what its workers do."""
+"""KerasEstimator, and how its workers train."""

@@ -1,4 +1,4 @@
-"""The file of a run's best epoch: what a ModelCheckpoint that saves the best only writes, on rank 0."""
+"""What a ``ModelCheckpoint`` that only saves the best epoch writes, on rank 0."""
 
 from __future__ import annotations
 
@@ -6,61 +6,39 @@ from pathlib import Path
 from typing import Any
 
 from hvd_cluster.estimators.keras.spec import KerasSpec
-from hvd_cluster.estimators.run.fingerprint import Fingerprint
-from hvd_cluster.estimators.run.run_files import RunFiles
-from hvd_cluster.estimators.run.snapshot import Snapshot
+from hvd_cluster.estimators.run.best_file import BestFile
+from hvd_cluster.estimators.run.worker_run import WorkerRun
 
 
-class BestFile:
-    """Outlives the worker that wrote it: one that takes its place goes on with the best so far.
-
-    It is kept with the run together with the epochs of which it is the best: the file alone may be of an epoch that the
-    run has left, since its worker died before the run was saved.
+class KerasBestFile(BestFile):
+    """The file, and the value that the next best epoch has to beat.
 
     Args:
-        spec: the run.
-        keeper: the ``ModelCheckpoint``; its file is in the folder where this worker writes what the run keeps.
-        found: the run that is gone on with.
-        model: as it was then.
+        run: on this worker.
+        callback: the ``ModelCheckpoint``; its file is in the folder where this worker writes what the run keeps.
+        model: as the run's checkpoint has it.
     """
 
-    def __init__(self, spec: KerasSpec, keeper: Any, found: Snapshot | None, model: Any) -> None:
-        self.path = Path(str(keeper.filepath))
-        self._keeper = keeper
-        self._files = RunFiles.of(spec)
+    def __init__(self, run: WorkerRun[KerasSpec], callback: Any, model: Any) -> None:
+        super().__init__(run)
+        self.path = Path(str(callback.filepath))
+        self._callback = callback
         #: The epochs from the best one on.
-        self._before: list[dict[str, Any]] = []
-        best = Snapshot.best_of(self._files, found.history) if found is not None else None
-        self.path.unlink(missing_ok=True)  # another worker's, which may have died while it wrote
-        if best is not None and found is not None:
-            self.path.write_bytes(best.body)
-            self._before = found.history[best.epochs - 1 :]
-        self._written_ns = self._time_ns()
-        if best is None and found is not None and found.running is None:  # then the last one is the best there is
-            (model.save_weights if keeper.save_weights_only else model.save)(str(self.path))
-            self._before = found.history[-1:]
+        self._earlier: list[dict[str, Any]] = []
+        self.path.unlink(missing_ok=True)  # of another worker, which may have died while it wrote
+        best = self.restore(self.path)
+        if best is not None:
+            self._earlier = run.history[best.epochs - 1 :]
+        elif run.resumed is not None and run.partial_epoch is None:  # the last epoch is the best one known
+            (model.save_weights if callback.save_weights_only else model.save)(str(self.path))
+            self._earlier = run.history[-1:]
 
-    @classmethod
-    def of(cls, spec: KerasSpec, keeper: Any, found: Snapshot | None, model: Any) -> BestFile | None:
-        """That of ``keeper``; None where there is none, or one that does not look for the best."""
-        return cls(spec, keeper, found, model) if keeper is not None and keeper.save_best_only else None
-
-    def take_up(self) -> None:
-        """Tell the ModelCheckpoint what it has to beat; to be called once the model has its metrics."""
-        keeper, before, self._before = self._keeper, self._before, []
-        if before and keeper.monitor_op is None:
-            keeper._set_monitor_op()  # it would do so itself, but only as it looks at an epoch
-        for record in before:
-            value = record["logged"].get(keeper.monitor)
-            if value is not None and (keeper.best is None or keeper.monitor_op(value, keeper.best)):
-                keeper.best = value
-
-    def keep(self, history: list[dict[str, Any]], size: int, trained_on: Fingerprint) -> None:
-        """Keep the file with the run where it was written anew; before the run is saved that has come so far."""
-        written_ns = self._time_ns()
-        if written_ns is not None and written_ns != self._written_ns:
-            self._files.save(Snapshot(self.path.read_bytes(), history, size, trained_on).to_bytes(), best=True)
-        self._written_ns = written_ns
-
-    def _time_ns(self) -> int | None:
-        return self.path.stat().st_mtime_ns if self.path.exists() else None
+    def restore_value(self) -> None:
+        """Give the ModelCheckpoint the value to beat. To be called once the model has its metrics."""
+        callback, earlier, self._earlier = self._callback, self._earlier, []
+        if earlier and callback.monitor_op is None:
+            callback._set_monitor_op()  # Keras sets it only when an epoch ends
+        for record in earlier:
+            value = record["logged"].get(callback.monitor)
+            if value is not None and (callback.best is None or callback.monitor_op(value, callback.best)):
+                callback.best = value

@@ -1,243 +1,306 @@
-"""What watches a Keras fit on a worker. Importing this needs Keras."""
+"""The callbacks of this package in a Keras fit. Importing this needs Keras."""
 
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import keras
+import torch
 
 from hvd_cluster.estimators.keras import rank_state
-from hvd_cluster.estimators.keras.best_file import BestFile
+from hvd_cluster.estimators.keras.best_file import KerasBestFile
 from hvd_cluster.estimators.keras.callback_states import CallbackStates
-from hvd_cluster.estimators.keras.data import KerasBatches, as_taken
+from hvd_cluster.estimators.keras.data import as_taken
 from hvd_cluster.estimators.keras.logs import means, over_all_rows, part, spread, values
 from hvd_cluster.estimators.keras.spec import KerasSpec
-from hvd_cluster.estimators.keras.state import capture, complete_passes, is_amid_passes
-from hvd_cluster.estimators.run.epoch_timer import EpochTimer
-from hvd_cluster.estimators.run.fingerprint import Fingerprint
+from hvd_cluster.estimators.keras.state import apply_pending_gradients, as_tensors, capture, has_pending_gradients
+from hvd_cluster.estimators.run.checkpoint import PartialEpoch
 from hvd_cluster.estimators.run.finite_check import FiniteCheck
-from hvd_cluster.estimators.run.reports import Reports
-from hvd_cluster.estimators.run.run_files import RunFiles
-from hvd_cluster.estimators.run.schedule import is_due_within
-from hvd_cluster.estimators.run.snapshot import Running, Snapshot
+from hvd_cluster.estimators.run.readers import Readers, rows_of
+from hvd_cluster.estimators.run.worker_run import WorkerRun
 from hvd_cluster.estimators.run.world import Collectives
 from hvd_cluster.keras.values import broadcast_variables
 
 
 @dataclass
 class FitProgress:
-    """How far a fit has come."""
+    """What the callbacks share."""
 
-    spec: KerasSpec
-    #: ``hvd_cluster.torch``.
-    hvd: Collectives
-    batches: KerasBatches
-    history: list[dict[str, Any]]
+    run: WorkerRun[KerasSpec]
+    readers: Readers
     #: By what the learning rate of one worker is multiplied.
     rate_factor: float
     #: Of the user's callbacks.
     states: CallbackStates
-    #: One for all callbacks: each would write a file of its own over the other's.
-    reports: Reports
     losses: FiniteCheck
-    timer: EpochTimer = field(default_factory=EpochTimer)
-    #: The best epoch's file, on rank 0; None where none is wanted.
-    best: BestFile | None = None
-    #: Steps of the running epoch that were made before this fit.
+    #: On rank 0, if the user wants the best epoch.
+    best: KerasBestFile | None = None
+    #: Steps of the current epoch that an earlier start of the run has made.
     done: int = 0
-    #: What this rank held after them; None where another number of ranks made them.
-    rank_state: bytes | None = None
+    #: What this rank held after them; None if the number of ranks was another.
+    rank_state: dict[str, Any] | None = None
 
-    def go_on(self, running: Running) -> None:
-        """Begin amid an epoch.
+    def __post_init__(self) -> None:
+        """Continue an interrupted epoch.
 
-        Another number of ranks draws other random numbers, and may go through the rest in another order: see
-        :func:`hvd_cluster.estimators.run.schedule.steps_of_rows`. The epoch's numbers are those of the rest: metrics of
-        any kind cannot be divided among other ranks.
+        Its numbers are those of its remaining steps if the number of ranks has changed: metrics cannot be divided among
+        other ranks, and other random numbers are drawn.
         """
-        rank, size = self.hvd.rank(), self.hvd.size()
-        # With so many steps an epoch, it may have had its rows already; Keras makes at least one.
-        self.done = min(running.steps(self.spec, size), self.batches.readers.train_steps - 1)
-        self.rank_state = running.of(rank, size)
+        partial = self.run.partial_epoch
+        if partial is not None:
+            rank, size = self.run.hvd.rank(), self.run.hvd.size()
+            # If ``train_steps_per_epoch`` is given, no steps may be left; Keras makes at least one.
+            self.done = min(partial.steps(self.run.spec, size), self.steps - 1)
+            self.rank_state = partial.rank_state(rank, size)
+
+    @property
+    def steps(self) -> int:
+        """Steps of an epoch."""
+        return self.readers.train_steps
 
 
-class BeforeOthers(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore]
-    """Comes first: what the other callbacks see of an epoch is the same on all ranks, validation included."""
+class EpochNumbers(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore]
+    """Comes first: other callbacks see the same numbers of an epoch on all ranks, validation included."""
 
     def __init__(self, progress: FitProgress) -> None:
         super().__init__()
         self._progress = progress
+        self._run = progress.run
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Begin to measure."""
-        self._progress.timer = self._progress.batches.timer = EpochTimer()
+        self._run.start_epoch()
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Seed the rank in each epoch, so that a resumed run draws what an undisturbed one draws.
+        """Seed the rank before the first step of an epoch, so that a resumed run draws what an undisturbed one draws.
 
-        Not before: what Keras draws when it makes its iterator, at the beginning of a fit, is no part of an epoch.
+        Not earlier: what Keras draws to make its iterator, at the beginning of a fit, is not a part of an epoch.
         """
-        progress = self._progress
+        progress, run = self._progress, self._run
         if batch > progress.done:
             return
-        rank_state.seed(self.model, progress.spec.seed, len(progress.history), progress.hvd.rank())
+        rank_state.seed(self.model, run.spec.seed, run.epoch, run.hvd.rank())
         if progress.rank_state is not None:
             rank_state.restore(self.model, progress.rank_state)
             progress.rank_state = None
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Report now and then."""
-        progress, spec = self._progress, self._progress.spec
-        steps = progress.batches.readers.train_steps
-        # Several steps may be executed at once, and then ``batch`` is the last of them.
-        progress.timer.rows = (batch + 1 - progress.done) * spec.batch_size
-        # Keras gives the mean of the epoch so far: with a scaled loss, one that is infinite stays in it.
+        progress, run = self._progress, self._run
+        # If Keras executes several steps at once, ``batch`` is the last of them.
+        run.timer.rows = (batch + 1 - progress.done) * run.spec.batch_size
+        # Keras gives the mean of the epoch so far. With a scaled loss, an infinite one would stay in it.
         if "loss" in (logs or {}) and not isinstance(self.model.optimizer, keras.optimizers.LossScaleOptimizer):
             progress.losses.add(batch, logs["loss"])
         if progress.losses.is_due(batch + 1):
-            progress.losses.check(len(progress.history))
-        if self._progress.reports.is_due(last=batch + 1 == steps):
+            progress.losses.check(run.epoch)
+        if run.reports.is_due(last=batch + 1 == progress.steps):
             numbers = spread(logs)
-            self._progress.reports.step(
-                epoch=len(progress.history),
-                epochs=spec.epochs,
-                step=batch + 1,
-                steps=steps,
-                loss=numbers.pop("loss", float("nan")),
-                metrics=numbers,
-                samples_per_s=progress.timer.rows_per_s * progress.hvd.size(),
-                data_wait_share=progress.batches.timer.wait_share,
-            )
+            run.report_step(batch, progress.steps, numbers.pop("loss", float("nan")), numbers)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Make the last step, if its group of passes is short; average the numbers, and validate rank 0's model."""
+        """Average the numbers over the ranks, and validate rank 0's model."""
         logs = {} if logs is None else logs
-        model, progress = self.model, self._progress
-        complete_passes(model)
+        model, progress, run = self.model, self._progress, self._run
+        apply_pending_gradients(model)
         _share_buffers(model)
-        progress.losses.check(len(progress.history), lambda: _has_finite_weights(model))
-        own = over_all_rows(model, progress.hvd, values(logs))
+        progress.losses.check(run.epoch, lambda: _has_finite_weights(model))
+        own = over_all_rows(model, run.hvd, values(logs))
         logs.update(means([(1, numbers) for numbers in self._gathered(own)]))
-        if progress.spec.validation_is_there:
+        if run.spec.validation_is_there:
             rows, own = self._validated()
-            found = means(self._gathered((rows, over_all_rows(model, progress.hvd, own))))
+            found = means(self._gathered((rows, over_all_rows(model, run.hvd, own))))
             logs.update({f"val_{name}": value for name, value in found.items()})
         if progress.best is not None:
-            progress.best.take_up()
+            progress.best.restore_value()
 
-    def _gathered(self, mine: Any) -> list[Any]:
-        return self._progress.hvd.allgather_object(mine, name="hvd_cluster.keras.logs")
+    def _gathered(self, own: Any) -> list[Any]:
+        return self._run.hvd.allgather_object(own, name="hvd_cluster.keras.logs")
 
     def _validated(self) -> tuple[int, dict[str, Any]]:
         """Rows of this rank, and the loss and the metrics over them.
 
-        Where its rows have ended, it makes the other ranks' steps, in which a metric may wait for it, with a row that
-        counts nothing.
+        A rank without rows left makes the other ranks' steps too, in which a metric may wait for it, with a row that
+        does not count.
         """
-        rows, given = 0, self._progress.batches.validation()
+        rows, batches = 0, self._progress.readers.validation_batches()
         repeated: list[Any] = []
+        spec, columns = self._run.spec, self._run.spec.columns
 
         def items() -> Any:
             nonlocal rows
-            for count, item in given:
-                if not count:
-                    repeated.append(item)
+            for batch in batches:
+                if not rows_of(batch):
+                    repeated.append(batch)
                     return
-                rows += count
-                yield item
+                rows += rows_of(batch)
+                yield columns.item(batch)
 
         own, numbers = items(), {}
         first = next(own, None)
         if first is None:
             self.model.reset_metrics()
         else:
-            data = as_taken(self._progress.spec.model.backend, first, own, self._progress.spec.prefetch)
+            data = as_taken(spec.model.backend, first, own, spec.prefetch)
             numbers = self.model.evaluate(data, verbose=0, return_dict=True)
-        for item in itertools.chain(repeated, (item for _, item in given)):
-            with rank_state.metrics_kept(self.model):
-                self.model.test_on_batch(*item)
+        metrics = as_tensors(self.model.metrics_variables)
+        for batch in itertools.chain(repeated, batches):
+            self.model.test_on_batch(*columns.item(batch))
+            rank_state.assign(self.model.metrics_variables, metrics)
         return rows, values(numbers)
 
 
-class AfterOthers(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore]
-    """Comes last: keeps the record of an epoch, and saves the run as the other callbacks have left it."""
+class StopOnAllRanks(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore]
+    """Comes after the user's callbacks: if one of them stops the fit on one rank, it stops on all ranks.
+
+    Otherwise the other ranks would wait for that rank in the next step. The ranks ask each other after each epoch, and
+    after each step only if the user has a callback that may stop the fit there.
+
+    Args:
+        callbacks: the user's, the same on all ranks.
+        hvd: ``hvd_cluster.torch``.
+    """
+
+    #: Where a callback may set ``model.stop_training`` so that Keras ends the fit within an epoch.
+    _HOOKS = (
+        "on_train_begin",
+        "on_epoch_begin",
+        "on_train_batch_begin",
+        "on_train_batch_end",
+        "on_batch_begin",
+        "on_batch_end",
+    )
+    #: Keras's own that stop a fit there, or call the user's code; the others of Keras and of this package do not.
+    _STOPPING = (keras.callbacks.TerminateOnNaN, keras.callbacks.LambdaCallback)
+
+    def __init__(self, callbacks: Sequence[Any], hvd: Collectives) -> None:
+        super().__init__()
+        self._hvd = hvd
+        self._asks_after_steps = any(self._may_stop_within_epoch(callback) for callback in callbacks)
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if self._asks_after_steps:
+            self._agree()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self._agree()
+
+    def _agree(self) -> None:
+        if self._hvd.size() > 1:
+            own = torch.tensor([int(self.model.stop_training)])
+            stops = self._hvd.allreduce(own, op=self._hvd.Max, name="hvd_cluster.keras.stop")
+            self.model.stop_training = bool(stops.item())
+
+    def _may_stop_within_epoch(self, callback: Any) -> bool:
+        if isinstance(callback, self._STOPPING):
+            return True
+        if type(callback).__module__.startswith(("keras.", "hvd_cluster.")):
+            return False
+        return any(
+            getattr(getattr(callback, name), "__func__", None) is not getattr(keras.callbacks.Callback, name)
+            for name in self._HOOKS
+        )
+
+
+class SaveRun(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore]
+    """Comes last: completes the record of an epoch, and saves the run as the other callbacks have left it."""
 
     def __init__(self, progress: FitProgress, log: Any = None) -> None:
         super().__init__()
         self._progress = progress
-        self._trained_on = Fingerprint.of(progress.spec.dataset, progress.spec.inputs)
+        self._run = progress.run
         self._log = log
-        #: The batch with which a step or several began, and whether a checkpoint within the epoch is due.
+        #: The first batch of the steps that Keras executes at once.
         self._first = 0
         self._is_due = False
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """The user's callbacks have begun: let them go on where the run stands."""
+        """Restore the user's callbacks, which have reset their states."""
         self._progress.states.restore()
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Remember which it is."""
         self._first = batch
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Save within the epoch where it is time; every rank takes part."""
-        progress, spec, done = self._progress, self._progress.spec, batch + 1
-        steps = progress.batches.readers.train_steps
-        # Several steps may be executed at once: what is due amid them is saved behind them, or behind the group of
+        """Save within the epoch if that is due; every rank takes part."""
+        run, steps, done = self._run, self._progress.steps, batch + 1
+        # If Keras executes several steps at once, what is due among them is saved after them, or after the group of
         # passes in which they end.
         made = range(self._first + 1, done + 1)
-        self._is_due = (self._is_due or any(is_due_within(spec, step, steps) for step in made)) and done < steps
+        self._is_due = (self._is_due or any(run.is_checkpoint_due_within(step, steps) for step in made)) and (
+            done < steps
+        )
         if not self._is_due:
             return
         model = self.model
-        # A run that is about to be stopped is saved when its epoch has ended.
-        if model.stop_training or is_amid_passes(model, spec.backward_passes_per_step):
+        # A run that is about to be stopped is saved at the end of its epoch.
+        if model.stop_training or has_pending_gradients(model, run.spec.backward_passes_per_step):
             return
         self._is_due = False
         _share_buffers(model)
-        progress.losses.check(len(progress.history), lambda: _has_finite_weights(model))
-        self._save(Running.after(done, spec, progress.hvd, rank_state.capture(model)))
+        self._progress.losses.check(run.epoch, lambda: _has_finite_weights(model))
+        self._save(PartialEpoch.after(done, run.spec, run.hvd, rank_state.capture(model)))
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Close the record of the epoch."""
-        progress, spec, hvd = self._progress, self._progress.spec, self._progress.hvd
+        run, best = self._run, self._progress.best
         logged = spread(logs)
-        speeds = hvd.allgather_object(
-            (progress.timer.rows_per_s, progress.batches.timer.wait_share), name="hvd_cluster.speeds"
-        )
         validation = {name[4:]: value for name, value in logged.items() if name.startswith("val_")}
         record = {
-            "epoch": epoch,
+            **run.record(),
             "train": part({name: value for name, value in logged.items() if not name.startswith("val_")}),
             **({"validation": part(validation)} if validation else {}),
-            "samples_per_s": [speed for speed, _ in speeds],
-            "data_wait_share": [share for _, share in speeds],
-            "seconds": progress.timer.seconds,
-            "padding_rows": progress.batches.readers.padding_rows,
             "logged": logged,
         }
-        progress.history.append(record)
-        if progress.best is not None:
-            progress.best.keep(progress.history, hvd.size(), self._trained_on)
+        run.history.append(record)
+        if best is not None:
+            best.save(best.path)
         is_stopped = bool(self.model.stop_training)
-        is_last = is_stopped or len(progress.history) == spec.epochs
-        files = RunFiles.of(spec)
-        if files.are_kept and (is_last or len(progress.history) % spec.checkpoint_every_epochs == 0):
-            self._save(stopped_of=spec.epochs if is_stopped else None)
-        self._progress.reports.epoch(record)
+        if run.is_checkpoint_due(is_last=is_stopped or run.epoch == run.spec.epochs):
+            self._save(is_stopped=is_stopped)
+        run.reports.epoch(record)
         if self._log is not None:
             self._log(record)
 
-    def _save(self, running: Running | None = None, stopped_of: int | None = None) -> None:
+    def _save(self, partial_epoch: PartialEpoch | None = None, is_stopped: bool = False) -> None:
         """Save the run, on rank 0."""
-        progress = self._progress
-        if progress.hvd.rank() != 0:
-            return
-        body = capture(self.model, progress.rate_factor, progress.states.capture())
-        snapshot = Snapshot(body, progress.history, progress.hvd.size(), self._trained_on, stopped_of, running)
-        RunFiles.of(progress.spec).save(snapshot.to_bytes())
+        if self._run.hvd.rank() == 0:
+            callbacks = self._progress.states.capture()
+            state = {**capture(self.model, self._progress.rate_factor), "callbacks": callbacks}
+            self._run.checkpoint(state, partial_epoch, is_stopped).save(self._run.files)
+
+
+class ResumedCallbackList(keras.callbacks.CallbackList):  # type: ignore[misc,unused-ignore]
+    """Gives callbacks the index of a batch in its epoch, even if the fit starts within that epoch.
+
+    Keras always counts from 0, and makes as many steps in this epoch as in the others. So the indices are shifted here,
+    and the epoch is ended early by ``stop_training``, which is reset at once.
+    """
+
+    def __init__(self, callbacks: Sequence[Any], progress: FitProgress, model: Any) -> None:
+        self._progress = progress
+        #: After the epoch has been ended here: whether a callback has stopped the fit.
+        self._is_stopped: bool | None = None
+        super().__init__(
+            callbacks, add_history=True, model=model, verbose=0, epochs=progress.run.spec.epochs, steps=progress.steps
+        )
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        super().on_train_batch_begin(self._progress.done + batch, logs)
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """End an epoch in which the fit started."""
+        batch += self._progress.done
+        super().on_train_batch_end(batch, logs)
+        if self._progress.done and batch + 1 >= self._progress.steps:
+            model = self.model
+            self._is_stopped, model.stop_training = model.stop_training, True
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        if self._is_stopped is not None:
+            self.model.stop_training, self._is_stopped = self._is_stopped, None
+        super().on_epoch_end(epoch, logs)
+        self._progress.done = 0
 
 
 def _has_finite_weights(model: Any) -> bool:
@@ -246,10 +309,9 @@ def _has_finite_weights(model: Any) -> bool:
 
 
 def _share_buffers(model: Any) -> None:
-    """Give all ranks what rank 0 has besides its trained weights, such as running means.
+    """Give all ranks the variables of rank 0 that are not trained, such as running means.
 
-    The model that is saved and returned is rank 0's: so that one is validated, and a resumed run starts as this one
-    goes on.
+    Rank 0's model is the one that is validated, saved and returned.
     """
     if hasattr(model, "jax_state_sync"):
         model.jax_state_sync()

@@ -12,14 +12,13 @@ from hvd_cluster.estimators.column_roles import wrong_counts
 from hvd_cluster.estimators.estimator import DistributedEstimator
 from hvd_cluster.estimators.keras.model import KerasModel
 from hvd_cluster.estimators.keras.packed_model import PackedModel, compilation_of
-from hvd_cluster.estimators.keras.params import KERAS_ROWS
-from hvd_cluster.estimators.keras.spec import KerasSpec
-from hvd_cluster.estimators.keras.stage import KerasStage, wrong_model
+from hvd_cluster.estimators.keras.params import KERAS_ROWS, KerasStage, wrong_model
+from hvd_cluster.estimators.keras.spec import Extras, KerasSpec
 from hvd_cluster.estimators.keras.state import restore
-from hvd_cluster.estimators.keras.train import Extras, train
+from hvd_cluster.estimators.keras.train import train
 from hvd_cluster.estimators.params import ESTIMATOR_ROWS, with_params
+from hvd_cluster.estimators.run.checkpoint import Checkpoint, unpacked
 from hvd_cluster.estimators.run.run_files import RunFiles
-from hvd_cluster.estimators.run.snapshot import Snapshot
 from hvd_cluster.estimators.spec import TrainResult
 from hvd_cluster.estimators.typed_params import KerasEstimatorParams
 
@@ -31,17 +30,17 @@ class KerasEstimator(KerasEstimatorParams, KerasStage, DistributedEstimator):
     ``fit(data)`` takes what :class:`TorchEstimator`'s takes. Workers run Keras on the backend that the model was made
     on: TensorFlow, torch or JAX.
 
-    Each feature column is one input of the model, in its order (by name where the model takes a dict), reshaped to the
-    input's shape and in its dtype; each label column meets one output. The model may be compiled; ``optimizer``,
-    ``loss``, ``metrics`` and ``loss_weights`` then take the place of what it was compiled with. The learning rate is
-    multiplied by the number of workers unless ``scale_lr=False``.
+    Each feature column is one input of the model, in order (by name if the model takes a dict), in the input's shape
+    and dtype; each label column belongs to one output. The model may be compiled; ``optimizer``, ``loss``, ``metrics``
+    and ``loss_weights`` then replace what it was compiled with. The learning rate is multiplied by the number of
+    workers unless ``scale_lr=False``.
 
-    ``callbacks`` are Keras's, and run on every rank; an epoch's numbers are the means over all ranks by then, and those
-    of the validation are over all its rows. With a ``checkpoint_callback`` that saves the best only, the weights of
-    that epoch are returned; its file is in the run's folder of the store. After each epoch, and within epochs where
-    ``checkpoint_every_steps`` says so, rank 0 writes a checkpoint to the store; a fit with the same ``run_id`` goes on
-    from it. ``EarlyStopping``, ``ReduceLROnPlateau`` and ``ModelCheckpoint`` go on where they were; callbacks of other
-    classes begin anew.
+    ``callbacks`` are Keras's, and run on every rank. They see the means of an epoch's numbers over all ranks, and the
+    validation's numbers over all its rows. With a ``checkpoint_callback`` that only saves the best epoch, the weights
+    of that epoch are returned; its file is in the run's folder in the store. After each epoch, and within epochs with
+    ``checkpoint_every_steps``, rank 0 writes a checkpoint to the store; a fit with the same ``run_id`` continues from
+    it. ``EarlyStopping``, ``ReduceLROnPlateau`` and ``ModelCheckpoint`` keep their state; callbacks of other classes
+    start from their initial state.
 
     Raises (from fit, before any worker starts):
         ValueError: params that are missing or contradict each other, and columns that do not exist, all at once.
@@ -72,13 +71,13 @@ class KerasEstimator(KerasEstimatorParams, KerasStage, DistributedEstimator):
         return wrong
 
     def _unpickled_params(self) -> dict[str, Any]:
-        # The model and the optimizer come as files of Keras's; loading them imports the classes of the layers.
+        # The model and the optimizer are sent in Keras's format; loading them imports the classes of the layers.
         layers = {type(layer) for layer in (self._value("model"), *self._value("model")._flatten_layers())}
         own = sorted(layers, key=lambda cls: cls.__qualname__)
         return {**self._sent_params(), "model": own, "optimizer": type(self._value("optimizer"))}
 
     def _compilation(self) -> dict[str, Any]:
-        """The arguments of ``compile``: the params over what the model was compiled with."""
+        """The arguments of ``compile``: the params, and else what the model was compiled with."""
         import keras
 
         given = {name: self._value(name) for name in ("optimizer", "loss", "metrics", "loss_weights")}
@@ -94,35 +93,35 @@ class KerasEstimator(KerasEstimatorParams, KerasStage, DistributedEstimator):
         objects, compilation = value("custom_objects"), self._compilation()
         trial = PackedModel.of(value("model"), objects, compilation).load(run_eagerly=True)
         shapes = value("label_shapes")
-        findings = try_model(
+        columns, output_shapes = try_model(
             trial,
             self._inputs(dataset),
             None if shapes is None else tuple(tuple(shape) for shape in shapes),
             self._first_rows(dataset, seed),
             dataset.schema,
         )
-        built = PackedModel.of(trial, objects, compilation)  # the trial has made weights that were not there yet
-        built.load(rate_factor=2.0 if value("scale_lr") else 1.0)  # raises where the rate cannot be multiplied
+        built = PackedModel.of(trial, objects, compilation)  # the trial has built the weights
+        built.load(rate_factor=2.0 if value("scale_lr") else 1.0)  # raises if the rate cannot be multiplied
         extras = Extras(tuple(value("callbacks") or []), value("checkpoint_callback"), value("gradient_compression"))
         shared = self._fit_fields(dataset, store, run_id, seed)
         # Unpickling these imports Keras.
         shared |= {"callbacks": (), "gradient_compression": None}
         return KerasSpec(
             model=built,
-            columns=findings.columns,
+            columns=columns,
             extras=dumps(extras),
             backend_env=value("backend_env"),
             prefetch=value("tensorflow_dataset_prefetch_buffer_size"),
-            inputs=findings.columns.inputs,
-            output_shapes=findings.output_shapes,
+            inputs=columns.inputs,
+            output_shapes=output_shapes,
             **shared,
         )
 
-    def _checkpoint(self, store: Store, run_id: str) -> Snapshot | None:
-        found = Snapshot.load(RunFiles(store, run_id))
+    def _checkpoint(self, store: Store, run_id: str) -> Checkpoint | None:
+        found = Checkpoint.load(RunFiles(store, run_id), "weights")
         if found is not None and self._value("model").built:
             mine = PackedModel.of(self._value("model"), self._value("custom_objects"), self._compilation())
-            restore(mine.load(), found.body, run_id)
+            restore(mine.load(), found.state, run_id)
         return found
 
     def _train_fn(self) -> Callable[[KerasSpec], TrainResult]:
@@ -130,7 +129,7 @@ class KerasEstimator(KerasEstimatorParams, KerasStage, DistributedEstimator):
 
     def _create_model(self, results: list[TrainResult], spec: KerasSpec) -> Any:
         model = spec.model.load()
-        restore(model, results[0].state, spec.run_id)
+        restore(model, unpacked(results[0].state), spec.run_id)
         metadata = {**self._metadata_of(spec), "input_shapes": spec.inputs.input_shapes}
         arguments = self._get_model_kwargs(model, results[0].history, model.optimizer, spec.run_id, metadata)
         return self.get_model_class()(**arguments)

@@ -1,4 +1,4 @@
-"""The numbers that Keras tells callbacks: most are single ones, some are arrays, as ``F1Score()``'s, one of a class."""
+"""The logs that Keras passes to callbacks: numbers, or arrays such as ``F1Score()``'s, with a number for each class."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from hvd_cluster.estimators.run.world import Collectives
 
 
 def values(logs: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Each one as a float, or as an array where it is one."""
+    """Each value as a float, or as an array if it has several elements."""
     arrays = {name: as_array(value) for name, value in (logs or {}).items()}
     return {name: float(value.reshape(())) if value.size == 1 else value for name, value in arrays.items()}
 
 
 def spread(logs: Mapping[str, Any] | None) -> dict[str, float]:
-    """Floats alone: an array is one for each of its elements, ``name_0``, ``name_1``, ..."""
+    """Floats only: an array becomes ``name_0``, ``name_1``, ..., one for each element."""
     found: dict[str, float] = {}
     for name, value in values(logs).items():
         if isinstance(value, float):
@@ -29,21 +29,22 @@ def spread(logs: Mapping[str, Any] | None) -> dict[str, float]:
 
 
 def means(parts: Sequence[tuple[int, Mapping[str, Any]]]) -> dict[str, Any]:
-    """Means of each value over the ranks, each weighted by its rows."""
+    """The mean of each value over the ranks, weighted by their rows."""
     rows = sum(count for count, _ in parts)
     names = dict.fromkeys(name for _, numbers in parts for name in numbers)
     return {name: sum(count * numbers[name] for count, numbers in parts if count) / rows for name in names}
 
 
 def over_all_rows(model: Any, hvd: Collectives, own: Mapping[str, Any]) -> dict[str, Any]:
-    """This rank's numbers, with those of metrics whose states add up computed over the rows of all ranks.
+    """This rank's numbers; those of metrics whose states can be added are computed over the rows of all ranks.
 
-    The mean of the ranks' AUCs, say, is no AUC. Every rank takes part; the metrics hold the common state afterwards.
+    The mean of the ranks' AUCs, for example, is not the AUC of all rows. Every rank takes part, and the metrics have
+    the state of all rows afterwards.
 
     Args:
-        model: has just computed ``own`` with its metrics; without rows on this rank their states are those of no row.
+        model: has just computed ``own`` with its metrics; on a rank without rows their states are the initial ones.
         hvd: ``hvd_cluster.torch``.
-        own: numbers by name; empty without rows.
+        own: numbers by name; empty on a rank without rows.
     """
     before = values(model.get_metrics_result())
     variables = [variable for metric in _leaves(model.metrics) if _adds_up(metric) for variable in metric.variables]
@@ -53,21 +54,21 @@ def over_all_rows(model: Any, hvd: Collectives, own: Mapping[str, Any]) -> dict[
             variable.assign(sum(parts).astype(parts[0].dtype))
     after = values(model.get_metrics_result())
 
-    def is_of_metric(name: str, value: Any) -> bool:  # and not of a step of the user's own, under the same name
+    def is_of_metric(name: str, value: Any) -> bool:  # and not of the user's own step, with the same name
         return name in before and np.array_equal(before[name], value, equal_nan=True)
 
     return {name: after[name] if is_of_metric(name, value) else value for name, value in own.items()}
 
 
 def _leaves(metrics: Sequence[Any]) -> list[Any]:
-    """The metrics themselves, without the lists that ``compile`` makes of them."""
+    """The metrics, taken out of the lists that ``compile`` makes of them."""
     return [
         leaf for metric in metrics for leaf in (_leaves(metric.metrics) if hasattr(metric, "metrics") else [metric])
     ]
 
 
 def _adds_up(metric: Any) -> bool:
-    """Whether the state over all rows is the sum of the ranks' states: so it is with Keras's own metrics."""
+    """Whether the state over all rows is the sum of the ranks' states, as for Keras's own metrics."""
     return type(metric).update_state.__module__.startswith("keras.") and all(
         getattr(variable, "aggregation", "sum") == "sum" for variable in metric.variables
     )

@@ -1,5 +1,5 @@
 # ruff: noqa: N802 - the spelling is that of pyspark.ml
-"""KerasModel: what KerasEstimator returns. Scores DataFrames, and keeps how it came about."""
+"""KerasModel, which KerasEstimator returns: scores DataFrames, and keeps the history of its training."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ import torch
 from hvd_cluster.engine.objects import dumps
 from hvd_cluster.estimators.keras.data import flat, inputs_of, keys_of, structured
 from hvd_cluster.estimators.keras.packed_model import PackedModel, Unpacking
-from hvd_cluster.estimators.keras.params import KERAS_MODEL_ROWS
-from hvd_cluster.estimators.keras.stage import KerasStage, wrong_model
+from hvd_cluster.estimators.keras.params import KERAS_MODEL_ROWS, KerasStage, wrong_model
 from hvd_cluster.estimators.model import FittedModel
 from hvd_cluster.estimators.params import MODEL_ROWS, with_params
 from hvd_cluster.estimators.scoring.scorer import Framework
@@ -32,19 +31,19 @@ class KerasModel(KerasModelParams, KerasStage, FittedModel):
     """A trained Keras model as a transformer.
 
     ``transform(data)`` keeps every column and adds one for each output, named ``<label>__output`` unless
-    ``output_cols`` says otherwise; :class:`hvd_cluster.estimators.TorchModel` says of which types, and what
-    ``output_kinds`` are. ``getModel()`` is the Keras model, compiled as it was trained; what it saves loads where this
-    package is not installed.
+    ``output_cols`` says otherwise. Their types, and ``output_kinds``, are those of
+    :class:`hvd_cluster.estimators.TorchModel`. ``getModel()`` is the Keras model, compiled as it was trained; a file
+    that it saves can be loaded without this package.
 
     Raises (from transform):
         ValueError: an output column exists already, or a feature column does not.
-        DataError: a feature column holds nulls or is none that the model takes.
+        DataError: a feature column holds nulls, or the model does not take it.
     """
 
     framework = Framework(predict=predict)
 
     def getHistory(self) -> dict[str, list[float]]:
-        """The numbers of each epoch under Keras's names, as ``keras.callbacks.History.history`` has them."""
+        """The numbers of each epoch under Keras's names, as in ``keras.callbacks.History.history``."""
         records = self._records()
         names = dict.fromkeys(name for record in records for name in record["logged"])
         return {name: [record["logged"][name] for record in records if name in record["logged"]] for name in names}
@@ -72,5 +71,5 @@ class KerasModel(KerasModelParams, KerasStage, FittedModel):
         import keras
 
         log = mlflow.keras.log_model
-        name = "name" if "name" in inspect.signature(log).parameters else "artifact_path"  # until MLflow 3
+        name = "name" if "name" in inspect.signature(log).parameters else "artifact_path"  # before MLflow 3
         log(self._value("model"), **{name: "model"}, pip_requirements=[f"keras=={keras.__version__}"])

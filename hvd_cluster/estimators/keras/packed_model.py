@@ -1,14 +1,13 @@
-"""A Keras model on its way to another process: architecture, weights, and how it is compiled, as bytes."""
+"""A Keras model as bytes for another process: architecture, weights, and how it is compiled."""
 
 from __future__ import annotations
 
-import contextlib
 import io
 import json
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,29 +24,29 @@ _RATES = ("initial_learning_rate", "end_learning_rate", "warmup_target", "values
 
 @dataclass(frozen=True)
 class PackedModel:
-    """Unpickling it needs no Keras; :meth:`load` imports it, on the backend that the model was made on."""
+    """Unpickling it does not import Keras; :meth:`load` does, on the backend that the model was made on."""
 
     #: The backend's name.
     backend: str
-    #: What ``model.save("x.keras")`` writes, without how it is compiled.
+    #: The file of ``model.save("x.keras")``, as if the model were not compiled.
     file: bytes = field(repr=False)
     #: cloudpickle of name -> class or function.
     custom_objects: bytes = field(repr=False)
-    #: cloudpickle of the arguments of ``compile``, the optimizer as its config; None where it is not compiled.
+    #: cloudpickle of the arguments of ``compile``, with the optimizer as its config; None if it is not compiled.
     compilation: bytes | None = field(default=None, repr=False)
-    #: The optimizer's variables; None where it has not begun.
+    #: The optimizer's variables; None if it is not built.
     optimizer_state: Any = field(default=None, repr=False)
 
     @classmethod
     def of(
         cls, model: Any, custom_objects: Mapping[str, Any], compilation: Mapping[str, Any] | None = None
     ) -> PackedModel:
-        """Pack ``model``, which stays as it is.
+        """Pack ``model``, which is not changed.
 
         Args:
             model: a Keras model.
-            custom_objects: what Keras cannot find by itself.
-            compilation: arguments of ``compile``, the optimizer among them; None for those that it is compiled with.
+            custom_objects: classes and functions that Keras cannot find by itself.
+            compilation: arguments of ``compile``, including the optimizer; None for those that it was compiled with.
         """
         import keras
 
@@ -65,12 +64,12 @@ class PackedModel:
         """The model, compiled if it was.
 
         Args:
-            wrap: makes the optimizer to compile with of the one that it was compiled with.
+            wrap: wraps the optimizer that it was compiled with.
             rate_factor: multiplies the learning rate.
-            compilation: arguments of ``compile`` over those that it was compiled with.
+            compilation: arguments of ``compile`` that replace those that it was compiled with.
 
         Raises:
-            ValueError: the learning rate is a schedule of the user's own, and should be multiplied.
+            ValueError: the learning rate is a schedule that cannot be multiplied.
         """
         choose_backend(self.backend)
         import keras
@@ -79,7 +78,7 @@ class PackedModel:
             with tempfile.TemporaryDirectory(prefix="hvd-keras-") as folder:
                 path = Path(folder) / "model.keras"
                 path.write_bytes(self.file)
-                # The user's own model: whatever code it holds is the user's.
+                # It is the user's own model, and so is any code in it.
                 model = keras.models.load_model(path, compile=False, safe_mode=False)
             if self.compilation is None:
                 return model
@@ -95,7 +94,7 @@ class PackedModel:
 
 
 class Unpacking:
-    """Pickles as a :class:`PackedModel`, and unpickles as the model in it."""
+    """Pickles as a :class:`PackedModel`, and unpickles as the Keras model."""
 
     def __init__(self, packed: PackedModel) -> None:
         self.packed = packed
@@ -105,14 +104,14 @@ class Unpacking:
 
 
 def compilation_of(model: Any) -> dict[str, Any] | None:
-    """The arguments that ``model`` was compiled with, the optimizer as an object; None where it was not."""
+    """The arguments that ``model`` was compiled with, the optimizer as an object; None if it is not compiled."""
     if not getattr(model, "compiled", False):
         return None
     return {**model._compile_config.config, "optimizer": model.optimizer}
 
 
 def choose_backend(backend: str) -> None:
-    """Have Keras use ``backend`` when it is imported; too late, and without effect, where it is already."""
+    """Make Keras use ``backend`` when it is imported; no effect if it has been imported."""
     if "keras" not in sys.modules:
         export({"KERAS_BACKEND": backend})
 
@@ -121,7 +120,7 @@ def scaled(config: Mapping[str, Any], factor: float) -> dict[str, Any]:
     """The config of an optimizer with ``factor`` times its learning rate.
 
     Raises:
-        ValueError: the rate is a schedule that is none of Keras's own.
+        ValueError: the rate is a schedule that Keras does not define.
     """
     if factor == 1.0:
         return dict(config)
@@ -150,30 +149,19 @@ def _scaled_schedule(config: Mapping[str, Any], factor: float) -> dict[str, Any]
 
 
 def _saved(model: Any) -> bytes:
-    with tempfile.TemporaryDirectory(prefix="hvd-keras-") as folder, _as_if_not_compiled(model):
+    """The file of a model without its date, so that equal models have equal files: Spark and Ray then keep one copy."""
+    compiled, copy = getattr(model, "compiled", False), io.BytesIO()
+    with tempfile.TemporaryDirectory(prefix="hvd-keras-") as folder:
         path = Path(folder) / "model.keras"
-        model.save(path)
-        return _undated(path)
-
-
-def _undated(path: Path) -> bytes:
-    """The file without the time of day: whoever keeps what is sent has one copy of equal models."""
-    copy = io.BytesIO()
-    with zipfile.ZipFile(path) as saved, zipfile.ZipFile(copy, "w") as undated:
-        for name in saved.namelist():
-            content = saved.read(name)
-            if name == "metadata.json":
-                content = json.dumps({**json.loads(content), "date_saved": ""}).encode()
-            undated.writestr(zipfile.ZipInfo(name), content)
+        model.compiled = False  # otherwise Keras would save losses that it cannot load: functions of the user
+        try:
+            model.save(path)
+        finally:
+            model.compiled = compiled
+        with zipfile.ZipFile(path) as saved, zipfile.ZipFile(copy, "w") as undated:
+            for name in saved.namelist():
+                content = saved.read(name)
+                if name == "metadata.json":
+                    content = json.dumps({**json.loads(content), "date_saved": ""}).encode()
+                undated.writestr(zipfile.ZipInfo(name), content)
     return copy.getvalue()
-
-
-@contextlib.contextmanager
-def _as_if_not_compiled(model: Any) -> Iterator[None]:
-    """Keras would write losses that it cannot read again: functions of the user's own."""
-    compiled = getattr(model, "compiled", False)
-    model.compiled = False
-    try:
-        yield
-    finally:
-        model.compiled = compiled

@@ -1,11 +1,13 @@
-"""The params that KerasEstimator and KerasModel have beside those of all estimators and models."""
+"""The params of KerasEstimator and KerasModel that other estimators and models do not have."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from hvd_cluster.estimators import values
+from hvd_cluster.estimators.keras.packed_model import PackedModel
 from hvd_cluster.estimators.stages.param_row import Row
+from hvd_cluster.estimators.stages.stage import Stage
 
 
 def named(value: Any) -> dict[str, Any]:
@@ -15,7 +17,7 @@ def named(value: Any) -> dict[str, Any]:
     return dict(value)
 
 
-_CUSTOM_OBJECTS = Row("custom_objects", {}, "name -> class or function of your own that the model is made of", named)
+_CUSTOM_OBJECTS = Row("custom_objects", {}, "name -> class or function of yours that the model uses", named)
 
 KERAS_ROWS = (
     Row("model", None, "the Keras model to train, compiled or not; the one given is left as it is"),
@@ -33,3 +35,24 @@ KERAS_MODEL_ROWS = (
     _CUSTOM_OBJECTS,
     Row("_floatx", None, "Keras's default floating dtype when the model was trained", values.text),
 )
+
+
+class KerasStage(Stage):
+    """A stage whose ``model`` is a Keras model, saved in Keras's format and not as a pickle."""
+
+    def _as_saved(self, name: str, value: Any) -> Any:
+        if name == "model" and value is not None:
+            return PackedModel.of(value, self._value("custom_objects"))
+        return super()._as_saved(name, value)
+
+    def _set(self, **kwargs: Any) -> Any:
+        loaded = {name: value.load() if isinstance(value, PackedModel) else value for name, value in kwargs.items()}
+        return super()._set(**loaded)
+
+
+def wrong_model(value: Any) -> str:
+    """The mistake if ``value`` is not a Keras model; else empty."""
+    names = {f"{cls.__module__.partition('.')[0]}.{cls.__name__}" for cls in type(value).__mro__}
+    if "keras.Model" in names:
+        return ""
+    return "Model parameter is required: give a keras.Model (Keras 3)"

@@ -1,69 +1,46 @@
-"""Weights of a Keras model and variables of its optimizer, as bytes that hold nothing but arrays."""
+"""Weights of a Keras model and variables of its optimizer, as tensors."""
 
 from __future__ import annotations
 
-import io
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 
 from hvd_cluster.errors import DataError
 
 
-def capture(model: Any, rate_factor: float = 1.0, more: Mapping[str, Any] | None = None) -> bytes:
-    """The state of a compiled model whose learning rate is ``rate_factor`` times that of one worker; ``.npz``.
-
-    Args:
-        more: further arrays, which :func:`restore` passes over; "weight" and "optimizer" begin no name of theirs.
-    """
-    arrays = {**(more or {})}
-    arrays |= {f"weight.{index}": as_array(variable) for index, variable in enumerate(_weights(model))}
-    for index, variable in enumerate(_variables(_optimizer(model))):
-        value = as_array(variable)
-        arrays[f"optimizer.{index}"] = value / rate_factor if is_rate(variable) else value
-        if is_rate(variable):
-            arrays[f"exact.{index}"] = value
-    arrays["rate_factor"] = np.float64(rate_factor)
-    buffer = io.BytesIO()
-    np.savez(buffer, **arrays)
-    return buffer.getvalue()
+def capture(model: Any, rate_factor: float = 1.0) -> dict[str, Any]:
+    """The state of a compiled model whose learning rate is ``rate_factor`` times that of one worker."""
+    return {
+        "weights": as_tensors(_weights(model)),
+        "optimizer": as_tensors(_variables(model.optimizer)),
+        "rate_factor": rate_factor,
+    }
 
 
-def restore(model: Any, state: bytes, run_id: str, rate_factor: float = 1.0) -> None:
-    """Put the state back, the learning rate ``rate_factor`` times that of one worker.
+def restore(model: Any, state: Mapping[str, Any], run_id: str, rate_factor: float = 1.0) -> None:
+    """Restore what :func:`capture` returned, with ``rate_factor`` times the learning rate of one worker.
 
     Raises:
         DataError: it is the state of another model or optimizer.
     """
     import keras
 
-    optimizer = _optimizer(model)
+    optimizer = model.optimizer
     if not optimizer.built:
         optimizer.build(model.trainable_variables)
-    refusal = f"run_id={run_id!r} has a checkpoint of another model or optimizer: choose another run_id"
-    with np.load(io.BytesIO(state)) as arrays:
-        if "rate_factor" not in arrays:  # Lightning's files are archives too
-            raise DataError(refusal)
-        weights = _weights(model)
-        pairs = [(variable, arrays.get(f"weight.{index}")) for index, variable in enumerate(weights)]
-        same_factor = float(arrays["rate_factor"]) == rate_factor
-        for index, variable in enumerate(_variables(optimizer)):
-            value = arrays.get(f"optimizer.{index}")
-            if is_rate(variable) and value is not None:
-                value = arrays[f"exact.{index}"] if same_factor else value * rate_factor
-            pairs.append((variable, value))
-        shapes = [(tuple(variable.shape), None if value is None else value.shape) for variable, value in pairs]
-        num_arrays = sum(name.startswith(("weight.", "optimizer.")) for name in arrays)
-        if num_arrays != len(pairs) or any(mine != theirs for mine, theirs in shapes):
-            raise DataError(refusal)
-        for variable, value in pairs:
-            variable.assign(keras.ops.convert_to_tensor(value, dtype=variable.dtype))
-
-
-def rate_of(model: Any) -> float:
-    """The optimizer's learning rate of now."""
-    return float(as_array(_optimizer(model).learning_rate))
+    weights, slots = _weights(model), _variables(optimizer)
+    values = [value.numpy() for value in (*state["weights"], *state["optimizer"])]
+    if [tuple(variable.shape) for variable in (*weights, *slots)] != [value.shape for value in values]:
+        raise DataError(f"run_id={run_id!r} has a checkpoint of another model or optimizer: choose another run_id")
+    if rate_factor != state["rate_factor"]:  # else the run keeps its exact rate
+        for index, variable in enumerate(slots, len(weights)):
+            if is_rate(variable):
+                values[index] = values[index] / state["rate_factor"] * rate_factor
+    for variable, value in zip((*weights, *slots), values, strict=True):
+        variable.assign(keras.ops.convert_to_tensor(value, dtype=variable.dtype))
 
 
 def _weights(model: Any) -> list[Any]:
@@ -72,17 +49,8 @@ def _weights(model: Any) -> list[Any]:
     return list(model.weights)
 
 
-def _optimizer(model: Any) -> Any:
-    return model.optimizer
-
-
-def _unscaled(optimizer: Any) -> Any:
-    """The optimizer, or the one that is inside where it scales the loss."""
-    return getattr(optimizer, "inner_optimizer", optimizer)
-
-
 def _variables(optimizer: Any) -> list[Any]:
-    """Those of the optimizer that was wrapped."""
+    """The variables of the wrapped optimizer."""
     from hvd_cluster.keras.gradient_accumulation import without_accumulators
 
     with without_accumulators(optimizer):
@@ -90,24 +58,29 @@ def _variables(optimizer: Any) -> list[Any]:
 
 
 def is_rate(variable: Any) -> bool:
-    """Whether a variable of an optimizer is its learning rate."""
+    """Whether a variable is the learning rate of an optimizer."""
     return bool(variable.path.rpartition("/")[2] == "learning_rate")
 
 
-def is_amid_passes(model: Any, per_step: int) -> bool:
-    """Whether gradients of passes that make no step yet are held, by each rank its own."""
-    counters = [variable for variable in _optimizer(model).variables if variable.path.endswith("hvd_passes")]
-    return any(int(as_array(counter)) % per_step for counter in counters)
+def has_pending_gradients(model: Any, passes_per_step: int) -> bool:
+    """Whether the ranks hold gradients of backward passes that have made no step yet."""
+    counters = [variable for variable in model.optimizer.variables if variable.path.endswith("hvd_passes")]
+    return any(int(as_array(counter)) % passes_per_step for counter in counters)
 
 
-def complete_passes(model: Any) -> None:
-    """Take a step with gradients of passes that make none yet; every rank takes part."""
-    _unscaled(_optimizer(model)).complete_passes()
+def apply_pending_gradients(model: Any) -> None:
+    """Make a step with the gradients of passes that have made none yet; every rank takes part."""
+    getattr(model.optimizer, "inner_optimizer", model.optimizer).complete_passes()
 
 
 def as_array(variable: Any) -> Any:
-    """The value of a variable or tensor of Keras, as NumPy has it in files."""
+    """The value of a variable or tensor of Keras as a NumPy array; bfloat16 as float32, since NumPy has no bfloat16."""
     import keras
 
     value = keras.ops.convert_to_numpy(variable)
-    return value.astype(np.float32) if value.dtype.name == "bfloat16" else value  # NumPy's files do not know it
+    return value.astype(np.float32) if value.dtype.name == "bfloat16" else value
+
+
+def as_tensors(variables: Sequence[Any]) -> list[torch.Tensor]:
+    """The values of variables or arrays, as copies on the CPU."""
+    return [torch.from_numpy(np.array(as_array(variable))) for variable in variables]

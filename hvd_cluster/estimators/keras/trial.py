@@ -1,10 +1,10 @@
-"""A Keras model tried on the driver, on a few rows, before any worker starts. Importing this needs Keras."""
+"""Tries a Keras model on a few rows in the driver, before any worker starts. Importing this needs Keras."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import keras
@@ -14,19 +14,10 @@ from hvd_cluster.data.schema import Schema
 from hvd_cluster.errors import DataError
 from hvd_cluster.estimators.keras.data import KerasColumns, flat, inputs_of, keys_of, structured
 from hvd_cluster.estimators.spec import Inputs
-from hvd_cluster.estimators.torch.probe import shapes_text
+from hvd_cluster.estimators.torch.probe import shapes_text, wrong_outputs
 
-#: Of what Keras complains in an error.
+#: Of a message of Keras that is quoted in an error.
 _MAX_CHARACTERS = 2000
-
-
-@dataclass(frozen=True)
-class KerasFindings:
-    """What the trial settled."""
-
-    columns: KerasColumns
-    #: Shape of one row of each output.
-    output_shapes: tuple[tuple[int, ...], ...]
 
 
 def try_model(
@@ -35,16 +26,18 @@ def try_model(
     label_shapes: tuple[tuple[int, ...], ...] | None,
     batch: Mapping[str, torch.Tensor],
     schema: Schema,
-) -> KerasFindings:
+) -> tuple[KerasColumns, tuple[tuple[int, ...], ...]]:
     """Run one small batch through ``model``, which is compiled to run eagerly, its loss and its metrics.
 
     Args:
         batch: columns of a few rows, as the reader yields them.
-        label_shapes: of each label's batch; None: that of its output, where it has as many elements.
+        label_shapes: of each label's batch; None: that of its output, if it has as many elements.
+
+    Returns:
+        How columns become the model's arguments, and the shape of one row of each output.
 
     Raises:
-        DataError: the model or the loss does not fit the columns; the text names the columns' shapes, and what Keras
-            complained of.
+        DataError: the model or the loss does not fit the columns; the text has the columns' shapes and Keras's error.
     """
     structure = inputs_of(model)
     keys = keys_of(structure)
@@ -52,29 +45,22 @@ def try_model(
         inputs = replace(inputs, feature_cols=keys)
     inputs = _with_dtypes(flat(structure) if structure is not None else [], inputs, batch)
     try:
-        columns = KerasColumns(
-            inputs=inputs,
-            label_shapes=(None,) * len(inputs.label_cols),
-            input_keys=keys,
-        )
-        # The features alone: how the labels are shaped depends on the outputs.
+        # Only the features: the shapes of the labels depend on the outputs.
         features = [tensor.numpy() for tensor in inputs.features(batch, torch.device("cpu"))]
-        raw = model(structured(features, columns.input_keys), training=False)
+        raw = model(structured(features, keys), training=False)
     except Exception as error:  # the user's own model, which may raise anything
         raise _refused("the model does not take the feature columns", error, inputs, batch, schema) from error
     outputs = flat(raw, keys_of(raw))
     shapes = tuple(tuple(output.shape[1:]) for output in outputs)
-    if len(outputs) != len(inputs.label_cols):
-        text = (
-            f"the model returns {len(outputs)} output(s) for {len(inputs.label_cols)} label column(s): it must return "
-            "one for each, in their order"
-        )
+    if text := wrong_outputs(outputs, inputs):
         raise DataError(f"{text}\n{shapes_text(inputs, batch, schema)}")
     shaped = tuple(
         (-1, *shape) if math.prod(batch[name].shape[1:]) == math.prod(shape) else None
         for name, shape in zip(inputs.label_cols, shapes, strict=True)
     )
-    columns = replace(columns, label_shapes=label_shapes or shaped, output_keys=keys_of(raw))
+    columns = KerasColumns(
+        inputs=inputs, label_shapes=label_shapes or shaped, input_keys=keys, output_keys=keys_of(raw)
+    )
     try:
         model.test_on_batch(*columns.item(batch))
     except DataError:
@@ -83,13 +69,13 @@ def try_model(
         raise _refused(
             "the loss or a metric does not take its output and label", error, inputs, batch, schema
         ) from error
-    return KerasFindings(columns, shapes)
+    return columns, shapes
 
 
 def _with_dtypes(known: Sequence[Any], inputs: Inputs, batch: Mapping[str, torch.Tensor]) -> Inputs:
     """The inputs in the dtypes and shapes of a functional model's ``known`` ones; else as stored, in Keras's floats."""
     floating = keras.config.floatx()
-    # JAX has no int64 unless it is told to.
+    # JAX has int64 only if ``jax_enable_x64`` is set.
     whole = "int32" if keras.config.backend() == "jax" else "int64"
 
     def stored(name: str) -> str:

@@ -1,9 +1,8 @@
-"""What watches a Lightning fit on a worker: records, reports and checkpoints. Importing this needs Lightning."""
+"""The callbacks of this package in a Lightning fit. Importing this needs Lightning."""
 
 from __future__ import annotations
 
 import functools
-import io
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,149 +11,123 @@ from typing import Any
 import torch
 
 from hvd_cluster.data.files.scratch import scratch_folder
-from hvd_cluster.estimators.lightning import rank_part
-from hvd_cluster.estimators.lightning.best_file import BestFile
-from hvd_cluster.estimators.lightning.completion import hooks_for
-from hvd_cluster.estimators.lightning.data import is_repeated
+from hvd_cluster.estimators.lightning import rank_state
+from hvd_cluster.estimators.lightning.best_file import LightningBestFile
+from hvd_cluster.estimators.lightning.layer_hooks import hooks_for
 from hvd_cluster.estimators.lightning.spec import LightningSpec
-from hvd_cluster.estimators.run.epoch_timer import EpochTimer
-from hvd_cluster.estimators.run.fingerprint import Fingerprint
+from hvd_cluster.estimators.run.best_file import file_tensor
+from hvd_cluster.estimators.run.checkpoint import PartialEpoch
 from hvd_cluster.estimators.run.finite_check import FiniteCheck, all_finite
-from hvd_cluster.estimators.run.reports import Reports
-from hvd_cluster.estimators.run.run_files import RunFiles
-from hvd_cluster.estimators.run.schedule import is_due_within
-from hvd_cluster.estimators.run.snapshot import Running, Snapshot
+from hvd_cluster.estimators.run.worker_run import WorkerRun
 from hvd_cluster.estimators.run.world import Collectives
 from hvd_cluster.estimators.torch import random_state
-from hvd_cluster.estimators.torch.checkpointing import share_buffers
 from hvd_cluster.estimators.torch.means import Means
 from hvd_cluster.lightning.installed import submodule
 from hvd_cluster.lightning.optimizers import scale_rates
+from hvd_cluster.torch.functions import share_buffers
 
 _callbacks: Any = submodule("callbacks")
 
 
-class Epochs(_callbacks.Checkpoint):
-    """Keeps the history of a fit, reports it, and saves the run after and within epochs.
+class SaveRun(_callbacks.Checkpoint):
+    """Reports and records the epochs of a fit, and saves the run after and within them.
 
-    A ``Checkpoint`` in Lightning's eyes, so that it comes last of all callbacks: what they keep is saved too.
+    A ``Checkpoint`` for Lightning, so that it comes last of all callbacks and saves their states too.
 
     Args:
-        spec: the run.
-        hvd: its world.
+        run: on this worker.
         best: the file of its best epoch.
-        found: what an earlier start of the run has saved.
     """
 
-    def __init__(self, spec: LightningSpec, hvd: Collectives, best: BestFile, found: Snapshot | None) -> None:
+    def __init__(self, run: WorkerRun[LightningSpec], best: LightningBestFile) -> None:
         super().__init__()
-        self.history = found.history if found is not None else []
-        #: Batches of the epoch that an earlier start of the run has made.
+        self.run = run
+        #: Batches of the current epoch that an earlier start of the run has made.
         self.done = 0
-        #: Of the epoch that goes on.
-        self.timer = EpochTimer()
-        #: Rows that an epoch goes through a second time; whoever makes the batches knows.
-        self.padding_rows = 0
-        #: Lightning's hooks that make the trained module's layers of the given one's.
+        #: Lightning's hooks that give a copy of the user's module the layers of the trained one.
         self.hooks: tuple[str, ...] = ()
-        self._spec = spec
-        self._hvd = hvd
+        self._spec = run.spec
+        self._hvd = run.hvd
         self._best = best
-        self._reports = Reports(spec, hvd.rank())
-        self._trained_on = Fingerprint.of(spec.dataset, spec.inputs)
         self._means = Means([], torch.device("cpu"))
         self._has_loss = False
         self._trainer: Any = None
-        #: The number of ranks that an earlier start of the run had.
-        self._size_before = found.size if found is not None else None
-        self._losses = FiniteCheck(False, hvd, spec.run_id)
-        #: Where the first epoch stands, until it goes on there.
-        self._running = found.running if found is not None else None
-
-    @property
-    def epoch(self) -> int:
-        """The number of the epoch that goes on."""
-        return len(self.history)
-
-    @property
-    def is_interrupted(self) -> bool:
-        """Whether the run stands amid an epoch, and has not gone on yet."""
-        return self._running is not None
+        self._losses = FiniteCheck(False, run.hvd, run.spec.run_id)
 
     def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-        """The run goes on in another folder, perhaps, and with another number of ranks by which rates are scaled."""
-        self._best.bring_back(trainer, checkpoint, self.history)
-        if self._size_before is not None and getattr(trainer.strategy, "scale_lr", False):
+        """Adapt the checkpoint to this worker's folder, and its learning rates to the number of ranks."""
+        self._best.restore_callbacks(trainer, checkpoint)
+        found = self.run.resumed
+        if found is not None and getattr(trainer.strategy, "scale_lr", False):
             groups = [group for state in checkpoint["optimizer_states"] for group in state["param_groups"]]
-            scale_rates(groups, checkpoint["lr_schedulers"], self._hvd.size() / self._size_before)
+            scale_rates(groups, checkpoint["lr_schedulers"], self._hvd.size() / found.size)
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """Check that the fitted model can be made, before it is trained.
 
         Raises:
-            DataError: the module has other weights than hooks make of the one that was given.
+            DataError: the module has other weights than the user's module has after any hooks.
         """
         if self._spec.objective is None:
             self.hooks = hooks_for(self._spec.model, pl_module)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Make an epoch that was interrupted begin where it stood: Lightning alone leaves out what is due there."""
+        """Prepare to continue an interrupted epoch: Lightning alone would skip hooks of its start."""
         self._trainer = trainer
         has_scaler = getattr(trainer.precision_plugin, "scaler", None) is not None
         self._losses = FiniteCheck(self._spec.terminate_on_nan, self._hvd, self._spec.run_id, has_scaler)
-        if self._running is not None:
-            # Of a number of steps that is given, a smaller number of ranks may have none left.
-            self.done = min(self._running.steps(self._spec, self._hvd.size()), trainer.num_training_batches - 1)
+        if self.run.partial_epoch is not None:
+            # If ``train_steps_per_epoch`` is given, a smaller number of ranks may have no steps left.
+            steps = self.run.partial_epoch.steps(self._spec, self._hvd.size())
+            self.done = min(steps, trainer.num_training_batches - 1)
             trainer.fit_loop.restarting = False
             trainer.fit_loop.epoch_loop.restarting = False
-            self._begin(pl_module)  # the next hook may be left out
+            self._begin(pl_module)  # Lightning may skip the next hook
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         """Seed the rank, so that a resumed run draws what an undisturbed one draws."""
         self._begin(pl_module)
 
     def _begin(self, pl_module: Any) -> None:
-        random_state.seed_all(self._spec.seed, self.epoch, self._hvd.rank())
-        self.timer = EpochTimer()
+        random_state.seed_all(self._spec.seed, self.run.epoch, self._hvd.rank())
+        self.run.start_epoch()
         self._means = Means([], pl_module.device)
         self._has_loss = False
 
-    def take_up(self) -> None:
-        """Before the first batch of an epoch: go on where it was interrupted, if it was.
+    def before_first_batch(self) -> None:
+        """Continue the epoch if it was interrupted.
 
-        Another number of ranks draws other random numbers, may go through the rest in another order (see
-        :func:`hvd_cluster.estimators.run.schedule.steps_of_rows`), and records of the epoch what is of its rest.
+        Another number of ranks draws other random numbers, may use the remaining rows in another order (see
+        :meth:`PartialEpoch.steps`), and records the numbers of the remaining steps only.
         """
-        running, self._running = self._running, None
-        if running is None:
+        partial, self.run.partial_epoch = self.run.partial_epoch, None
+        if partial is None:
             return
         loop = self._trainer.fit_loop
         batches = loop.epoch_loop.batch_progress.current
         batches.ready = batches.started = batches.processed = batches.completed = self.done
         loop._data_fetcher.fetched = self.done
-        mine = running.of(self._hvd.rank(), self._hvd.size())
-        if mine is not None:
-            part = torch.load(io.BytesIO(mine), map_location="cpu", weights_only=True)
-            self._means.take_up(part["means"])
-            self._has_loss = part["has_loss"]
-            rank_part.restore(part["lightning"], self._trainer, self._trainer.lightning_module)
+        own = partial.rank_state(self._hvd.rank(), self._hvd.size())
+        if own is not None:
+            self._means.restore(own["means"])
+            self._has_loss = own["has_loss"]
+            rank_state.restore(own["lightning"], self._trainer, self._trainer.lightning_module)
 
     def between_batches(self) -> None:
-        """Save the run within the epoch, where that is due; every rank takes part."""
+        """Save the run within the epoch if that is due; every rank takes part."""
         trainer = self._trainer
         batches = trainer.fit_loop.epoch_loop.batch_progress.current
         done = batches.completed
         if batches.ready != done or done % trainer.accumulate_grad_batches:
-            return  # amid a step
-        if is_due_within(self._spec, done, trainer.num_training_batches):
-            self._losses.check(self.epoch, self._has_finite_weights)
+            return  # in the middle of a step
+        if self.run.is_checkpoint_due_within(done, trainer.num_training_batches):
+            self._losses.check(self.run.epoch, self._has_finite_weights)
             self._save(trainer, done)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Add the loss up, and report now and then."""
-        timer, steps = self.timer, int(trainer.num_training_batches)
+        run, steps = self.run, int(trainer.num_training_batches)
         rows = len(next(iter(batch.values()))) if isinstance(batch, Mapping) else self._spec.batch_size
-        timer.rows += rows
+        run.timer.rows += rows
         loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
         if isinstance(loss, torch.Tensor):
             self._has_loss = True
@@ -163,20 +136,12 @@ class Epochs(_callbacks.Checkpoint):
             self._means.add(loss, [], rows)
             self._losses.add(batch_idx, loss)
         if self._losses.is_due(batch_idx + 1):
-            self._losses.check(self.epoch)
-        if self._reports.is_due(last=batch_idx + 1 == steps):
-            self._reports.step(
-                epoch=self.epoch,
-                epochs=self._spec.epochs,
-                step=batch_idx + 1,
-                steps=steps,
-                loss=float(loss) if isinstance(loss, torch.Tensor) else math.nan,
-                samples_per_s=timer.rows_per_s * self._hvd.size(),
-                data_wait_share=timer.wait_share,
-            )
+            self._losses.check(run.epoch)
+        if run.reports.is_due(last=batch_idx + 1 == steps):
+            run.report_step(batch_idx, steps, loss if isinstance(loss, torch.Tensor) else math.nan, {})
 
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
-        """Let the gradients of an epoch's last group of batches be their mean, also where the group is short.
+        """Make the gradients of an epoch's last group of batches their mean, even if the group is short.
 
         Lightning divides each loss by ``accumulate_grad_batches``. Clipping comes after this.
         """
@@ -189,76 +154,57 @@ class Epochs(_callbacks.Checkpoint):
                         parameter.grad.mul_(batches / made)
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        """Close the record of the epoch, and save the run."""
-        self._losses.check(self.epoch, self._has_finite_weights)
-        timer = self.timer
-        speeds = torch.tensor([[timer.rows_per_s, timer.wait_share]], dtype=torch.float64)
-        gathered = self._hvd.allgather(speeds, name="hvd_cluster.speeds")
+        """Record the epoch, and save the run."""
+        run = self.run
+        self._losses.check(run.epoch, self._has_finite_weights)
+        record = run.record()
         logged = {name: float(value) for name, value in trainer.callback_metrics.items()}
         parts = parted(logged)
         means = self._means.over_ranks(self._hvd, "hvd_cluster.train_means")
         if self._has_loss and "loss" not in parts["train"]:
             parts["train"]["loss"] = means["loss"]
-        record = {
-            "epoch": self.epoch,
-            "train": parts["train"],
-            "samples_per_s": gathered[:, 0].tolist(),
-            "data_wait_share": gathered[:, 1].tolist(),
-            "seconds": timer.seconds,
-            "padding_rows": self.padding_rows,
-            "logged": logged,
-        }
+        record |= {"train": parts["train"], "logged": logged}
         if self._spec.validation_is_there:
             record["validation"] = parts["validation"]
-        self.history.append(record)
+        run.history.append(record)
         self.done = 0
-        if len(self.history) % self._spec.checkpoint_every_epochs == 0 or self._is_last(trainer):
+        if run.is_checkpoint_due(is_last=self._is_stopped(trainer) or run.epoch == self._spec.epochs):
             self._save(trainer)
-        self._reports.epoch(record)
+        run.reports.epoch(record)
 
     def _has_finite_weights(self) -> bool:
         return all_finite(self._trainer.lightning_module.parameters())
 
-    def _is_last(self, trainer: Any) -> bool:
-        return self._is_stopped(trainer) or len(self.history) == self._spec.epochs
-
     @staticmethod
     def _is_stopped(trainer: Any) -> bool:
-        """Whether a callback ends the fit here; with ``min_epochs`` it may have asked for it too early."""
+        """Whether a callback ends the fit here; before ``min_epochs`` Lightning continues."""
         return bool(trainer.should_stop) and getattr(trainer.fit_loop, "_can_stop_early", True)
 
     def _save(self, trainer: Any, done: int | None = None) -> None:
         """Save after an epoch, or after ``done`` batches of one; every rank takes part."""
-        files = RunFiles.of(self._spec)
-        if not files.are_kept:
-            return
-        share_buffers(trainer.lightning_module)
+        module = trainer.lightning_module
+        share_buffers(module, root_rank=0)  # rank 0's model is the one that is saved and returned
         with scratch_folder("ckpt") as folder:
             path = Path(folder) / "epoch.ckpt"
             trainer.save_checkpoint(path)  # every rank takes part, and rank 0 writes
-            running = None if done is None else Running.after(done, self._spec, self._hvd, self._mine(trainer))
+            partial = None
+            if done is not None:
+                own = {
+                    "means": self._means.sums,
+                    "has_loss": self._has_loss,
+                    "lightning": rank_state.capture(trainer, module),
+                }
+                partial = PartialEpoch.after(done, self._spec, self._hvd, own)
             if self._hvd.rank() == 0:
-                stopped_of = self._spec.epochs if self._is_stopped(trainer) else None
-                body, size = path.read_bytes(), self._hvd.size()
-                self._best.keep(trainer, self.history, size, self._trained_on)
-                files.save(Snapshot(body, self.history, size, self._trained_on, stopped_of, running).to_bytes())
-
-    def _mine(self, trainer: Any) -> bytes:
-        """What this rank alone holds."""
-        part = {
-            "means": self._means.sums,
-            "has_loss": self._has_loss,
-            "lightning": rank_part.captured(trainer, trainer.lightning_module),
-        }
-        buffer = io.BytesIO()
-        torch.save(part, buffer)
-        return buffer.getvalue()
+                self._best.save_decisive(trainer)
+                state = {"lightning": file_tensor(path)}
+                self.run.checkpoint(state, partial, self._is_stopped(trainer)).save(self.run.files)
 
 
-class AgreeOnLogged(_callbacks.Callback):
-    """Comes first: what callbacks judge an epoch by is of all ranks, also where ``self.log`` had no ``sync_dist``.
+class ReduceLogged(_callbacks.Callback):
+    """Comes first: callbacks see the numbers of all ranks, even if ``self.log`` had no ``sync_dist``.
 
-    Not what the module's own ``on_train_epoch_end`` logs, which comes later.
+    It does not reduce what the module's own ``on_train_epoch_end`` logs, which comes later.
 
     Args:
         hvd: the world of the run.
@@ -277,29 +223,29 @@ class AgreeOnLogged(_callbacks.Callback):
     def on_validation_batch_start(
         self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        """Let a repeated row count nothing in what is logged and in torchmetrics metrics."""
+        """Exclude a repeated row from what is logged and from torchmetrics metrics."""
         self.on_validation_epoch_end(trainer, pl_module)
-        if is_repeated(trainer.val_dataloaders, batch_idx, dataloader_idx):
-            self._before_repeated = rank_part.metric_states(pl_module)
-            trainer._results.update_metrics = functools.partial(_count_nothing, trainer._results)
+        if _is_repeated(trainer.val_dataloaders, batch_idx, dataloader_idx):
+            self._before_repeated = rank_state.metric_states(pl_module)
+            trainer._results.update_metrics = functools.partial(_log_without_value, trainer._results)
 
     def on_validation_batch_end(self, trainer: Any, pl_module: Any, *args: Any) -> None:
-        """Undo what a repeated row counted in metrics: after the last batch Lightning computes what was logged."""
-        rank_part.set_metric_states(pl_module, self._before_repeated)
+        """Restore metrics after a repeated row: after the last batch Lightning computes what was logged."""
+        rank_state.set_metric_states(pl_module, self._before_repeated)
 
     def on_validation_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        """Undo what a repeated row counted in the module's own ``on_validation_batch_end``, which comes after ours."""
-        rank_part.set_metric_states(pl_module, self._before_repeated)
+        """Restore metrics after the module's own ``on_validation_batch_end``, which comes after ours."""
+        rank_state.set_metric_states(pl_module, self._before_repeated)
         self._before_repeated = {}
         vars(trainer._results).pop("update_metrics", None)
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
         """Reduce what was logged in validation."""
         self._reduce(trainer)
-        _ = trainer.callback_metrics  # takes the numbers up, also where no callback reads them
+        _ = trainer.callback_metrics  # collects the numbers, even if no callback reads them
 
     def _reduce(self, trainer: Any) -> None:
-        """Reduce each number of the epoch that every rank has logged alone, as its ``reduce_fx`` says."""
+        """Reduce each number of the epoch that every rank has logged without ``sync_dist``, by its ``reduce_fx``."""
         results = trainer._results
         if self._hvd.size() == 1 or results is None:
             return
@@ -312,8 +258,22 @@ class AgreeOnLogged(_callbacks.Callback):
             result.meta.sync.should = False
 
 
-def _count_nothing(results: Any, key: str, value: Any, batch_size: int) -> None:
-    """Take a logged number without adding it to the epoch's: every rank must know the name when they reduce."""
+def _is_repeated(loaders: Any, batch_idx: int, dataloader_idx: int) -> bool:
+    """Whether a validation batch of a Trainer is a repeated row.
+
+    Args:
+        loaders: ``Trainer.val_dataloaders``: a loader, or a collection of loaders.
+        batch_idx: the index of the batch in its loader.
+        dataloader_idx: the index of the loader in a collection.
+    """
+    listed = [*loaders.values()] if isinstance(loaders, Mapping) else loaders
+    loader = listed[dataloader_idx] if isinstance(listed, (list, tuple)) else listed
+    first: int | None = getattr(loader, "first_repeated", None)
+    return first is not None and batch_idx >= first
+
+
+def _log_without_value(results: Any, key: str, value: Any, batch_size: int) -> None:
+    """Log a number without adding it to the epoch's: every rank must know its name when the ranks reduce."""
     result = results[key]
     before = {name: getattr(result, name) for name in result._defaults}
     type(results).update_metrics(results, key, value, batch_size)
@@ -323,7 +283,7 @@ def _count_nothing(results: Any, key: str, value: Any, batch_size: int) -> None:
 
 
 def _is_own(result: Any) -> bool:
-    """Whether a logged number of an epoch is that of one rank: metrics of torchmetrics are of all."""
+    """Whether a logged number of an epoch is that of one rank; metrics of torchmetrics are those of all ranks."""
     sync = result.meta.sync
     return result.is_tensor and result.meta.on_epoch and not (sync.should or sync.rank_zero_only or result.has_reset)
 
@@ -331,7 +291,7 @@ def _is_own(result: Any) -> bool:
 def parted(logged: dict[str, float]) -> dict[str, dict[str, Any]]:
     """What a module logged, as the "train" and the "validation" part of a record.
 
-    Names that begin with ``val`` are of the validation; ``train_``, ``val_`` and ``validation_`` are left out.
+    Names that begin with ``val`` belong to the validation; ``train_``, ``val_`` and ``validation_`` are removed.
     """
     parts: dict[str, dict[str, Any]] = {"train": {"all_metrics": [{}]}, "validation": {"all_metrics": [{}]}}
     for name, value in logged.items():

@@ -1,4 +1,4 @@
-"""A checkpoint of Lightning's, read as plain data: the file lies where others may write, and no code in it runs."""
+"""Reads a checkpoint of Lightning as plain data: others may write to the folder of the file, so no code in it runs."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import torch
 
 from hvd_cluster.errors import DataError
 
-#: What a module was made with. Training and scoring go on without it, and it may hold anything.
+#: The arguments of the module: training and scoring do not need them, and they may hold anything.
 _HYPERPARAMETERS = ("hyper_parameters", "hparams_name", "hparams_type", "datamodule_hyper_parameters")
 
 
 def plain_checkpoint(path: str | Path) -> dict[str, Any]:
-    """Tensors, numbers, texts and containers of a checkpoint; hyperparameters are left out.
+    """The tensors, numbers, texts and containers of a checkpoint, without hyperparameters.
 
-    Classes that are registered by ``torch.serialization.add_safe_globals`` are plain, too.
+    Classes that ``torch.serialization.add_safe_globals`` has registered are accepted too.
 
     Raises:
         DataError: the file holds something else; the text names it.
@@ -40,16 +40,16 @@ def plain_checkpoint(path: str | Path) -> dict[str, Any]:
 
 
 def _foreign_names(path: str | Path) -> list[str]:
-    """Classes and functions in the file that are not plain data, by their full names; nothing is loaded."""
+    """The full names of classes and functions in the file that are not plain data; nothing is loaded."""
     look = getattr(torch.serialization, "get_unsafe_globals_in_checkpoint", None)  # from torch 2.6 on
     try:
         return list(look(path)) if look is not None else []
     except (pickle.UnpicklingError, RuntimeError, ValueError, OSError):
-        return []  # loading it says what is wrong
+        return []  # loading the file reports what is wrong
 
 
 class _Stub:
-    """Stands for an object of a class that is not loaded."""
+    """Takes the place of an object whose class is not loaded."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None: ...
 
@@ -77,7 +77,7 @@ def _name_of(value: Any) -> str:
 
 def _refusal(path: str | Path, reason: str) -> str:
     return (
-        f"the checkpoint {path} is not loaded, since it is not plain data: {reason}. Let state_dict() of callbacks and "
-        "on_save_checkpoint() give tensors, numbers and texts, or register a class that you trust with "
+        f"the checkpoint {path} is not loaded, because it is not plain data: {reason}. Return tensors, numbers and "
+        "texts from state_dict() of callbacks and on_save_checkpoint(), or register a class that you trust with "
         "torch.serialization.add_safe_globals in the module that defines it"
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 import logging
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -14,15 +13,15 @@ import torch
 from hvd_cluster.data.dataset import Dataset
 from hvd_cluster.data.store import Store
 from hvd_cluster.errors import DataError, MissingExtraError
-from hvd_cluster.estimators.lightning.completion import completed, with_configured_layers
+from hvd_cluster.estimators.lightning.layer_hooks import after_hooks, with_configured_layers
 from hvd_cluster.estimators.lightning.params import HOROVOD_ROWS, LIGHTNING_ROWS
 from hvd_cluster.estimators.lightning.spec import LightningSpec
 from hvd_cluster.estimators.lightning.train import train
 from hvd_cluster.estimators.params import ESTIMATOR_ROWS, with_params
+from hvd_cluster.estimators.run.checkpoint import Checkpoint
 from hvd_cluster.estimators.run.run_files import RunFiles
-from hvd_cluster.estimators.run.snapshot import Snapshot
 from hvd_cluster.estimators.spec import Inputs, TrainResult
-from hvd_cluster.estimators.torch.cpu_copies import module_on_cpu
+from hvd_cluster.estimators.torch.model_pickling import module_on_cpu
 from hvd_cluster.estimators.torch.module_estimator import ModuleEstimator, as_tuples, unsized
 from hvd_cluster.estimators.torch.optimizer_state import OptimizerState
 from hvd_cluster.estimators.torch.probe import Findings, floating_dtype, probe
@@ -30,24 +29,25 @@ from hvd_cluster.estimators.typed_params import LightningEstimatorParams
 
 logger = logging.getLogger(__name__)
 
-#: What a LightningModule brings itself.
-_ITS_OWN = ("optimizer", "loss", "loss_constructors", "loss_weights", "metrics")
+#: Params that a LightningModule replaces.
+_OF_THE_MODULE = ("optimizer", "loss", "loss_constructors", "loss_weights", "metrics")
 
 
 @with_params(ESTIMATOR_ROWS, LIGHTNING_ROWS)
 class LightningEstimator(LightningEstimatorParams, ModuleEstimator):
     """Trains a LightningModule on the rows of a DataFrame, with several workers, and returns a :class:`TorchModel`.
 
-    ``fit(data)`` takes what :class:`TorchEstimator`'s takes. In each worker a Trainer with ``HorovodStrategy`` runs.
+    ``fit(data)`` takes what :class:`TorchEstimator`'s takes. Each worker runs a Trainer with ``HorovodStrategy``.
 
-    A batch is a dict column -> tensor of shape ``(rows, *shape of a row)``, with floating columns in the module's
-    dtype and others as stored: ``training_step(self, batch, batch_idx)`` takes what it needs. What the module logs is
-    in ``model.history`` (``logged`` in ``getHistory()`` has it under its own names); names that begin with ``val`` are
-    of the validation. The result's ``transform`` calls ``model(*feature columns)``.
+    A batch for ``training_step(self, batch, batch_idx)`` is a dict column -> tensor of shape
+    ``(rows, *shape of a row)``, with floating columns in the module's dtype and others as stored. ``model.history`` has
+    what the module logs (``logged`` in ``getHistory()`` has it under the module's names); names that begin with ``val``
+    belong to the validation. The result's ``transform`` calls ``model(*feature columns)``.
 
     ``callbacks`` are Lightning's. With a ``ModelCheckpoint`` that monitors a metric, the weights that it found best are
-    returned; its files are in the run's folder of the store. After each epoch, and within epochs with
-    ``checkpoint_every_steps``, rank 0 writes a checkpoint to the store; a fit with the same ``run_id`` goes on from it.
+    returned; its files are in the run's folder in the store. After each epoch, and within epochs with
+    ``checkpoint_every_steps``, rank 0 writes a checkpoint to the store; a fit with the same ``run_id`` continues from
+    it.
 
     A plain ``torch.nn.Module`` is trained too: then ``optimizer`` and ``loss`` are those of TorchEstimator.
 
@@ -69,8 +69,8 @@ class LightningEstimator(LightningEstimatorParams, ModuleEstimator):
             wrong.append("Model parameter is required: give a LightningModule, or a torch.nn.Module with its optimizer")
         elif self._is_lightning_module():
             wrong += [
-                f"{name} is the LightningModule's own business: leave it out, and see to it in the module"
-                for name in _ITS_OWN
+                f"{name} has no effect with a LightningModule: leave it out, and define it in the module"
+                for name in _OF_THE_MODULE
                 if value(name) not in (None, [])
             ]
             wrong += unsized(value("model"))
@@ -85,19 +85,20 @@ class LightningEstimator(LightningEstimatorParams, ModuleEstimator):
         found = [type(one).__name__ for one in callbacks if _is_a(one, "callbacks.checkpoint.Checkpoint")]
         if not found or given.get("enable_checkpointing", True):
             return []
-        return [f"trainer_args has enable_checkpointing=False, and callbacks has {found[0]}: leave one of them out"]
+        return [f"trainer_args has enable_checkpointing=False, and callbacks has {found[0]}: leave one of the two out"]
 
     def _is_lightning_module(self) -> bool:
         return _is_a(self._value("model"), "core.module.LightningModule")
 
     def _train_spec(self, dataset: Dataset, store: Store, run_id: str, seed: int) -> LightningSpec:
-        _require_lightning()
+        if find_spec("lightning") is None and find_spec("pytorch_lightning") is None:
+            raise MissingExtraError("lightning", "lightning", "by LightningEstimator")
         value = self._value
-        is_own = self._is_lightning_module()
-        findings = self._findings(dataset, seed, is_own)
+        is_lightning = self._is_lightning_module()
+        findings = self._findings(dataset, seed, is_lightning)
         shared = self._fit_fields(dataset, store, run_id, seed)
-        handed_on = ("train_async_data_loader_queue_size", "val_async_data_loader_queue_size", "loader_num_epochs")
-        shared["data_module_args"] |= {name: value(name) for name in handed_on if value(name) is not None}
+        passed_on = ("train_async_data_loader_queue_size", "val_async_data_loader_queue_size", "loader_num_epochs")
+        shared["data_module_args"] |= {name: value(name) for name in passed_on if value(name) is not None}
         shared["data_module_args"] |= {"debug_data_loader": True} if value("debug_data_loader") else {}
         if value("num_gpus") == 0:
             shared["use_gpu"] = False
@@ -105,8 +106,8 @@ class LightningEstimator(LightningEstimatorParams, ModuleEstimator):
         same = ("logger", "log_every_n_steps", "profiler")
         return LightningSpec(
             model=model,
-            optimizer=None if is_own else OptimizerState.of(value("optimizer"), value("model")),
-            objective=None if is_own else self._objective(),
+            optimizer=None if is_lightning else OptimizerState.of(value("optimizer"), value("model")),
+            objective=None if is_lightning else self._objective(),
             metrics=self._metric_groups(),
             metric_names=self._metric_names(),
             floating_dtype=floating_dtype(with_configured_layers(model)),
@@ -119,7 +120,7 @@ class LightningEstimator(LightningEstimatorParams, ModuleEstimator):
 
     def _inputs(self, dataset: Dataset) -> Inputs:
         found = super()._inputs(dataset)
-        # A LightningModule takes what it needs of a batch; its forward() takes what transform() reads.
+        # training_step() takes what it needs of a batch; forward() takes what transform() reads.
         removed = [] if self._is_lightning_module() else self._value("transformation_removed_fields") or []
         return dataclasses.replace(
             found, feature_cols=tuple(name for name in found.feature_cols if name not in removed)
@@ -128,32 +129,30 @@ class LightningEstimator(LightningEstimatorParams, ModuleEstimator):
     def _batch_columns(self, dataset: Dataset) -> tuple[str, ...]:
         return () if self._is_lightning_module() else super()._batch_columns(dataset)
 
-    def _findings(self, dataset: Dataset, seed: int, is_own: bool) -> Findings:
-        """What goes in and comes out of the model, tried on a few rows."""
+    def _findings(self, dataset: Dataset, seed: int, is_lightning: bool) -> Findings:
+        """The inputs and output shapes of the model, tried on a few rows."""
         inputs = dataclasses.replace(self._inputs(dataset), input_shapes=as_tuples(self._value("input_shapes")))
         batch = self._first_rows(dataset, seed)
         model = with_configured_layers(self._value("model"))
-        objective, metrics = (_no_objective, ()) if is_own else (self._objective(), self._metric_groups())
         try:
-            if is_own:
+            if is_lightning:
                 batch = {}
                 batch = self._first_rows(dataset, seed, transformed=False)
             return probe(
                 model,
                 inputs,
-                objective,
-                metrics,
+                None if is_lightning else self._objective(),
+                self._metric_groups(),
                 batch,
                 dataset.schema,
-                custom_step=is_own,
-                as_stored=is_own,  # what training_step gets
+                as_stored=is_lightning,  # what training_step gets
                 batch_size=self._value("batch_size"),
             )
         except DataError as error:
-            if not is_own:
+            if not is_lightning:
                 raise
-            # A module may train without that; transform would say so again.
-            logger.warning("the module cannot be called with the feature columns, as transform will: %s", error)
+            # The module can be trained nevertheless; transform would raise this error.
+            logger.warning("the module cannot be called with the feature columns, as transform calls it: %s", error)
         floating = floating_dtype(model)
         dtypes = {name: floating if batch[name].is_floating_point() else "int64" for name in batch}
         known = dataclasses.replace(
@@ -163,40 +162,21 @@ class LightningEstimator(LightningEstimatorParams, ModuleEstimator):
         )
         return Findings(known, tuple((-1, -1) for _ in inputs.label_cols))
 
-    def _checkpoint(self, store: Store, run_id: str) -> Snapshot | None:
-        return Snapshot.load(RunFiles(store, run_id))
+    def _checkpoint(self, store: Store, run_id: str) -> Checkpoint | None:
+        return Checkpoint.load(RunFiles(store, run_id), "lightning")
 
     def _train_fn(self) -> Callable[[LightningSpec], TrainResult]:
         return train
 
-    def _create_model(self, results: list[TrainResult], spec: LightningSpec) -> Any:
-        state = torch.load(io.BytesIO(results[0].state), map_location="cpu", weights_only=True)
-        model = completed(spec.model, state["hooks"]).cpu()
-        model.load_state_dict(state["model"])
-        optimizer = None
-        if spec.optimizer is not None:
-            optimizer = spec.optimizer.build(model)
-            optimizer.load_state_dict(state["optimizers"][0])
-        arguments = self._get_model_kwargs(
-            model.eval(), results[0].history, optimizer, spec.run_id, self._metadata_of(spec)
-        )
-        return self.get_model_class()(**arguments)
+    def _untrained_copy(self, spec: LightningSpec, state: dict[str, Any]) -> torch.nn.Module:
+        return after_hooks(spec.model, state["hooks"])  # type: ignore[no-any-return]
 
 
 @with_params(ESTIMATOR_ROWS, LIGHTNING_ROWS, HOROVOD_ROWS)
 class HorovodLightningEstimator(LightningEstimator):
-    """:class:`LightningEstimator` as ``horovod.spark.lightning`` has it: learning rates are scaled by default."""
+    """:class:`LightningEstimator` under ``horovod.spark.lightning``: learning rates are scaled by default."""
 
 
 def _is_a(one: Any, name: str) -> bool:
-    """Whether an object is of a class of Lightning's, under either of its packages' names, without importing it."""
+    """Whether an object has a class of Lightning, under the name of either package, without importing Lightning."""
     return any(f"{cls.__module__}.{cls.__name__}".endswith(name) for cls in type(one).__mro__)
-
-
-def _no_objective() -> Any:
-    """For modules that compute their loss themselves."""
-
-
-def _require_lightning() -> None:
-    if find_spec("lightning") is None and find_spec("pytorch_lightning") is None:
-        raise MissingExtraError("lightning", "lightning", "by LightningEstimator")

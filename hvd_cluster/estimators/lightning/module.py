@@ -1,4 +1,4 @@
-"""A module, an optimizer and a loss as the LightningModule that trains them. Importing this needs Lightning."""
+"""The LightningModule that trains a plain module with an optimizer and a loss. Importing this needs Lightning."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class LossModule(_LightningModule):
         self._spec = spec
         assert spec.objective is not None
         self._objective = spec.objective()
-        #: A loss that is a module moves to the device with this one.
+        #: Losses that are modules move to the device with this one.
         self.losses = torch.nn.ModuleList(loss for loss in self._objective.losses if isinstance(loss, torch.nn.Module))
 
     def forward(self, *inputs: torch.Tensor) -> Any:
@@ -33,7 +33,7 @@ class LossModule(_LightningModule):
         return self.net(*inputs)
 
     def on_fit_start(self) -> None:
-        """Metrics that are modules come to the device too: as parts of this one they would be in its checkpoints."""
+        """Move metrics that are modules to the device: as parts of this module they would be in its checkpoints."""
         for metric in (metric for group in self._spec.metrics for metric in group):
             if isinstance(metric, torch.nn.Module):
                 metric.to(self.device)
@@ -43,11 +43,11 @@ class LossModule(_LightningModule):
         return self._step(batch, "train")
 
     def validation_step(self, batch: Mapping[str, torch.Tensor], batch_idx: int) -> None:
-        """The same without training."""
+        """Log the numbers of a validation batch."""
         self._step(batch, "val")
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """The optimizer that was given, over this copy of the model."""
+        """The user's optimizer, for this copy of the model."""
         assert self._spec.optimizer is not None
         return self._spec.optimizer.build(self.net)
 

@@ -1,4 +1,4 @@
-"""The params that LightningEstimator has beside those of all estimators."""
+"""The params of LightningEstimator that other estimators do not have."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from hvd_cluster.estimators.values import whole
 
 
 def queue_size(value: Any) -> int | float:
-    """Batches, or a share of the steps of an epoch.
+    """A number of batches, or a share of the steps of an epoch.
 
     Raises:
         RuntimeError: it is neither.
     """
     if isinstance(value, bool) or not isinstance(value, (int, float)) or value < 0:
         raise RuntimeError(
-            f"an async_data_loader_queue_size of {value!r} makes no sense: give a number of batches (int), or a share "
+            f"async_data_loader_queue_size={value!r} is not a size: give a number of batches (int), or a share "
             "of the steps of an epoch (float)"
         )
     return value
 
 
 def gpus(value: Any) -> int:
-    """How many GPUs a worker has."""
+    """The number of GPUs of a worker."""
     if isinstance(value, bool) or not isinstance(value, int) or value not in (0, 1):
         raise ValueError("must be 1, or 0 for the CPU: a worker trains on one GPU, so give more workers (num_proc)")
     return value
@@ -37,7 +37,7 @@ def arguments(value: Any) -> dict[str, Any]:
     return dict(value)
 
 
-_SHARE = "; handed to data_module, while our own reader bounds what waits by bytes"
+_SHARE = "; passed to data_module (the reader of this package has a limit in bytes)"
 
 LIGHTNING_ROWS = (
     Row("input_shapes", None, "shape of each feature column's batch, -1 for the rows; None: as stored", values.shapes),
@@ -53,15 +53,15 @@ LIGHTNING_ROWS = (
         gpus,
         accessors=("NumGPUs", "NumGpus"),
     ),
-    Row("logger", None, "a Lightning logger; None: TensorBoard's in the run's folder, where it is installed"),
+    Row("logger", None, "a Lightning logger; None: TensorBoard's in the run's folder, if it is installed"),
     Row("log_every_n_steps", 50, "steps from one line of the logger to the next", whole(1)),
     Row("profiler", None, "a Lightning profiler, or its name"),
-    Row("trainer_args", None, "further arguments of the Trainer, over ours", arguments),
-    Row("loader_num_epochs", None, "epochs of the loader; handed to data_module", whole(1)),
-    Row("debug_data_loader", False, "have loaders say what they do; handed to data_module", values.flag),
-    Row("train_async_data_loader_queue_size", None, "batches in advance, or a share of the steps" + _SHARE, queue_size),
+    Row("trainer_args", None, "arguments of the Trainer, which replace those of this package", arguments),
+    Row("loader_num_epochs", None, "epochs of the loader; passed to data_module", whole(1)),
+    Row("debug_data_loader", False, "let loaders report what they do; passed to data_module", values.flag),
+    Row("train_async_data_loader_queue_size", None, "batches read ahead, or a share of the steps" + _SHARE, queue_size),
     Row("val_async_data_loader_queue_size", None, "the same for validation", queue_size),
 )
 
-#: Where it is imported from Horovod's path: the strategy of Lightning 1, which Horovod's estimator used, scaled rates.
+#: For Horovod's import path: Horovod used the strategy of Lightning 1, which scaled the rates.
 HOROVOD_ROWS = (Row("scale_lr", True, "multiply the learning rates by the number of workers", values.flag),)

@@ -17,13 +17,13 @@ from hvd_cluster.estimators.torch.optimizer_state import OptimizerState
 class LightningSpec(FitSpec):
     """A Lightning run, complete: :func:`hvd_cluster.estimators.lightning.train.train` needs nothing else."""
 
-    #: A LightningModule; or any module, and then ``optimizer`` and ``objective`` say how it is trained.
+    #: A LightningModule; or any module, trained with ``optimizer`` and ``objective``.
     model: torch.nn.Module
     optimizer: OptimizerState | None = None
     objective: Callable[[], Objective] | None = None
     #: Groups of fn(output, label) -> number, one function for each label column in a group.
     metrics: tuple[tuple[Any, ...], ...] = ()
-    #: What each of them is called in the history.
+    #: Their names in the history.
     metric_names: tuple[tuple[str, ...], ...] = ()
     #: torch's name of the dtype that floating columns have in the batches.
     floating_dtype: str = "float32"
@@ -31,5 +31,5 @@ class LightningSpec(FitSpec):
     logger: Any = None
     log_every_n_steps: int = 50
     profiler: Any = None
-    #: Further arguments of ``Trainer``, over ours.
+    #: Arguments of ``Trainer``, which replace those of this package.
     trainer_args: Mapping[str, Any] = field(default_factory=dict)

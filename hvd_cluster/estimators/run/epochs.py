@@ -1,4 +1,4 @@
-"""Calls the callbacks in the driver once for every epoch, however often and by whichever way its record arrives."""
+"""Calls the driver's callbacks once for each epoch, however often its record arrives."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ DriverCallback = Callable[[dict[str, Any]], Any]
 
 
 class StopFit(Exception):
-    """Raised by a function of ``driver_callbacks``: the fit ends, and returns the model that it has so far.
+    """Raised by a function of ``driver_callbacks`` to end the fit, which returns the model of its last checkpoint.
 
-    Any other exception of such a function ends the fit too, and is raised by ``fit``.
+    Any other exception of such a function ends the fit too, and ``fit`` raises it.
     """
 
 
 class EpochListener:
-    """Hands each record to each callback, in the order of the epochs.
+    """Calls each callback with the record of each epoch, in order.
 
     Args:
-        callbacks: the user's; each is called as ``callback(record)``. What one of them raises ends the fit.
-        finished: epochs that an earlier fit of the run has reported already.
-        views: the package's own, such as trackers, called first. What they raise is logged, and the fit continues
-            without them.
+        callbacks: the user's; each is called as ``callback(record)``. An exception of one of them ends the fit.
+        finished: epochs that an earlier fit of the run has reported.
+        views: the package's own, such as trackers, called first. An exception of one of them is logged, and it is not
+            called again.
     """
 
     def __init__(
@@ -40,10 +40,10 @@ class EpochListener:
         self._lock = threading.Lock()
 
     def add(self, records: Sequence[dict[str, Any]]) -> None:
-        """Take records, known ones among them; from any thread.
+        """Call the callbacks with the records that are new; from any thread.
 
         Raises:
-            BaseException: what a callback raised. None is called after that.
+            BaseException: what a callback raised. No callback is called after that.
         """
         with self._lock:
             for record in records:
@@ -55,7 +55,7 @@ class EpochListener:
         for view in list(self._views):
             try:
                 view(record)
-            except Exception:  # of a tracking server or a display: not worth a fit
+            except Exception:  # of a tracking server or a display: not worth failing a fit
                 logger.exception("a view of the fit failed at epoch %d and is not called again", record["epoch"])
                 self._views.remove(view)
         for callback in self._callbacks:

@@ -1,4 +1,4 @@
-"""Where a run's checkpoints are, seen from a worker: in the store, or with the driver where workers see no store."""
+"""Where a worker saves a run's checkpoints: in the store, or through the driver if workers cannot see the store."""
 
 from __future__ import annotations
 
@@ -19,43 +19,43 @@ if TYPE_CHECKING:
 
 #: A message to the driver holds at most this much of a checkpoint.
 PIECE_BYTES = 1 << 20
-#: Behind the checkpoint's name: that of the best epoch.
-BEST = ".best"
 
 
 @dataclass(frozen=True)
 class RunFiles:
-    """The last and the best checkpoint of a run, whatever is in them."""
+    """The files of the last and the best checkpoint of a run."""
 
     store: Store
     run_id: str
-    #: Workers do not see the store: what they save travels to the driver, and what was saved came with the spec.
+    #: Workers cannot see the store: they send checkpoints to the driver, and get earlier ones with the spec.
     on_driver: bool = False
     resume: bytes | None = None
     resume_best: bytes | None = None
 
     @classmethod
     def of(cls, spec: FitSpec) -> RunFiles:
-        """Those of the run that ``spec`` tells of."""
+        """The files of the run of ``spec``."""
         return cls(spec.store, spec.run_id, spec.store_on_driver, spec.resume, spec.resume_best)
 
     @property
     def are_kept(self) -> bool:
-        """Whether there is a place for checkpoints at all."""
+        """Whether the store keeps checkpoints."""
         return self.store.saving_runs
 
     def save(self, blob: bytes, best: bool = False) -> None:
-        """Keep a checkpoint as the last one, or as the best; a no-op in a store that keeps no runs.
+        """Save a checkpoint as the last one, or as the best; does nothing in a store that keeps no runs.
 
         Raises:
             DataError: the store cannot be written.
         """
-        suffix = BEST if best else ""
-        path = path_of(self.store, self.run_id, suffix)
+        path = self._path(best)
         if path is None:
             return
         if self.on_driver:
-            self._send(blob, suffix)
+            pieces = [blob[start : start + PIECE_BYTES] for start in range(0, len(blob), PIECE_BYTES)]
+            for index, piece in enumerate(pieces):
+                text = base64.b64encode(piece).decode()
+                progress.report(checkpoint=text, best=best, piece=index, pieces=len(pieces))
             return
         try:
             self.store.write(path, blob)
@@ -64,64 +64,51 @@ class RunFiles:
 
     def last(self) -> bytes | None:
         """The last checkpoint, or None."""
-        return self.resume if self.on_driver else read(self.store, self.run_id)
+        return self.resume if self.on_driver else self._read(best=False)
 
     def best(self) -> bytes | None:
         """The best checkpoint, or None."""
-        return self.resume_best if self.on_driver else read(self.store, self.run_id, BEST)
+        return self.resume_best if self.on_driver else self._read(best=True)
 
-    @staticmethod
-    def _send(blob: bytes, suffix: str) -> None:
-        pieces = [blob[start : start + PIECE_BYTES] for start in range(0, len(blob), PIECE_BYTES)]
-        for index, piece in enumerate(pieces):
-            text = base64.b64encode(piece).decode()
-            progress.report(checkpoint=text, suffix=suffix, piece=index, pieces=len(pieces))
+    def _read(self, best: bool) -> bytes | None:
+        path = self._path(best)
+        return None if path is None or not self.store.exists(path) else self.store.read(path)
+
+    def _path(self, best: bool) -> str | None:
+        """None in a store that keeps no runs."""
+        path = self.store.get_checkpoint_path(self.run_id)
+        return path + ".best" if best and path is not None else path
 
 
 class ReceivedFiles:
-    """The driver's end: puts the checkpoints that workers send together, and keeps them in the driver's own store."""
+    """In the driver: assembles the checkpoints that workers send, and saves them to ``files``."""
 
-    def __init__(self, store: Store, run_id: str) -> None:
-        self._store = store
-        self._run_id = run_id
-        self._pieces: dict[str, list[bytes]] = {}
+    def __init__(self, files: RunFiles) -> None:
+        self._files = files
+        #: Of the last and of the best checkpoint.
+        self._pieces: dict[bool, list[bytes]] = {False: [], True: []}
 
     def add(self, fields: Mapping[str, Any]) -> None:
-        """Take a piece. A checkpoint appears when it is whole; one that a dead worker left unfinished is forgotten."""
-        suffix = fields["suffix"]
+        """Take a piece. A checkpoint is saved when it is complete, so never if its worker died before."""
+        pieces = self._pieces[fields["best"]]
         if fields["piece"] == 0:
-            self._pieces[suffix] = []
-        pieces = self._pieces.get(suffix, [])
-        if len(pieces) != fields["piece"]:
-            return
-        pieces.append(base64.b64decode(fields["checkpoint"]))
-        if len(pieces) == fields["pieces"]:
-            path = path_of(self._store, self._run_id, suffix)
-            if path is not None:
-                self._store.write(path, b"".join(self._pieces.pop(suffix)))
-
-
-def path_of(store: Store, run_id: str, suffix: str = "") -> str | None:
-    """Where a checkpoint is; None in a store that keeps no runs."""
-    path = store.get_checkpoint_path(run_id)
-    return None if path is None else path + suffix
-
-
-def read(store: Store, run_id: str, suffix: str = "") -> bytes | None:
-    """A checkpoint, or None."""
-    path = path_of(store, run_id, suffix)
-    return None if path is None or not store.exists(path) else store.read(path)
+            pieces.clear()
+        if len(pieces) == fields["piece"]:
+            pieces.append(base64.b64decode(fields["checkpoint"]))
+            if len(pieces) == fields["pieces"]:
+                self._files.save(b"".join(pieces), fields["best"])
+                pieces.clear()
 
 
 def keep_with_run(spec: FitSpec, folder: str) -> None:
-    """Copy what was written to a folder of :func:`local_folder` to the run's own, where runs are kept."""
+    """Copy the contents of a :func:`local_folder` to the run's folder in the store, if the store keeps runs."""
     if not spec.store_on_driver and spec.store.saving_runs:
         spec.store.sync_fn(spec.run_id)(folder)
 
 
 @contextlib.contextmanager
 def local_folder(spec: FitSpec) -> Iterator[str]:
-    """A local folder for what callbacks and loggers of a framework write: the run's own where the store is local."""
+    """A local folder for what callbacks and loggers of a framework write; the run's folder if the store is local."""
     if spec.store_on_driver or not spec.store.saving_runs:
         with scratch_folder("run") as folder:
             yield folder

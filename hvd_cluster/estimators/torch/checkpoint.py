@@ -1,276 +1,112 @@
-"""A run's state after an epoch, in the store: one file, whole or absent."""
+"""Saves and restores a PyTorch run: after each epoch, within epochs, and the best epoch."""
 
 from __future__ import annotations
 
-import io
-import json
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import torch
-
-from hvd_cluster.errors import DataError
-from hvd_cluster.estimators.run.fingerprint import Fingerprint
-from hvd_cluster.estimators.run.run_files import RunFiles
-from hvd_cluster.estimators.torch.cpu_copies import on_cpu
-from hvd_cluster.estimators.torch.optimizer_state import rates, scale_initial_rates, set_rates
-
-if TYPE_CHECKING:
-    from hvd_cluster.estimators.spec import TrainSpec
+from hvd_cluster.estimators.run import early_stopping
+from hvd_cluster.estimators.run.checkpoint import Checkpoint, PartialEpoch, packed
+from hvd_cluster.estimators.run.worker_run import WorkerRun
+from hvd_cluster.estimators.spec import TrainSpec
+from hvd_cluster.estimators.torch import random_state
+from hvd_cluster.estimators.torch.means import Means
+from hvd_cluster.estimators.torch.steps import Steps
+from hvd_cluster.estimators.torch.train_state import unscaled_optimizer
 
 
-@dataclass(frozen=True)
-class Running:
-    """How far an epoch has come, for a checkpoint within it."""
+class Checkpointing:
+    """Saves the model and the optimizer of rank 0, and what every rank needs to continue with the same bits.
 
-    #: Rows of the epoch that all ranks together have trained on.
-    rows: int
-    #: What each rank has added up for the means, shape (ranks, numbers).
-    sums: torch.Tensor
-    #: The random generators of each rank; see :mod:`hvd_cluster.estimators.torch.random_state`.
-    random: list[dict[str, Any]]
+    Args:
+        run: on this worker.
+        steps: the model and the optimizer.
+        scale: by what the learning rates of one worker are multiplied.
+    """
 
+    def __init__(self, run: WorkerRun[TrainSpec], steps: Steps, scale: float) -> None:
+        self._run = run
+        self._steps = steps
+        self._scale = scale
+        self._given_rates = run.spec.optimizer.given_rates
+        #: What :meth:`to_return` returns of the best epoch, on rank 0 with ``return_best``.
+        self._best: bytes | None = None
+        #: Index of the first epoch that may be the best: that of the best checkpoint of a resumed run.
+        self._since = 0
 
-@dataclass(frozen=True)
-class Checkpoint:
-    """What resuming takes."""
-
-    model: dict[str, Any]
-    #: State of the optimizer, with the rate of one worker: a run may be resumed by another number of them.
-    optimizer: dict[str, Any]
-    #: The rates that ``size`` workers used, so that the same number goes on with exactly those.
-    scaled_rates: list[float]
-    size: int
-    #: Finished epochs.
-    epochs: int
-    history: list[dict[str, Any]]
-    #: What it was trained on; None in files of before there was one.
-    trained_on: Fingerprint | None = None
-    #: State of the scheduler and of the gradients' scaler, where there are such.
-    scheduler: dict[str, Any] | None = None
-    scaler: dict[str, Any] | None = None
-    #: Where the next epoch stands; None at its beginning, when random generators are seeded anew.
-    running: Running | None = None
-    #: Name of the optimizer's class; empty in files of before there was one.
-    optimizer_class: str = ""
-    #: By what the rates of one worker were multiplied; None in files of before that was kept.
-    scale: float | None = None
-    #: The rates that the run's optimizer was given at its beginning; None in files of before they were kept.
-    given_rates: list[float] | None = None
-
-    @classmethod
-    def of(
-        cls,
-        model: torch.nn.Module,
-        optimizer: torch.optim.Optimizer,
-        size: int,
-        scale: float,
-        history: list[dict[str, Any]],
-        trained_on: Fingerprint | None = None,
-        *,
-        scheduler: Any = None,
-        scaler: Any = None,
-        running: Running | None = None,
-        given_rates: list[float] | None = None,
-    ) -> Checkpoint:
-        """Take the state of a run in which the rates are ``scale`` times those of one worker."""
-        scaled = rates(optimizer)
-        state = optimizer.state_dict()
-        groups = [dict(group) for group in state["param_groups"]]
-        for group, rate in zip(groups, scaled, strict=True):
-            if "lr" in group:
-                group["lr"] = rate / scale
-        return cls(
-            model=on_cpu(model.state_dict()),
-            optimizer=on_cpu({**state, "param_groups": groups}),
-            scaled_rates=scaled,
-            size=size,
-            epochs=len(history),
-            history=history,
-            trained_on=trained_on,
-            scheduler=None if scheduler is None else on_cpu(scheduler.state_dict()),
-            scaler=None if scaler is None else on_cpu(scaler.state_dict()),
-            running=running,
-            optimizer_class=type(optimizer).__name__,
-            scale=scale,
-            given_rates=given_rates,
-        )
-
-    def is_over(self, spec: TrainSpec) -> bool:
-        """Whether nothing is left to train."""
-        stopping = spec.early_stopping
-        return self.epochs >= spec.epochs or (stopping is not None and stopping.is_over(self.history))
-
-    def require_data(self, run_id: str, now: Fingerprint) -> None:
-        """Check that a fit goes on with the data that the run began with.
+    def restore(self) -> None:
+        """Continue from the run's checkpoint, if it has one.
 
         Raises:
-            DataError: it differs; the text says in what.
+            DataError: it is of another model or optimizer.
         """
-        if self.trained_on is not None:
-            self.trained_on.require(run_id, now)
-
-    def kept_text(self, spec: TrainSpec, size: int) -> str:
-        """What ``size`` workers go on with though the fit was given another: the learning rate; empty for no other."""
-        now = spec.optimizer.given_rates
-        if self.size == size and self.scale not in (None, size if spec.scale_lr else 1.0) and not self.is_over(spec):
-            return (
-                f"run {spec.run_id!r} goes on with learning rates {self.scale:g} times those of one worker, as it "
-                f"began: scale_lr={spec.scale_lr} has no effect, choose another run_id to train with it"
-            )
-        if self.given_rates is None or self.given_rates == now or self.is_over(spec):
-            return ""
-        then, given = (", ".join(f"{rate:g}" for rate in each) for each in (self.given_rates, now))
-        return (
-            f"run {spec.run_id!r} goes on with the learning rate that it began with, {then}: the optimizer's "
-            f"lr={given} has no effect, choose another run_id to train with it"
-        )
-
-    def restore(
-        self,
-        run_id: str,
-        model: torch.nn.Module,
-        optimizer: torch.optim.Optimizer,
-        size: int,
-        scale: float,
-        *,
-        scheduler: Any = None,
-        scaler: Any = None,
-    ) -> None:
-        """Put the state back, the rates multiplied for ``size`` workers.
-
-        Raises:
-            DataError: the checkpoint is of another model or optimizer.
-        """
-        fresh = [list(one.base_lrs) for one in _with_base_rates(scheduler)]
-        fresh_initial = [group.get("initial_lr") for group in optimizer.param_groups]
-        own = type(optimizer).__name__  # that of a DistributedOptimizer is the name of what it wraps
-        if self.optimizer_class not in {"", own}:  # torch loads it, and fails in the first step
-            raise DataError(
-                f"run_id={run_id!r} has a checkpoint of the optimizer {self.optimizer_class}, not {own}: choose "
-                "another run_id"
-            )
-        try:
-            model.load_state_dict(self.model)
-            optimizer.load_state_dict(self.optimizer)
-            if scheduler is not None and self.scheduler is not None:
-                scheduler.load_state_dict(self.scheduler)
-            if scaler is not None and self.scaler is not None:
-                scaler.load_state_dict(self.scaler)
-        except (RuntimeError, ValueError, KeyError) as error:
-            raise DataError(
-                f"run_id={run_id!r} has a checkpoint of another model or optimizer: choose another run_id ({error})"
-            ) from error
-        if size == self.size:
-            set_rates(optimizer, self.scaled_rates)
+        run, steps, found = self._run, self._steps, self._run.resumed
+        if found is None:
             return
-        set_rates(optimizer, [rate * scale for rate in rates(optimizer)])
-        before = self._scale
-        for one, made_with in zip(_with_base_rates(scheduler), fresh, strict=True):
-            if one.base_lrs != made_with:  # equal ones were given to the scheduler, and go by no number of workers
-                one.base_lrs = [rate / before * scale for rate in one.base_lrs]
-        for group, initial in zip(optimizer.param_groups, fresh_initial, strict=True):
-            if "initial_lr" in group and group["initial_lr"] != initial:
-                group["initial_lr"] = group["initial_lr"] / before * scale
+        self._given_rates = found.state["given_rates"]
+        if found.size == run.hvd.size():
+            self._scale = found.state["scale"]  # the run keeps its exact rates, whatever scale_lr is now
+        if run.hvd.rank() == 0 and self._looks_for_best:
+            self._find_best(found)
+        steps.restore(found, run.spec.run_id, run.hvd.size(), self._scale)
+
+    def save_within(self, done: int, means: Means) -> None:
+        """Save after ``done`` steps of an epoch; every rank takes part."""
+        self._steps.share_buffers()
+        own = {"sums": means.sums, "random": random_state.capture()}
+        partial_epoch = PartialEpoch.after(done, self._run.spec, self._run.hvd, own)
+        if self._run.hvd.rank() == 0:
+            self._current(partial_epoch).save(self._run.files)
+
+    def save_epoch(self, is_last: bool) -> None:
+        """Save on rank 0 what is due after an epoch: the last checkpoint, the best one."""
+        run = self._run
+        if run.hvd.rank() != 0:
+            return
+        is_due = run.is_checkpoint_due(is_last)
+        is_best = self._looks_for_best and self._is_best(run.history[self._since :])
+        if not is_due and not is_best:
+            return
+        checkpoint = self._current()
+        if is_due:
+            checkpoint.save(run.files)
+        if is_best:
+            checkpoint.save(run.files, best=True)
+            if run.spec.return_best:
+                self._best = _result(checkpoint)
+
+    def to_return(self) -> bytes:
+        """The model and the optimizer that the fit returns, on rank 0: as they are now, or of the best epoch."""
+        return self._best or _result(self._current())
 
     @property
-    def _scale(self) -> float:
-        """By what the rates of one worker were multiplied; in older files it shows unless a schedule ended at 0."""
-        if self.scale is not None:
-            return self.scale
-        pairs = zip(self.scaled_rates, (group.get("lr", 0.0) for group in self.optimizer["param_groups"]), strict=True)
-        return next((scaled / float(rate) for scaled, rate in pairs if rate), 1.0)
+    def _looks_for_best(self) -> bool:
+        spec = self._run.spec
+        return spec.return_best or (spec.validation_is_there and self._run.files.are_kept)
 
-    def unscaled_optimizer(self) -> dict[str, Any]:
-        """State of the optimizer for another fit, which multiplies again what schedulers begin from."""
-        groups = [dict(group) for group in self.optimizer["param_groups"]]
-        scale_initial_rates(groups, 1 / self._scale)
-        return {**self.optimizer, "param_groups": groups}
+    def _find_best(self, last: Checkpoint) -> None:
+        """Load the best checkpoint of the run that continues from ``last``.
 
-    def to_bytes(self) -> bytes:
-        content = {
-            "model": self.model,
-            "optimizer": self.optimizer,
-            "scaled_rates": self.scaled_rates,
-            "size": self.size,
-            "epoch": self.epochs,
-            "history": json.dumps(self.history),
-            "trained_on": json.dumps(self.trained_on.to_dict() if self.trained_on is not None else None),
-            "scheduler": self.scheduler,
-            "scaler": self.scaler,
-            "running": None if self.running is None else vars(self.running),
-            "optimizer_class": self.optimizer_class,
-            "scale": self.scale,
-            "given_rates": self.given_rates,
-        }
-        buffer = io.BytesIO()
-        torch.save(content, buffer)
-        return buffer.getvalue()
-
-    @classmethod
-    def from_bytes(cls, blob: bytes, origin: str) -> Checkpoint:
-        """Read what :meth:`to_bytes` wrote; nothing in it is executed.
-
-        Raises:
-            DataError: ``origin`` holds something else.
+        It may be of an epoch after ``last``, which the run has left: then ``last`` is the best one known. So it is if
+        the run ended after it saved ``last`` and before it saved the same as the best.
         """
-        try:
-            content = torch.load(io.BytesIO(blob), map_location="cpu", weights_only=True)
-            trained_on = json.loads(content.get("trained_on", "null"))
-            running = content.get("running")
-            return cls(
-                model=content["model"],
-                optimizer=content["optimizer"],
-                scaled_rates=content["scaled_rates"],
-                size=content["size"],
-                epochs=content["epoch"],
-                history=json.loads(content["history"]),
-                trained_on=None if trained_on is None else Fingerprint(**trained_on),
-                scheduler=content.get("scheduler"),
-                scaler=content.get("scaler"),
-                running=None if running is None else Running(**running),
-                optimizer_class=content.get("optimizer_class", ""),
-                scale=content.get("scale"),
-                given_rates=content.get("given_rates"),
-            )
-        except Exception as error:  # torch.load and the unpickler raise anything for a foreign file
-            raise DataError(
-                f"{origin} is not a checkpoint of this run ({error}): delete it, or choose another run_id"
-            ) from error
+        best = Checkpoint.load_best(self._run.files, last.history)
+        since = 0 if best is None else best.epochs - 1
+        if last.partial_epoch is None and (best is None or self._is_best(last.history[since:])):
+            best = last
+            best.save(self._run.files, best=True)
+        self._since = last.epochs if best is None else best.epochs - 1
+        if best is not None and self._run.spec.return_best:
+            self._best = _result(best)
 
-    def save(self, files: RunFiles, best: bool = False) -> None:
-        """Keep it as the run's last checkpoint, or as that of its best epoch.
+    def _is_best(self, records: list[dict[str, Any]]) -> bool:
+        """Whether the last one is the best of them."""
+        stopping = self._run.spec.early_stopping or early_stopping.DEFAULT
+        return stopping.best_epoch(records) == len(records) - 1
 
-        Raises:
-            DataError: the store cannot be written; the text says what is left of the run.
-        """
-        try:
-            files.save(self.to_bytes(), best)
-        except DataError as error:
-            if kept := _kept_text(files):
-                raise DataError(f"{error}; {kept}") from error.__cause__
-            raise
-
-    @classmethod
-    def load(cls, files: RunFiles) -> Checkpoint | None:
-        """The run's last checkpoint, or None."""
-        blob = files.last()
-        return None if blob is None else cls.from_bytes(blob, f"the checkpoint of run {files.run_id!r}")
+    def _current(self, partial_epoch: PartialEpoch | None = None) -> Checkpoint:
+        return self._run.checkpoint(self._steps.capture(self._scale, self._given_rates), partial_epoch)
 
 
-def _with_base_rates(scheduler: Any) -> list[Any]:
-    """A scheduler and those that it is made of, as far as they begin from the optimizer's rates; none of None."""
-    found = [scheduler] if hasattr(scheduler, "base_lrs") else []
-    return [*found, *(one for child in getattr(scheduler, "_schedulers", ()) for one in _with_base_rates(child))]
-
-
-def _kept_text(files: RunFiles) -> str:
-    """What is there of a run whose next checkpoint cannot be written; files are written whole or not at all."""
-    try:
-        last = Checkpoint.load(files)
-    except (OSError, DataError):  # what could not be written is the one to tell
-        return ""
-    if last is None:
-        return ""
-    where = f"of epoch {last.epochs}" if last.running is None else f"amid epoch {last.epochs + 1}"
-    return f"the checkpoint {where} is kept: run again with run_id={files.run_id!r}"
+def _result(checkpoint: Checkpoint) -> bytes:
+    """A copy of the model and the optimizer."""
+    return packed({"model": checkpoint.state["model"], "optimizer": unscaled_optimizer(checkpoint.state)})

@@ -15,21 +15,21 @@ from hvd_cluster.errors import DataError
 from hvd_cluster.estimators.run.world import Collectives
 from hvd_cluster.estimators.spec import TrainSpec
 
-#: Labels with more values than this are no classes.
+#: A label with more values than this is not a class.
 MAX_CLASSES = 100_000
 
 
 @dataclass(frozen=True)
 class ClassWeights:
-    """label -> weight; labels that are not there weigh 1."""
+    """label -> weight; other labels weigh 1."""
 
     weights: Mapping[float, float]
 
     @classmethod
     def of(cls, spec: TrainSpec, hvd: Collectives) -> ClassWeights | None:
-        """What the spec asks for; "balanced" ones are counted by all ranks together.
+        """The weights that the spec asks for; for "balanced" all ranks count the labels together.
 
-        A class of n rows out of N in k classes weighs ``N / (k * n)``, as with scikit-learn's
+        A class with n of N rows, in k classes, weighs ``N / (k * n)``, as with scikit-learn's
         ``class_weight="balanced"``.
 
         Raises:
@@ -53,21 +53,21 @@ class ClassWeights:
 
     @staticmethod
     def require_numbers(name: str, label: Tensor) -> None:
-        """Check that the rows of a label (rows, ...) are single numbers, which name a class.
+        """Check that a row of a label (rows, ...) is one number, which names a class.
 
         Raises:
-            DataError: they are not.
+            DataError: it is not.
         """
         if math.prod(label.shape[1:]) != 1:
             raise DataError(
-                f"class_weights needs a label that names a class, and a row of {name!r} is of shape "
-                f"{tuple(label.shape[1:])}: give a column with one number a row, or sample_weight_col"
+                f"class_weights needs a label that names a class, and a row of {name!r} has the "
+                f"shape {tuple(label.shape[1:])}: give a column with one number a row, or sample_weight_col"
             )
 
     def row_weights(self, labels: Tensor, weights: Tensor | None) -> Tensor:
-        """(rows,) float32: what each row's loss counts, on top of ``weights``."""
+        """(rows,) float32: the weight of each row's loss, multiplied by ``weights``."""
         known = torch.tensor(sorted(self.weights), dtype=torch.float64, device=labels.device)
-        if labels.is_floating_point():  # a label of the data comes in the model's dtype, in which 0.1 is another number
+        if labels.is_floating_point():  # the data have the model's dtype, in which 0.1 is another number
             known = known.to(labels.dtype).to(torch.float64)
         factors = torch.tensor([self.weights[label] for label in sorted(self.weights)], device=labels.device)
         flat = labels.to(torch.float64).reshape(len(labels), -1)[:, 0]
@@ -77,7 +77,7 @@ class ClassWeights:
 
 
 def _labels(spec: TrainSpec, rank: int, size: int) -> Iterator[Tensor]:
-    """The label of each training row, shared out among the ranks."""
+    """The labels of this rank's share of the training rows."""
     data, name = spec.dataset, spec.inputs.label_cols[0]
     reader = ParquetReader(
         data.train,

@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
 from hvd_cluster.data.dataset import Dataset
 from hvd_cluster.data.store import Store
 from hvd_cluster.estimators.params import ESTIMATOR_ROWS, TORCH_ROWS, with_params
+from hvd_cluster.estimators.run.checkpoint import Checkpoint
 from hvd_cluster.estimators.run.run_files import RunFiles
 from hvd_cluster.estimators.spec import TrainResult, TrainSpec
-from hvd_cluster.estimators.torch.checkpoint import Checkpoint
 from hvd_cluster.estimators.torch.class_weights import ClassWeights
-from hvd_cluster.estimators.torch.cpu_copies import module_on_cpu
-from hvd_cluster.estimators.torch.model_pickling import copied
+from hvd_cluster.estimators.torch.model_pickling import copied, module_on_cpu
 from hvd_cluster.estimators.torch.module_estimator import ModuleEstimator, as_tuples
 from hvd_cluster.estimators.torch.optimizer_state import OptimizerState
 from hvd_cluster.estimators.torch.probe import probe
 from hvd_cluster.estimators.torch.train import train
+from hvd_cluster.estimators.torch.train_state import TrainState, kept_text
 from hvd_cluster.estimators.typed_params import TorchEstimatorParams
 
 
@@ -29,20 +27,19 @@ from hvd_cluster.estimators.typed_params import TorchEstimatorParams
 class TorchEstimator(TorchEstimatorParams, ModuleEstimator):
     """Trains a PyTorch model on the rows of a DataFrame, with several workers, and returns a :class:`TorchModel`.
 
-    ``fit(data)`` takes a Spark DataFrame (classic or Connect), and then the workers run on the Spark cluster; or a
-    pandas DataFrame, a pyarrow Table or the path of Parquet files, and then they are processes of this machine.
+    ``fit(data)`` takes a Spark DataFrame (classic or Connect), with workers on the Spark cluster; or a pandas
+    DataFrame, a pyarrow Table or the path of Parquet files, with workers on this machine.
 
     Each feature column becomes one positional argument of the model, a tensor of shape ``(rows, *shape of a row)``;
-    each label column meets one output in the loss. Columns come in the model's floating dtype; integers come as int64
-    and bools as bool where only that works (embeddings, class labels). The learning rate is multiplied by the number
-    of workers unless ``scale_lr=False``.
+    the loss compares each label column with one output. Columns have the model's floating dtype; integers are int64 and
+    bools are bool if only that works (embeddings, class labels). The learning rate is multiplied by the number of
+    workers unless ``scale_lr=False``.
 
-    An epoch goes through all training rows; its last global batch is filled up with rows that were seen before
-    (``padding_rows`` in ``getHistory()``). After each epoch rank 0 writes a checkpoint to the store; a fit with the
-    same ``run_id`` goes on from it, says so in a warning, and refuses other columns or another number of rows. When a
-    worker dies, all start again from the last checkpoint, up to ``max_restarts`` times, and the weights at the end are
-    those of a fit that nobody disturbed. Without a store the rows of a Spark DataFrame go straight to the workers'
-    disks.
+    An epoch uses all training rows; its last global batch is padded with earlier rows (``padding_rows`` in
+    ``getHistory()``). After each epoch rank 0 writes a checkpoint to the store; a fit with the same ``run_id``
+    continues from it with a warning, and refuses other columns or another number of rows. When a worker dies, all
+    workers start again from the last checkpoint, up to ``max_restarts`` times, and the final weights are those of an
+    undisturbed fit. Without a store the rows of a Spark DataFrame go directly to the workers' disks.
 
     Raises (from fit, before any worker starts):
         ValueError: params that are missing or contradict each other, and columns that do not exist, all at once.
@@ -64,14 +61,14 @@ class TorchEstimator(TorchEstimatorParams, ModuleEstimator):
             wrong.append("class_weights needs a single label column: use sample_weight_col with several")
         if value("train_minibatch_fn") is not None:
             wrong += [
-                f"{name} is for the steps of this package, not for train_minibatch_fn: clip there, between "
+                f"{name} has no effect with train_minibatch_fn: clip there, between "
                 "optimizer.synchronize() and optimizer.step() in `with optimizer.skip_synchronize()`"
                 for name in ("gradient_clip_norm", "gradient_clip_value")
                 if value(name) is not None
             ]
             if value("mixed_precision") == "fp16":
                 wrong.append(
-                    "mixed_precision='fp16' needs a scaled loss, which train_minibatch_fn is not given: take 'bf16', "
+                    "mixed_precision='fp16' needs a scaled loss, which train_minibatch_fn does not get: use 'bf16', "
                     "or leave it out and use torch.amp.GradScaler there"
                 )
         if not all(callable(callback) for callback in value("callbacks") or []):
@@ -86,11 +83,10 @@ class TorchEstimator(TorchEstimatorParams, ModuleEstimator):
         findings = probe(
             model,
             dataclasses.replace(self._inputs(dataset), input_shapes=as_tuples(value("input_shapes"))),
-            objective,
+            objective if value("train_minibatch_fn") is None else None,
             metrics,
             batch,
             dataset.schema,
-            custom_step=value("train_minibatch_fn") is not None,
             weighted=value("class_weights") is not None,
             batch_size=value("batch_size"),
         )
@@ -114,23 +110,15 @@ class TorchEstimator(TorchEstimatorParams, ModuleEstimator):
         )
 
     def _checkpoint(self, store: Store, run_id: str) -> Checkpoint | None:
-        found = Checkpoint.load(RunFiles(store, run_id))
+        found = Checkpoint.load(RunFiles(store, run_id), "model")
         if found is not None:
             trial = copied(self._value("model"))
             optimizer = OptimizerState.of(self._value("optimizer"), self._value("model")).build(trial)
-            found.restore(run_id, trial, optimizer, size=1, scale=1.0)
+            TrainState(trial, optimizer).restore(found, run_id, size=1, scale=1.0)
         return found
+
+    def _kept_text(self, found: Checkpoint, spec: TrainSpec, num_proc: int) -> str:
+        return kept_text(found, spec, num_proc)
 
     def _train_fn(self) -> Callable[[TrainSpec], TrainResult]:
         return train
-
-    def _create_model(self, results: list[TrainResult], spec: TrainSpec) -> Any:
-        state = torch.load(io.BytesIO(results[0].state), map_location="cpu", weights_only=True)
-        model = copied(spec.model).cpu()
-        model.load_state_dict(state["model"])
-        optimizer = spec.optimizer.build(model)
-        optimizer.load_state_dict(state["optimizer"])
-        arguments = self._get_model_kwargs(
-            model.eval(), results[0].history, optimizer, spec.run_id, self._metadata_of(spec)
-        )
-        return self.get_model_class()(**arguments)

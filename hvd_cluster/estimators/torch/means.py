@@ -21,8 +21,8 @@ class Means:
         self._sums = torch.zeros(2 + sum(map(len, self._names)), dtype=torch.float64, device=device)
 
     def add(self, loss: Tensor, metrics: Sequence[Any], rows: float) -> None:
-        """One batch: its mean loss, its mean metrics (tensors or numbers), and the rows that count in it, perhaps 0."""
-        if not rows:  # a value that is not finite would stay in the sums
+        """Add a batch: its mean loss, its mean metrics (tensors or numbers), and the rows that count in it."""
+        if not rows:  # 0 times a value that is not finite is NaN
             return
         values = [torch.as_tensor(value, device=self._sums.device).detach() for value in (loss, *metrics)]
         batch = torch.stack([value.to(torch.float64).reshape(()) for value in values])
@@ -31,11 +31,11 @@ class Means:
 
     @property
     def sums(self) -> Tensor:
-        """What has been added up on this rank so far, float64 on the CPU."""
+        """The sums of this rank so far, float64 on the CPU."""
         return self._sums.cpu()
 
-    def take_up(self, sums: Tensor) -> None:
-        """Go on from what :attr:`sums` was; begin anew where that was of other metrics."""
+    def restore(self, sums: Tensor) -> None:
+        """Continue from what :attr:`sums` was; start from zero if it was of other metrics."""
         if sums.shape == self._sums.shape:
             self._sums.copy_(sums)
 

@@ -1,4 +1,4 @@
-"""TorchModel: what TorchEstimator returns. Scores DataFrames, and keeps how it came about."""
+"""TorchModel, which TorchEstimator returns: scores DataFrames, and keeps the history of its training."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import torch
 from hvd_cluster.estimators.model import FittedModel
 from hvd_cluster.estimators.params import MODEL_ROWS, TORCH_MODEL_ROWS, with_params
 from hvd_cluster.estimators.scoring.scorer import Framework
-from hvd_cluster.estimators.torch.cpu_copies import module_on_cpu
-from hvd_cluster.estimators.torch.model_pickling import make_picklable
+from hvd_cluster.estimators.torch.model_pickling import make_picklable, module_on_cpu
 from hvd_cluster.estimators.torch.objective import as_outputs
+from hvd_cluster.estimators.torch.probe import floating_dtype
 from hvd_cluster.estimators.typed_params import TorchModelParams
 
 
@@ -26,7 +26,7 @@ def predict(model: torch.nn.Module, features: list[torch.Tensor]) -> list[torch.
 
 @contextlib.contextmanager
 def evaluating(model: torch.nn.Module) -> Iterator[None]:
-    """The model in evaluation mode, and back in the modes that its parts were in."""
+    """The model in evaluation mode; the modes of its modules are restored at the end."""
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:
@@ -49,7 +49,7 @@ class TorchModel(TorchModelParams, FittedModel):
 
     Raises (from transform):
         ValueError: an output column exists already, or a feature column does not.
-        DataError: a feature column holds nulls or is none that the model takes.
+        DataError: a feature column holds nulls, or the model does not take it.
     """
 
     framework = Framework(predict=predict, mode=evaluating)
@@ -60,17 +60,16 @@ class TorchModel(TorchModelParams, FittedModel):
         return f"this {type(self).__name__} has no model: give model=, or setModel()"
 
     def _default_dtype(self) -> str:
-        floating = (p.dtype for p in self._value("model").parameters() if p.dtype.is_floating_point)
-        return str(next(floating, torch.float32)).removeprefix("torch.")
+        return floating_dtype(self._value("model"))
 
     def log_to_mlflow(self, mlflow: Any) -> None:
         """Log the model to the active run of ``mlflow``, as "model" in its PyTorch flavour."""
         log = mlflow.pytorch.log_model
         accepted = inspect.signature(log).parameters
-        given = {"name" if "name" in accepted else "artifact_path": "model"}  # the latter until MLflow 3
+        given = {"name" if "name" in accepted else "artifact_path": "model"}  # artifact_path before MLflow 3
         if "serialization_format" in accepted:
-            given["serialization_format"] = "pickle"  # the other one traces the model, and needs an example
-        # Named here: MLflow would load the model in a process of its own to find out what it imports.
+            given["serialization_format"] = "pickle"  # the other format traces the model, and needs an example
+        # Otherwise MLflow would load the model in a new process to find out what it imports.
         log(self._portable_model(), pip_requirements=[f"torch=={torch.__version__}"], **given)
 
     def _portable_model(self) -> torch.nn.Module:

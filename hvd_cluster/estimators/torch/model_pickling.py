@@ -1,8 +1,8 @@
-"""Models as values: copied, and made picklable where PyTorch alone refuses.
+"""Copies of models and states, for this process or another one, and pickling of models that PyTorch cannot pickle.
 
-Parametrized modules (``torch.nn.utils.parametrizations``) have classes that are made at run time and refuse to be
-pickled; TorchScript has a file format of its own. After :func:`make_picklable` any pickler takes both, and what it
-rebuilds in another process can be pickled again.
+The classes of parametrized modules (``torch.nn.utils.parametrizations``) are made at run time and cannot be pickled;
+TorchScript has its own file format. After :func:`make_picklable` any pickler takes both, and what it rebuilds in
+another process can be pickled again.
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ from torch.nn.utils import parametrize
 from hvd_cluster.errors import DataError
 
 M = TypeVar("M", bound=torch.nn.Module)
+T = TypeVar("T")
 
 _REMEDY = (
-    "set it to None before fit() and make it where it is used, or leave it out of the module's state with a "
+    "set it to None before fit() and create it where it is used, or exclude it from the module's state with a "
     "__getstate__ method"
 )
 
 
 def make_picklable(value: Any) -> None:
-    """Let every pickler take the modules in ``value``: a module, or a list or dict of such; anything else is fine."""
+    """Make the modules in ``value`` picklable: a module, or a list or dict of modules; anything else is ignored."""
     if isinstance(value, Mapping):
         value = list(value.values())
     if isinstance(value, (list, tuple)):
@@ -46,13 +47,13 @@ def make_picklable(value: Any) -> None:
 
 
 def copied(module: M) -> M:
-    """A copy of ``module`` that shares nothing with it: through pickle, where ``copy.deepcopy`` does not do.
+    """A copy of ``module`` that shares nothing with it, through pickle if ``copy.deepcopy`` fails.
 
-    It refuses a tensor that was computed and kept, such as an attention map of an earlier call or the weight of a
-    pruned module; and the parameters of its copies of TorchScript cannot be trained.
+    ``deepcopy`` refuses a tensor that was computed, such as a stored attention map or the weight of a pruned module,
+    and the parameters of its copies of TorchScript cannot be trained.
 
     Raises:
-        DataError: pickle refuses too; the text names the attribute.
+        DataError: pickle fails too; the text names the attribute.
     """
     refusal: Exception | None = None
     if not any(isinstance(part, torch.jit.ScriptModule) for part in module.modules()):
@@ -69,11 +70,32 @@ def copied(module: M) -> M:
         )
 
 
+def module_on_cpu(value: T) -> T:
+    """A module itself if it is on the CPU, else a copy there; anything else, such as a function, as is."""
+    if not isinstance(value, torch.nn.Module):
+        return value
+    if all(tensor.device.type == "cpu" for tensor in (*value.parameters(), *value.buffers())):
+        return value
+    return copied(value).cpu()
+
+
+def on_cpu(state: Any) -> Any:
+    """The same nest of dicts and lists with every tensor on the CPU, and NumPy's scalars as Python's."""
+    if isinstance(state, torch.Tensor):
+        return state.detach().cpu()
+    if isinstance(state, dict):
+        return {key: on_cpu(value) for key, value in state.items()}
+    if isinstance(state, (list, tuple)):
+        return type(state)(on_cpu(value) for value in state)
+    return state.item() if type(state).__module__ == "numpy" else state
+
+
 def unpicklable_text(name: str, module: torch.nn.Module) -> str:
-    """Which attributes keep ``module`` from being pickled, with the remedy; empty where nothing does.
+    """Which attributes prevent ``module`` from being pickled, with the remedy; empty if it can be pickled.
 
     Args:
-        name: what the user calls the module.
+        name: the user's name for the module.
+        module: the module to send.
     """
     make_picklable(module)
     if _is_picklable(module):
@@ -108,7 +130,7 @@ def _reduce_parametrized(module: torch.nn.Module, _protocol: Any = None) -> tupl
 
 
 def _rebuilt_parametrized(cls: type[torch.nn.Module], names: tuple[str, ...], state: dict[str, Any]) -> Any:
-    """The module, with a class of its own whose properties compute the parametrized tensors."""
+    """The module, with a new class whose properties compute the parametrized tensors."""
     module: Any = cls.__new__(cls)
     torch.nn.Module.__init__(module)
     for name in names:

@@ -1,4 +1,4 @@
-"""What the estimators of ``torch.nn.Module`` have in common: optimizer, loss and metrics, and the model they return."""
+"""What TorchEstimator and LightningEstimator share: optimizer, loss and metrics, and the model they return."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import torch
 from hvd_cluster.errors import LaunchError
 from hvd_cluster.estimators.column_roles import as_group, wrong_counts
 from hvd_cluster.estimators.estimator import DistributedEstimator
-from hvd_cluster.estimators.spec import MakeObjective
-from hvd_cluster.estimators.torch.cpu_copies import module_on_cpu
+from hvd_cluster.estimators.run.checkpoint import unpacked
+from hvd_cluster.estimators.spec import MakeObjective, TrainResult
 from hvd_cluster.estimators.torch.model import TorchModel
-from hvd_cluster.estimators.torch.model_pickling import make_picklable, unpicklable_text
+from hvd_cluster.estimators.torch.model_pickling import copied, make_picklable, module_on_cpu, unpicklable_text
 from hvd_cluster.estimators.torch.optimizer_state import OptimizerState
 
 
@@ -31,14 +31,14 @@ class ModuleEstimator(DistributedEstimator):
         return super()._as_saved(name, value)
 
     def _objective_mistakes(self) -> list[str]:
-        """What is wrong with optimizer, loss and metrics."""
+        """Mistakes in optimizer, loss and metrics."""
         value = self._value
         wrong = []
         if not isinstance(value("optimizer"), torch.optim.Optimizer):
             wrong.append("optimizer is required: give a torch.optim.Optimizer over model.parameters()")
         elif isinstance(value("optimizer"), torch.optim.LBFGS):
             wrong.append(
-                "optimizer: LBFGS needs a closure in each step, which distributed training has not; use another"
+                "optimizer: LBFGS needs a closure in each step, which distributed training does not have; use another"
             )
         elif isinstance(value("model"), torch.nn.Module):
             wrong += unsized(value("model"))
@@ -53,7 +53,7 @@ class ModuleEstimator(DistributedEstimator):
         return wrong + _classes({"loss": value("loss"), "metrics": value("metrics")})
 
     def _count_mistakes(self) -> list[str]:
-        """Which lists have not one entry for each column."""
+        """Lists that do not have one entry for each column."""
         value = self._value
         labels = value("label_cols") or []
         for_labels = {name: value(name) for name in ("loss", "loss_constructors", "loss_weights", "label_shapes")}
@@ -80,7 +80,7 @@ class ModuleEstimator(DistributedEstimator):
         return tuple(tuple(module_on_cpu(metric) for metric in group) for group in groups)
 
     def _metric_names(self) -> tuple[tuple[str, ...], ...]:
-        """A name for each metric of each group: its own where it has one, else Horovod's ``group_0_<label>``."""
+        """A name for each metric of each group: the user's, or Horovod's ``group_0_<label>``."""
         labels = self._value("label_cols")
 
         def names(key: str | int) -> tuple[str, ...]:
@@ -91,9 +91,27 @@ class ModuleEstimator(DistributedEstimator):
         return tuple(names(key) for key, _ in self._metrics_given())
 
     def _metrics_given(self) -> list[tuple[str | int, Any]]:
-        """Each entry of ``metrics``, under its name or its place in the list."""
+        """Each entry of ``metrics``, with its name or its index."""
         given = self._value("metrics") or []
         return list(given.items() if isinstance(given, dict) else enumerate(given))
+
+    def _create_model(self, results: list[TrainResult], spec: Any) -> Any:
+        state = unpacked(results[0].state)
+        model = self._untrained_copy(spec, state).cpu()
+        model.load_state_dict(state["model"])
+        optimizer = None
+        if spec.optimizer is not None:
+            optimizer = spec.optimizer.build(model)
+            optimizer.load_state_dict(state["optimizer"])
+        arguments = self._get_model_kwargs(
+            model.eval(), results[0].history, optimizer, spec.run_id, self._metadata_of(spec)
+        )
+        return self.get_model_class()(**arguments)
+
+    def _untrained_copy(self, spec: Any, state: dict[str, Any]) -> torch.nn.Module:
+        """A copy of the spec's model that the weights of ``state`` fit."""
+        model: torch.nn.Module = copied(spec.model)
+        return model
 
     def get_model_class(self) -> type[Any]:
         return TorchModel
@@ -116,7 +134,7 @@ class ModuleEstimator(DistributedEstimator):
 
 
 def _classes(params: dict[str, Any]) -> list[str]:
-    """A complaint for each class of modules among functions: called with output and label, it would make a module."""
+    """A mistake for each class of modules among functions: calling it with output and label would make a module."""
     return [
         f"{name} has the class {one.__name__}: give an instance of it, {one.__name__}()"
         for name, value in params.items()
@@ -132,7 +150,7 @@ def _flat(value: Any) -> list[Any]:
 
 
 def unsized(model: torch.nn.Module) -> list[str]:
-    """A complaint of parameters that have no shape yet, which workers cannot make equal; empty if all have one."""
+    """A mistake if parameters have no shape yet: workers cannot make them equal."""
     lazy = [name for name, one in model.named_parameters() if isinstance(one, torch.nn.UninitializedParameter)]
     if not lazy:
         return []
@@ -141,5 +159,5 @@ def unsized(model: torch.nn.Module) -> list[str]:
 
 
 def as_tuples(shapes: list[list[int]] | None) -> tuple[tuple[int, ...], ...] | None:
-    """Shapes in the form that specs keep."""
+    """Shapes as a spec has them."""
     return None if shapes is None else tuple(tuple(shape) for shape in shapes)

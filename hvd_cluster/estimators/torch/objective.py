@@ -22,8 +22,8 @@ def as_outputs(outputs: Any) -> list[Tensor]:
 class Objective:
     """The loss over all label columns."""
 
-    #: One for each label column: fn(output, label) -> scalar. With row weights it is called with ``reduction="none"``
-    #: and returns one number for each row.
+    #: fn(output, label) -> scalar for each label column. With row weights it is called with ``reduction="none"`` and
+    #: returns one number for each row.
     losses: tuple[Any, ...]
     #: One weight for each label column.
     loss_weights: tuple[float, ...]
@@ -31,10 +31,10 @@ class Objective:
     label_shapes: tuple[tuple[int, ...], ...] | None = None
 
     def transform_outputs(self, outputs: Any, labels: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-        """Outputs as a list, and labels in the shape that the loss compares them in.
+        """Outputs as a list, and labels in the shape that the loss needs.
 
-        A label that has as many elements as its output takes the output's shape: (rows,) against (rows, 1) would
-        otherwise be broadcast to (rows, rows).
+        A label with as many elements as its output gets the output's shape: (rows,) and (rows, 1) would otherwise be
+        broadcast to (rows, rows).
         """
         listed = as_outputs(outputs)
         if self.label_shapes is not None:
@@ -69,7 +69,7 @@ class Objective:
 
 
 def per_row(fn: Any, output: Tensor, label: Tensor) -> Tensor:
-    """``fn`` without its reduction: a loss module of torch is told by its attribute, a function by its argument."""
+    """``fn`` without its reduction: an attribute of torch's loss modules, an argument of functions."""
     if isinstance(fn, torch.nn.Module) and hasattr(fn, "reduction"):
         unreduced: Any = copy.copy(fn)
         unreduced.reduction = "none"

@@ -1,4 +1,4 @@
-"""An optimizer without its parameters: what it takes to build it again over a copy of the model, in another process."""
+"""An optimizer without its parameters, to build it for a copy of the model in another process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from hvd_cluster.estimators.torch.cpu_copies import on_cpu
+from hvd_cluster.estimators.torch.model_pickling import on_cpu
 
 
 @dataclass(frozen=True)
@@ -24,9 +24,9 @@ class OptimizerState:
 
     @classmethod
     def of(cls, optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> OptimizerState:
-        """Take ``optimizer`` apart; its tensors come to the CPU.
+        """The state of ``optimizer``, on the CPU.
 
-        Its parameters are the model's own or, when it was made over another copy of the model, are matched to them in
+        Its parameters are those of the model or, if it was built for another copy of the model, are matched to them in
         order.
 
         Raises:
@@ -54,11 +54,11 @@ class OptimizerState:
 
     @property
     def given_rates(self) -> list[float]:
-        """The learning rate that each param group was given."""
+        """The learning rate of each param group."""
         return [float(options.get("lr", 0.0)) for _, options in self.groups]
 
     def build(self, model: torch.nn.Module) -> torch.optim.Optimizer:
-        """The optimizer over the parameters of ``model``; its state lies on their device."""
+        """The optimizer of the parameters of ``model``, with its state on their device."""
         parameters = list(model.parameters())
         groups = [{"params": [parameters[index] for index in held], **options} for held, options in self.groups]
         accepted = inspect.signature(self.cls).parameters
@@ -68,12 +68,12 @@ class OptimizerState:
 
 
 def rates(optimizer: torch.optim.Optimizer) -> list[float]:
-    """The learning rate of each param group; 0.0 where a group has none."""
+    """The learning rate of each param group; 0.0 if a group has none."""
     return [float(group.get("lr", 0.0)) for group in optimizer.param_groups]
 
 
 def set_rates(optimizer: torch.optim.Optimizer, values: list[float]) -> None:
-    """Give each param group its learning rate; a rate that is a tensor stays one."""
+    """Set the learning rate of each param group; a rate that is a tensor stays one."""
     for group, value in zip(optimizer.param_groups, values, strict=True):
         if isinstance(group.get("lr"), torch.Tensor):
             group["lr"].fill_(value)
@@ -82,7 +82,7 @@ def set_rates(optimizer: torch.optim.Optimizer, values: list[float]) -> None:
 
 
 def scale_initial_rates(groups: Iterable[dict[str, Any]], factor: float) -> None:
-    """Multiply what torch's schedulers begin from where an earlier one has left it in the param groups."""
+    """Multiply the ``initial_lr`` that an earlier scheduler of torch has left in the param groups."""
     for group in groups:
         if "initial_lr" in group:
             group["initial_lr"] = group["initial_lr"] * factor

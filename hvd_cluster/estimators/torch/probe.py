@@ -1,14 +1,15 @@
-"""The model, the loss and the metrics tried on the driver, on a few rows, before any worker starts.
+"""Tries the model, the loss and the metrics on a few rows in the driver, before any worker starts.
 
-The trial also settles what dtype each column has at the model's edge: the model's own floating dtype, as Horovod had
-it for every column, unless that does not work there and int64 (bool for bools) does: embeddings, class labels. A
-feature with a whole number that the floating dtype cannot hold stays int64 where the model takes that. Labels that are
-whole numbers but stored as floats, as StringIndexer's are, are tried as int64 last.
+The trial also chooses the dtype of each column: the model's floating dtype, which Horovod uses for every column, unless
+only int64 (bool for bools) works: embeddings, class labels. A feature with a whole number that the floating dtype
+cannot hold stays int64 if the model takes that. Labels that are whole numbers stored as floats, such as those of
+StringIndexer, are tried as int64 last.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,14 +28,14 @@ from hvd_cluster.estimators.torch.objective import Objective, as_outputs, per_ro
 
 logger = logging.getLogger(__name__)
 
-#: What torch's own losses warn of when the label is broadcast against the output.
+#: The warning of torch's losses if the label is broadcast against the output.
 _BROADCAST_WARNING = "Using a target size"
 _CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
 class Findings:
-    """What the trial settled."""
+    """What the trial found."""
 
     inputs: Inputs
     #: Shape of one row of each output.
@@ -42,7 +43,7 @@ class Findings:
 
 
 class _Refused(Exception):
-    """One choice of dtypes did not work; ``progress`` tells how far it came."""
+    """One choice of dtypes did not work; ``progress`` says how far the trial came."""
 
     def __init__(self, text: str, progress: int) -> None:
         super().__init__(text)
@@ -52,11 +53,10 @@ class _Refused(Exception):
 def probe(
     model: torch.nn.Module,
     inputs: Inputs,
-    make_objective: Callable[[], Objective],
+    make_objective: Callable[[], Objective] | None,
     metrics: Sequence[Sequence[Any]],
     batch: Mapping[str, Tensor],
     schema: Schema,
-    custom_step: bool = False,
     weighted: bool = False,
     as_stored: bool = False,
     batch_size: int = 32,
@@ -64,19 +64,20 @@ def probe(
     """Run one small batch through a copy of ``model`` and through the loss and the metrics.
 
     Args:
+        make_objective: None if the user's training step computes the loss; then only the model's input is tried.
         batch: columns of a few rows, as the reader yields them.
-        custom_step: a step of the user's own computes the loss; only the model's input is tried.
-        weighted: rows will be weighted, also where no column has their weights.
-        as_stored: training hands whole numbers to the model as they are: the model is first tried with these.
-        batch_size: rows of a training batch: no more are tried, and as many where ``input_shapes`` have no -1.
+        weighted: rows will be weighted, even if no column has their weights.
+        as_stored: training passes whole numbers to the model as stored: these are tried first.
+        batch_size: rows of a training batch. No more rows are tried, and exactly this many if ``input_shapes`` have no
+            -1.
 
     Raises:
-        DataError: the model or the loss does not fit the columns; the text names the columns' shapes, and what the
-            model or the loss complained of.
+        DataError: the model or the loss does not fit the columns; the text has the columns' shapes and the error of the
+            model or the loss.
     """
     trial = copied(model).to(_CPU)
     is_fixed = any(-1 not in shape for shape in inputs.input_shapes or ())
-    first, second = (batch_size, batch_size) if is_fixed else (min(5, batch_size), min(7, batch_size))
+    tried = [batch_size] if is_fixed else [min(5, batch_size), min(7, batch_size)]
     refusals: list[_Refused] = []
     exact = list(_exact_choices(trial, inputs, batch, as_stored))
     choices = [choice for choice in _choices(trial, inputs, batch) if choice not in exact]
@@ -84,26 +85,26 @@ def probe(
         candidate = dataclasses.replace(inputs, feature_dtypes=feature_dtypes, label_dtypes=label_dtypes)
         try:
             with torch.random.fork_rng(devices=[]):
-                given = _repeat(batch, first)
-                shapes = _try(trial, candidate, make_objective, metrics, given, custom_step, weighted)
-                if not custom_step and second != first and any(first in shape for shape in shapes):
-                    # An output of 5 values meets 5 rows: a wrong shape might fit by chance. So with another number too.
-                    given = _repeat(batch, second)
-                    shapes = _try(trial, candidate, make_objective, metrics, given, custom_step, weighted)
+                for rows in dict.fromkeys(tried):
+                    shapes = _try(trial, candidate, make_objective, metrics, _repeat(batch, rows), weighted)
+                    # With 5 rows an output of 5 values may fit by chance, so another number of rows is tried too.
+                    if make_objective is None or not any(rows in shape for shape in shapes):
+                        break
         except _Refused as refusal:
             refusals.append(refusal)
         else:
             candidate.warn_of_inexact(batch)
-            _tell_of_whole_labels(candidate, batch)
+            for name in candidate.float_labels_as_int64(batch):
+                logger.info("label %r: the loss takes no floats, so it is given the whole numbers as int64", name)
             return Findings(candidate, shapes)
-    refusals = refusals[len(exact) :] + refusals[: len(exact)]  # what most models are wrong about comes first
-    raise DataError(f"{_told(refusals)}\n{shapes_text(inputs, batch, schema)}")
+    refusals = refusals[len(exact) :] + refusals[: len(exact)]  # the errors of the usual choice come first
+    raise DataError(f"{_error_text(refusals)}\n{shapes_text(inputs, batch, schema)}")
 
 
-def _told(refusals: Sequence[_Refused]) -> str:
-    """What is wrong with the choices that came furthest.
+def _error_text(refusals: Sequence[_Refused]) -> str:
+    """The errors of the choices that came furthest.
 
-    One of them may be refused for its dtype alone, and only another for what is wrong: a class that is out of bounds.
+    One of them may be refused for its dtype only, and another for the mistake: a class that is out of bounds.
     """
     furthest = max(refusal.progress for refusal in refusals)
     first, *others = dict.fromkeys(str(refusal) for refusal in refusals if refusal.progress == furthest)
@@ -117,38 +118,22 @@ def floating_dtype(model: torch.nn.Module) -> str:
 
 def _choices(
     model: torch.nn.Module, inputs: Inputs, batch: Mapping[str, Tensor]
-) -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
-    """dtypes of features and labels to try, most welcome first."""
+) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
+    """dtypes of features and labels to try, the preferred ones first."""
     floating: torch.dtype = getattr(torch, floating_dtype(model))
 
-    def wanted(names: Sequence[str], own: bool) -> tuple[str, ...]:
+    def dtypes_of(names: Sequence[str], own: bool) -> tuple[str, ...]:
+        """The floating dtype for all, or whole numbers in their ``own``."""
         dtypes = (batch[name].dtype for name in names)
         return tuple(_name(floating if dtype.is_floating_point or not own else _whole(dtype)) for dtype in dtypes)
 
-    def whole_labels() -> tuple[str, ...]:
-        """As ``wanted(..., True)``, and floats as int64 where all tried values are whole numbers."""
-        return tuple(
-            "int64" if batch[name].is_floating_point() and _are_whole(batch[name]) else dtype
-            for name, dtype in zip(inputs.label_cols, wanted(inputs.label_cols, True), strict=True)
-        )
-
-    seen = set()
-    for own_features, own_labels in ((False, False), (False, True), (True, False), (True, True)):
-        choice = (wanted(inputs.feature_cols, own_features), wanted(inputs.label_cols, own_labels))
-        if choice not in seen:
-            seen.add(choice)
-            yield choice
-    for own_features in (False, True):
-        choice = (wanted(inputs.feature_cols, own_features), whole_labels())
-        if choice not in seen:
-            seen.add(choice)
-            yield choice
-
-
-def _tell_of_whole_labels(inputs: Inputs, batch: Mapping[str, Tensor]) -> None:
-    """Say which labels the loss gets in another form than they are stored in."""
-    for name in inputs.float_labels_as_int64(batch):
-        logger.info("label %r: the loss takes no floats, so its whole numbers are given to it as int64", name)
+    features = [dtypes_of(inputs.feature_cols, own) for own in (False, True)]
+    labels = [dtypes_of(inputs.label_cols, own) for own in (False, True)]
+    whole_labels = tuple(
+        "int64" if batch[name].is_floating_point() and _are_whole(batch[name]) else dtype
+        for name, dtype in zip(inputs.label_cols, labels[1], strict=True)
+    )
+    return list(dict.fromkeys([*itertools.product(features, labels), *((each, whole_labels) for each in features)]))
 
 
 def _are_whole(values: Tensor) -> bool:
@@ -158,7 +143,7 @@ def _are_whole(values: Tensor) -> bool:
 def _exact_choices(
     model: torch.nn.Module, inputs: Inputs, batch: Mapping[str, Tensor], as_stored: bool
 ) -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
-    """Those that keep whole numbers of which the model's floating dtype would lose some (or all, ``as_stored``)."""
+    """Choices that keep whole numbers which the model's floating dtype cannot hold, or all with ``as_stored``."""
     floating = floating_dtype(model)
     dtypes = []
     for name in inputs.feature_cols:
@@ -174,13 +159,12 @@ def _exact_choices(
 def _try(
     model: torch.nn.Module,
     inputs: Inputs,
-    make_objective: Callable[[], Objective],
+    make_objective: Callable[[], Objective] | None,
     metrics: Sequence[Sequence[Any]],
     batch: Mapping[str, Tensor],
-    custom_step: bool,
     weighted: bool,
 ) -> tuple[tuple[int, ...], ...]:
-    """Shapes of one row of each output."""
+    """One forward and backward pass and the metrics; returns the shape of one row of each output."""
     rows = len(next(iter(batch.values())))
     model.train()
     features = _attempt(lambda: inputs.features(batch, _CPU), "input_shapes does not fit the feature columns", 0)
@@ -195,14 +179,10 @@ def _try(
                 f"the model must return tensors with one row for each row of its input ({rows}), not {shown}", 2
             )
     shapes = tuple(tuple(output.shape[1:]) for output in outputs)
-    if custom_step:
+    if make_objective is None:
         return shapes
-    if len(outputs) != len(inputs.label_cols):
-        raise _Refused(
-            f"the model returns {len(outputs)} output(s) for {len(inputs.label_cols)} label column(s): it must return "
-            "one for each, in their order",
-            2,
-        )
+    if text := wrong_outputs(outputs, inputs):
+        raise _Refused(text, 2)
     objective = _attempt(make_objective, "the loss cannot be constructed", 2)
     labels = inputs.labels(batch, _CPU)
     _, shaped = _attempt(
@@ -221,6 +201,16 @@ def _try(
         for name, metric, output, label in zip(inputs.label_cols, group, outputs, shaped, strict=True):
             _try_metric(f"metrics[{index}]", name, metric, output.detach(), label)
     return shapes
+
+
+def wrong_outputs(outputs: Sequence[Any], inputs: Inputs) -> str:
+    """The mistake if there is not one output for each label column; else empty."""
+    if len(outputs) == len(inputs.label_cols):
+        return ""
+    return (
+        f"the model returns {len(outputs)} output(s) for {len(inputs.label_cols)} label column(s): it must return one "
+        "for each, in their order"
+    )
 
 
 def _try_loss(name: str, fn: Any, output: Tensor, label: Tensor, weights: Tensor | None) -> Tensor:
@@ -242,11 +232,11 @@ def _try_loss(name: str, fn: Any, output: Tensor, label: Tensor, weights: Tensor
         value = _attempt(lambda: fn(output, label), f"the loss does not take output and label of {name!r} ({sizes})", 3)
     if not isinstance(value, Tensor):
         raise _Refused(
-            f"the loss for {name!r} returns no scalar tensor but {type(value).__name__}: compute it with torch", 4
+            f"the loss for {name!r} must return a scalar tensor, not {type(value).__name__}: compute it with torch", 4
         )
     if value.numel() != 1:
         raise _Refused(
-            f"the loss for {name!r} returns no scalar but a tensor of shape {tuple(value.shape)} ({sizes}): "
+            f"the loss for {name!r} must return a scalar, not a tensor of shape {tuple(value.shape)} ({sizes}): "
             "reduce it, for example with .mean()",
             4,
         )
@@ -269,7 +259,7 @@ def _attempt(what: Callable[[], Any], complaint: str, progress: int, advice: str
 
 
 def _advice_on_features(inputs: Inputs, batch: Mapping[str, Tensor]) -> str:
-    """What people whose columns are single numbers do not know; lines of their own, or nothing."""
+    """Lines on how columns become arguments, if the shapes suggest a misunderstanding; else empty."""
     sizes = [batch[name].shape[1:] for name in inputs.feature_cols]
     lines = []
     if inputs.input_shapes is None and not all(sizes):
@@ -277,19 +267,19 @@ def _advice_on_features(inputs: Inputs, batch: Mapping[str, Tensor]) -> str:
         lines.append(f"a column of single numbers is a batch of shape (rows); input_shapes={wanted} makes it (rows, 1)")
     if len(sizes) > 1:
         lines.append(
-            "each feature column is an argument of its own for the model, in this order; for one argument, put the "
+            "each feature column is a separate argument of the model, in this order; for one argument, put the "
             "numbers into one column of lists"
         )
     return "".join(f"\n{line}" for line in lines)
 
 
 def _repeat(batch: Mapping[str, Tensor], rows: int) -> dict[str, Tensor]:
-    """The batch with exactly ``rows`` rows: a number that no dimension of the outputs has."""
+    """The batch with exactly ``rows`` rows."""
     return {name: tensor[torch.arange(rows) % len(tensor)] for name, tensor in batch.items()}
 
 
 def shapes_text(inputs: Inputs, batch: Mapping[str, Tensor], schema: Schema) -> str:
-    """What the columns are, a line for each."""
+    """A line for each column, with its role and shape."""
     lines = []
     for index, name in enumerate((*inputs.feature_cols, *inputs.label_cols)):
         role = "feature" if index < len(inputs.feature_cols) else "label"

@@ -1,4 +1,4 @@
-"""The random generators of a worker: seeded for each epoch, and kept where an epoch is interrupted."""
+"""The random generators of a worker: seeded for each epoch, and saved within an epoch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 
 def seed_all(seed: int, epoch: int, rank: int) -> None:
-    """Seed torch, NumPy and Python for an epoch of a rank, so that a resumed run draws as an undisturbed one."""
+    """Seed torch, NumPy and Python for an epoch of a rank, the same in a resumed run."""
     number = (seed * 1_000_003 + epoch * 10_007 + rank) % 2**63
     torch.manual_seed(number)
     np.random.seed(number % 2**32)
@@ -30,7 +30,7 @@ def capture() -> dict[str, Any]:
 
 
 def restore(state: dict[str, Any]) -> None:
-    """Put back what :func:`capture` returned."""
+    """Restore what :func:`capture` returned."""
     torch.set_rng_state(state["torch"])
     if state["cuda"] is not None and torch.cuda.is_initialized():
         torch.cuda.set_rng_state(state["cuda"])

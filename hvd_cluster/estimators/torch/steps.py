@@ -1,79 +1,77 @@
-"""One batch forward and backward, and a step of the optimizer where its group of batches is complete."""
+"""One batch forward and backward, and a step of the optimizer when its group of batches is complete."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from hvd_cluster.estimators.run.world import Collectives
+from hvd_cluster.estimators.run.worker_run import WorkerRun
 from hvd_cluster.estimators.spec import TrainSpec
 from hvd_cluster.estimators.torch.objective import Objective
+from hvd_cluster.estimators.torch.train_state import TrainState
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-@dataclass
-class Steps:
-    """The model and all that moves its weights."""
+class Steps(TrainState):
+    """A model that makes steps.
 
-    spec: TrainSpec
-    #: ``hvd_cluster.torch``.
-    hvd: Collectives
-    device: torch.device
-    model: torch.nn.Module
-    #: A ``DistributedOptimizer``.
-    optimizer: Any
-    objective: Objective
-    #: Of ``torch.optim.lr_scheduler``, or None.
-    scheduler: Any = None
-    #: Scales the loss, so that half precision's gradients do not vanish; None where that is not needed.
-    scaler: Any = None
+    Args:
+        run: on this worker; the scheduler and the scaler are those of its spec, in their initial state.
+        device: of the model.
+        model: the model.
+        optimizer: a ``DistributedOptimizer``.
+        objective: the loss.
+    """
 
-    @classmethod
-    def of(
-        cls,
-        spec: TrainSpec,
-        hvd: Collectives,
+    def __init__(
+        self,
+        run: WorkerRun[TrainSpec],
         device: torch.device,
         model: torch.nn.Module,
         optimizer: Any,
         objective: Objective,
-    ) -> Steps:
-        """With the scheduler and the scaler that the spec asks for, at their beginning."""
-        scheduler = spec.lr_scheduler(optimizer) if spec.lr_scheduler is not None else None
-        scaler = torch.amp.GradScaler(device.type) if spec.mixed_precision == "fp16" else None
-        return cls(spec, hvd, device, model, optimizer, objective, scheduler, scaler)
+    ) -> None:
+        spec = run.spec
+        super().__init__(
+            model,
+            optimizer,
+            scheduler=spec.lr_scheduler(optimizer) if spec.lr_scheduler is not None else None,
+            scaler=torch.amp.GradScaler(device.type) if spec.mixed_precision == "fp16" else None,
+        )
+        self.spec = spec
+        self.hvd = run.hvd
+        self.device = device
+        self.objective = objective
 
     def train(
         self, inputs: Sequence[Tensor], labels: Sequence[Tensor], weights: Tensor | None, step: int, steps: int
     ) -> tuple[Sequence[Tensor], Tensor]:
         """Train on one batch; returns the outputs and the loss, detached.
 
-        All ranks have as many rows, so the average of their gradients is that of the global batch.
+        All ranks have equally many rows, so the average of their gradients is the gradient of the global batch.
         """
         group = self.spec.backward_passes_per_step
         if self.spec.train_minibatch_fn is not None:
-            outputs, loss = self._own_step(inputs, labels, weights, step)
+            outputs, loss = self._custom_step(inputs, labels, weights, step)
         else:
             if step % group == 0:
                 self.optimizer.zero_grad()
             with self.precision():
-                outputs, shaped = self.objective.transform_outputs(self.model(*inputs), labels)
-                loss = self.objective(outputs, shaped, weights)
+                outputs, loss = self._forward(inputs, labels, weights)
             batches = min(group, steps - step // group * group)  # the last group of an epoch may be short
             scaled = loss / batches if self.scaler is None else self.scaler.scale(loss / batches)
             scaled.backward()
         is_complete = (step + 1) % group == 0 or step + 1 == steps
-        has_moved = is_complete
+        is_updated = is_complete
         if is_complete and self.spec.train_minibatch_fn is None:
-            has_moved = self._update()
-        if has_moved and self.spec.lr_scheduler_interval == "step":
-            self.move_rates(self._over_ranks(loss) if self._goes_by_loss else loss)
+            is_updated = self._update()
+        if is_updated and self.spec.lr_scheduler_interval == "step":
+            self.step_scheduler(self._over_ranks(loss) if self._needs_loss else loss)
         return outputs, loss.detach()
 
     def validate(
@@ -86,26 +84,40 @@ class Steps:
                     self.model, self.objective.transform_outputs, self.objective, inputs, labels, weights, step
                 )
                 return self.objective.transform_outputs(outputs, labels)[0], loss
-            outputs, shaped = self.objective.transform_outputs(self.model(*inputs), labels)
-            return outputs, self.objective(outputs, shaped, weights)
+            return self._forward(inputs, labels, weights)
 
-    def move_rates(self, metric: Any) -> None:
-        """One step of the scheduler, if there is one; ``metric`` is for those that go by it."""
-        if self._goes_by_loss:
+    def _forward(
+        self, inputs: Sequence[Tensor], labels: Sequence[Tensor], weights: Tensor | None
+    ) -> tuple[Sequence[Tensor], Tensor]:
+        outputs, shaped = self.objective.transform_outputs(self.model(*inputs), labels)
+        return outputs, self.objective(outputs, shaped, weights)
+
+    def step_scheduler(self, metric: Any) -> None:
+        """One step of the scheduler, if there is one; ``metric`` is for ``ReduceLROnPlateau``."""
+        if self._needs_loss:
             self.scheduler.step(float(metric))
         elif self.scheduler is not None:
             self.scheduler.step()
 
     @property
-    def _goes_by_loss(self) -> bool:
+    def _needs_loss(self) -> bool:
         return isinstance(self.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
 
     def _over_ranks(self, loss: Tensor) -> Tensor:
-        """The mean of the ranks' losses: one rank's own would give each rank a learning rate of its own."""
+        """The mean of the ranks' losses: with its own loss, each rank would get another learning rate."""
         mean: Tensor = self.hvd.allreduce(
             loss.detach().float().reshape(1), op=self.hvd.Average, name="hvd_cluster.plateau"
         )
         return mean
+
+    def share_buffers(self) -> None:
+        """Give all ranks the buffers of rank 0, such as running means; every rank takes part.
+
+        Rank 0's model is the one that is validated, saved and returned.
+        """
+        from hvd_cluster.torch.functions import share_buffers
+
+        share_buffers(self.model, root_rank=0)
 
     def precision(self) -> contextlib.AbstractContextManager[Any]:
         """The context of the forward pass."""
@@ -113,10 +125,10 @@ class Steps:
             return contextlib.nullcontext()
         return torch.autocast(self.device.type, dtype=_DTYPES[self.spec.mixed_precision])
 
-    def _own_step(
+    def _custom_step(
         self, inputs: Sequence[Tensor], labels: Sequence[Tensor], weights: Tensor | None, step: int
     ) -> tuple[Sequence[Tensor], Tensor]:
-        """A step of the user's own."""
+        """A step of the user's ``train_minibatch_fn``."""
         with self.precision():
             outputs, loss = self.spec.train_minibatch_fn(
                 self.model,
@@ -132,10 +144,10 @@ class Steps:
         return self.objective.transform_outputs(outputs, labels)[0], loss
 
     def _update(self) -> bool:
-        """Average the gradients over the ranks, clip them, and move the weights.
+        """Average the gradients over the ranks, clip them, and update the weights.
 
         Returns:
-            Whether they have moved: the scaler skips a step whose gradients are not finite.
+            Whether the weights were updated: the scaler skips a step whose gradients are not finite.
         """
         norm, value = self.spec.gradient_clip_norm, self.spec.gradient_clip_value
         if self.scaler is None and norm is None and value is None:
@@ -156,4 +168,4 @@ class Steps:
             before = self.scaler.get_scale()
             self.scaler.step(self.optimizer)
             self.scaler.update()
-            return bool(self.scaler.get_scale() >= before)  # smaller after a step that was skipped, and only then
+            return bool(self.scaler.get_scale() >= before)  # smaller only after a skipped step

@@ -1,4 +1,4 @@
-"""One epoch on one worker: batches in, steps of the optimizer, a record of means and speeds out."""
+"""One epoch on one worker: takes batches, makes steps of the optimizer, and returns a record of means and speeds."""
 
 from __future__ import annotations
 
@@ -9,11 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hvd_cluster.estimators.run.epoch_timer import EpochTimer
 from hvd_cluster.estimators.run.finite_check import FiniteCheck, all_finite
 from hvd_cluster.estimators.run.readers import Readers, rows_of
-from hvd_cluster.estimators.run.reports import Reports
-from hvd_cluster.estimators.run.world import Collectives
+from hvd_cluster.estimators.run.worker_run import WorkerRun
 from hvd_cluster.estimators.spec import TrainSpec
 from hvd_cluster.estimators.torch.class_weights import ClassWeights
 from hvd_cluster.estimators.torch.means import Means
@@ -27,57 +25,43 @@ AfterStep = Callable[[int, Means], None]
 class Worker:
     """What a worker holds while it trains."""
 
-    spec: TrainSpec
-    #: ``hvd_cluster.torch``.
-    hvd: Collectives
-    device: torch.device
+    run: WorkerRun[TrainSpec]
     steps: Steps
     readers: Readers
-    reports: Reports
     losses: FiniteCheck
     class_weights: ClassWeights | None = None
 
-    def train_epoch(
-        self, epoch: int, done: int = 0, sums: Tensor | None = None, after_step: AfterStep | None = None
-    ) -> dict[str, Any]:
-        """Go through the training batches of ``epoch``; the record without validation, the same on every rank.
+    def train_epoch(self, after_step: AfterStep, done: int = 0, sums: Tensor | None = None) -> dict[str, Any]:
+        """Train on the batches of the current epoch; returns its record without validation, the same on every rank.
 
         Args:
-            epoch: its number.
-            done: steps of it that have been made already, and ``sums`` what they have added to the means.
             after_step: called after each step.
+            done: steps of the epoch that an earlier start has made, and ``sums`` what they have added to the means.
+            sums: see :attr:`Means.sums`.
         """
-        steps = self.readers.train_steps
-        timer = EpochTimer()
+        run, steps = self.run, self.readers.train_steps
+        epoch = run.epoch
+        run.start_epoch()
         means = self._means()
         if sums is not None:
-            means.take_up(sums)
+            means.restore(sums)
         self.steps.model.train()
-        for step, batch in enumerate(timer.timed(self.readers.train_batches(epoch, done)), start=done):
-            inputs, labels, weights = self._take(batch)
+        for step, batch in enumerate(run.timed(self.readers.train_batches(epoch, done)), start=done):
+            inputs, labels, weights = self._arguments(batch)
             rows = len(labels[0])
             outputs, loss = self.steps.train(inputs, labels, weights, step, steps)
-            timer.rows += rows
+            run.timer.rows += rows
             metrics = self._metrics(outputs, labels)
             means.add(loss, metrics, rows)
-            if self.reports.is_due(last=step + 1 == steps):
-                self._report(epoch, step + 1, steps, loss, metrics, timer)
+            names = (name for group in run.spec.metric_names for name in group)
+            run.report_step(step, steps, loss, dict(zip(names, metrics, strict=True)))
             self.losses.add(step, loss)
             if step + 1 == steps:
                 self.losses.check(epoch, self.has_finite_weights)
             elif self.losses.is_due(step + 1):
                 self.losses.check(epoch)
-            if after_step is not None:
-                after_step(step + 1, means)
-        speeds = torch.tensor([[timer.rows_per_s, timer.wait_share]], dtype=torch.float64)
-        gathered = self.hvd.allgather(speeds, name="hvd_cluster.speeds")
-        return {
-            "train": means.over_ranks(self.hvd, "hvd_cluster.train_means"),
-            "samples_per_s": gathered[:, 0].tolist(),
-            "data_wait_share": gathered[:, 1].tolist(),
-            "seconds": timer.seconds,
-            "padding_rows": self.readers.padding_rows,
-        }
+            after_step(step + 1, means)
+        return {**run.record(), "train": means.over_ranks(run.hvd, "hvd_cluster.train_means")}
 
     def has_finite_weights(self) -> bool:
         """Whether all parameters are finite numbers."""
@@ -92,45 +76,32 @@ class Worker:
         self.steps.model.eval()
         with torch.no_grad():
             for step, batch in enumerate(self.readers.validation_batches()):
-                inputs, labels, weights = self._take(batch)
+                inputs, labels, weights = self._arguments(batch)
                 outputs, loss = self.steps.validate(inputs, labels, weights, step)
                 means.add(loss, self._metrics(outputs, labels), rows_of(batch))
-        return means.over_ranks(self.hvd, "hvd_cluster.validation_means")
+        return means.over_ranks(self.run.hvd, "hvd_cluster.validation_means")
 
-    def _take(self, batch: Mapping[str, Tensor]) -> tuple[list[Tensor], list[Tensor], Tensor | None]:
-        columns = self.spec.inputs
+    def _arguments(self, batch: Mapping[str, Tensor]) -> tuple[list[Tensor], list[Tensor], Tensor | None]:
+        """Features, labels and row weights of a batch, on the device."""
+        columns, device = self.run.spec.inputs, self.steps.device
         columns.warn_of_inexact(batch)
-        labels, weights = columns.labels(batch, self.device), columns.sample_weights(batch, self.device)
+        labels, weights = columns.labels(batch, device), columns.sample_weights(batch, device)
         if self.class_weights is not None:
             weights = self.class_weights.row_weights(labels[0], weights)
-        return columns.features(batch, self.device), labels, weights
+        return columns.features(batch, device), labels, weights
 
     def _means(self) -> Means:
-        return Means(self.spec.metric_names, self.device)
+        return Means(self.run.spec.metric_names, self.steps.device)
 
     def _metrics(self, outputs: Sequence[Tensor], labels: Sequence[Tensor]) -> list[Any]:
-        if not self.spec.metrics:
+        groups = self.run.spec.metrics
+        if not groups:
             return []
         with torch.no_grad():
             shaped = self.steps.objective.transform_outputs(list(outputs), labels)[1]
             pairs = list(zip(outputs, shaped, strict=False))
             return [
                 metric(output.detach(), label)
-                for group in self.spec.metrics
+                for group in groups
                 for metric, (output, label) in zip(group, pairs, strict=True)
             ]
-
-    def _report(
-        self, epoch: int, step: int, steps: int, loss: Tensor, metrics: Sequence[Any], timer: EpochTimer
-    ) -> None:
-        names = [name for group in self.spec.metric_names for name in group]
-        self.reports.step(
-            epoch=epoch,
-            epochs=self.spec.epochs,
-            step=step,
-            steps=steps,
-            loss=float(loss),
-            metrics={name: float(value) for name, value in zip(names, metrics, strict=True)},
-            samples_per_s=timer.rows_per_s * self.hvd.size(),
-            data_wait_share=timer.wait_share,
-        )

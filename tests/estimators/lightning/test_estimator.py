@@ -346,12 +346,12 @@ def test_a_loss_that_is_not_finite_ends_the_fit(frame, two_workers):
 def test_mistakes_are_named_before_anything_starts(frame, two_workers):
     runs = two_workers.runs
     net = Net()
-    with pytest.raises(ValueError, match="optimizer is the LightningModule's own business") as caught:
+    with pytest.raises(ValueError, match="optimizer has no effect with a LightningModule") as caught:
         estimator(two_workers, net, optimizer=net.configure_optimizers(), loss=F.mse_loss, metrics=[F.l1_loss]).fit(
             frame
         )
     assert "loss is the LightningModule's own" in str(caught.value)
-    assert "metrics is the LightningModule's own business" in str(caught.value)
+    assert "metrics has no effect with a LightningModule" in str(caught.value)
     with pytest.raises(ValueError, match=r"optimizer is required(.|\n)*loss is required"):
         estimator(two_workers, torch.nn.Linear(4, 1)).fit(frame)
     with pytest.raises(ValueError, match="num_gpus=2 must be 1"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import signal
@@ -18,8 +17,8 @@ import torch.nn.functional as F
 from hvd_cluster.data.store import LocalStore
 from hvd_cluster.errors import WorkerFailedError
 from hvd_cluster.estimators import LightningEstimator
+from hvd_cluster.estimators.run.checkpoint import Checkpoint
 from hvd_cluster.estimators.run.run_files import RunFiles
-from hvd_cluster.estimators.run.snapshot import Snapshot
 
 if find_spec("lightning") is None:
     pytest.skip("needs lightning", allow_module_level=True)
@@ -163,7 +162,7 @@ def interrupted(frame, tmp_path, backend, name="interrupted", epoch=1, batch=8, 
     mark = tmp_path / "never"
     with pytest.raises(WorkerFailedError, match="ended here"):
         fitted(frame, tmp_path, name, backend, ends=Ends(mark, epoch, batch), **params)
-    found = Snapshot.load(RunFiles(LocalStore(str(tmp_path / name)), "one"))
+    found = Checkpoint.load(RunFiles(LocalStore(str(tmp_path / name)), "one"))
     assert found is not None
     return found
 
@@ -203,7 +202,7 @@ def test_a_fit_that_failed_in_mid_epoch_continues_as_if_it_had_not(frame, two_wo
     at = params.pop("at", where["batch"] // EVERY * EVERY)
     undisturbed = fitted(frame, tmp_path, "undisturbed", two_workers, **params)
     found = interrupted(frame, tmp_path, two_workers, **where, **params)
-    assert (found.epochs, found.running.rows) == (where["epoch"], at * 8 * 2)
+    assert (found.epochs, found.partial_epoch.rows) == (where["epoch"], at * 8 * 2)
     resumed = fitted(frame, tmp_path, "interrupted", two_workers, **params)
     assert what_was_learned(resumed) == what_was_learned(undisturbed)
     assert counts(tmp_path, "interrupted") == counts(tmp_path, "undisturbed")
@@ -220,7 +219,7 @@ def test_a_fit_that_failed_in_mid_epoch_continues_as_if_it_had_not(frame, two_wo
 
 def test_what_a_rank_alone_holds_is_read_without_executing_anything(frame, two_workers, tmp_path):
     found = interrupted(frame, tmp_path, two_workers)
-    parts = [torch.load(io.BytesIO(one), weights_only=True) for one in found.running.ranks]
+    parts = found.partial_epoch.ranks
     assert [part["has_loss"] for part in parts] == [True, True]
     assert not torch.equal(parts[0]["means"], parts[1]["means"])
 
@@ -230,7 +229,7 @@ def test_another_number_of_ranks_continues_where_the_rows_end(frame, two_workers
     workers = {1: one_worker, 2: two_workers}
     before, after = (workers[size] for size in sizes)
     found = interrupted(frame, tmp_path, before)
-    assert found.running.rows == 6 * 8 * sizes[0]
+    assert found.partial_epoch.rows == 6 * 8 * sizes[0]
     again = fitted(frame, tmp_path, "interrupted", after)
     seen = counts(tmp_path, "interrupted")
     steps_before, steps = ({1: 21, 2: 11}[size] for size in sizes)
@@ -286,11 +285,11 @@ def test_the_loaders_of_a_users_data_module_continue_too(frame, two_workers, tmp
         params = {"data_module": module}
         undisturbed = fitted(frame, tmp_path, f"undisturbed {name}", two_workers, **params)
         found = interrupted(frame, tmp_path, two_workers, name, **params)
-        assert found.running.rows == 6 * 8 * 2
+        assert found.partial_epoch.rows == 6 * 8 * 2
         resumed = fitted(frame, tmp_path, name, two_workers, **params)
         assert what_was_learned(resumed) == what_was_learned(undisturbed), name
     found = interrupted(frame, tmp_path, two_workers, "several", data_module=Several, net=Of())
-    assert (found.epochs, found.running) == (1, None)
+    assert (found.epochs, found.partial_epoch) == (1, None)
 
 
 def test_the_best_epoch_is_kept_when_a_run_continues_during_another(frame, two_workers, tmp_path):

@@ -12,7 +12,6 @@ from hvd_cluster.estimators.run.run_files import (
     RunFiles,
     keep_with_run,
     local_folder,
-    read,
 )
 from hvd_cluster.launch import progress
 
@@ -27,14 +26,14 @@ def test_a_checkpoint_is_sent_to_the_driver_in_pieces_and_saved_once_complete(tm
         RunFiles(store, "r", on_driver=True).save(b"best", best=True)
     finally:
         progress.attach(None)
-    received = ReceivedFiles(store, "r")
+    received = ReceivedFiles(RunFiles(store, "r"))
     for fields in (sent[0], *sent[:2]):  # a worker that died sent only the beginning
         received.add(fields)
-        assert read(store, "r") is None
+        assert RunFiles(store, "r").last() is None
     for fields in sent:
         received.add(fields)
-    assert read(store, "r") == blob
-    assert read(store, "r", ".best") == b"best"
+    assert RunFiles(store, "r").last() == blob
+    assert RunFiles(store, "r").best() == b"best"
     assert RunFiles(store, "r", on_driver=True, resume=b"given").last() == b"given"
 
 

@@ -7,7 +7,7 @@ from hvd_cluster.estimators.torch.class_weights import ClassWeights
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
-def test_a_label_weighs_what_was_said_of_it_in_the_dtype_of_the_model(dtype):
+def test_a_label_has_its_weight_in_every_dtype_of_the_model(dtype):
     labels = torch.tensor([[0.1], [0.9], [0.5]], dtype=torch.float64).to(dtype)
     found = ClassWeights({0.9: 3.0, 0.1: 2.0}).row_weights(labels, None)
     assert found.tolist() == [2.0, 3.0, 1.0]

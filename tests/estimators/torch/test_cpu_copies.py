@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from hvd_cluster.estimators import Backend, TorchEstimator
-from hvd_cluster.estimators.torch.cpu_copies import on_cpu
+from hvd_cluster.estimators.torch.model_pickling import on_cpu
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

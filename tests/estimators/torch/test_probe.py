@@ -20,7 +20,7 @@ def run(net, loss, *, features=None, label=None, metrics=(), weights=False, row_
     inputs = Inputs(
         feature_cols=("x",), label_cols=("y",), sample_weight_col="w" if weights else None, input_shapes=shapes
     )
-    objective = MakeObjective((loss,), False, (1.0,), None)
+    objective = None if loss is None else MakeObjective((loss,), False, (1.0,), None)
     return probe(net, inputs, objective, [(metric,) for metric in metrics], batch, schema, **more)
 
 
@@ -67,8 +67,8 @@ def test_the_trial_leaves_model_and_generator_as_they_were():
     ("net", "loss", "more", "texts"),
     [
         (torch.nn.Linear(5, 1), F.mse_loss, {}, ["does not take the feature columns", "feature 'x'", "(rows, 4)"]),
-        (torch.nn.Linear(4, 1), lambda o, l: (o - l) ** 2, {}, ["no scalar", "(5, 1)", ".mean()"]),
-        (torch.nn.Linear(4, 1), lambda o, l: 1.0, {}, ["no scalar tensor but float"]),
+        (torch.nn.Linear(4, 1), lambda o, l: (o - l) ** 2, {}, ["must return a scalar, not", "(5, 1)", ".mean()"]),
+        (torch.nn.Linear(4, 1), lambda o, l: 1.0, {}, ["must return a scalar tensor, not float"]),
         (torch.nn.Linear(4, 1), lambda o, l: (o - l).detach().mean(), {}, ["no gradient reaches"]),
         (torch.nn.Linear(4, 2), F.mse_loss, {}, ["does not take output and label of 'y'", "(5, 2)"]),
         (torch.nn.Linear(4, 5), lambda o, l: ((o - l) ** 2).mean(), {}, ["does not take output and label"]),
@@ -90,7 +90,7 @@ def test_the_trial_leaves_model_and_generator_as_they_were():
         ),
     ],
 )
-def test_a_misfit_is_named_with_the_shapes_and_the_complaint(net, loss, more, texts):
+def test_an_error_names_the_shapes_and_what_does_not_fit(net, loss, more, texts):
     with pytest.raises(DataError) as caught:
         run(net, loss, **more)
     for text in texts:
@@ -108,17 +108,17 @@ def test_a_class_or_an_index_that_is_out_of_bounds_is_not_hidden_by_the_dtype_th
     assert str(caught.value).count("\n") == 4  # and no complaint twice
 
 
-def test_who_has_columns_of_single_numbers_is_told_how_the_model_may_take_them():
+def test_columns_of_single_numbers_get_advice_on_input_shapes():
     with pytest.raises(DataError, match=r"input_shapes=\[\[-1, 1\]\] makes it \(rows, 1\)") as caught:
         run(torch.nn.Linear(1, 1), F.mse_loss, features=torch.randn(ROWS))
-    assert "argument of its own" not in str(caught.value)
+    assert "a separate argument" not in str(caught.value)
     found = run(torch.nn.Linear(1, 1), F.mse_loss, features=torch.randn(ROWS), shapes=((-1, 1),))
     assert found.output_shapes == ((1,),)
 
     batch = {"a": torch.randn(ROWS), "b": torch.randn(ROWS, 4), "y": torch.randn(ROWS)}
     schema = Schema(tuple(Column(name, Kind.NUMERIC, "float32", tuple(t.shape[1:])) for name, t in batch.items()))
     inputs = Inputs(feature_cols=("a", "b"), label_cols=("y",), sample_weight_col=None, input_shapes=None)
-    with pytest.raises(DataError, match="each feature column is an argument of its own") as caught:
+    with pytest.raises(DataError, match="each feature column is a separate argument of the model") as caught:
         probe(torch.nn.Linear(5, 1), inputs, MakeObjective((F.mse_loss,), False, (1.0,), None), [], batch, schema)
     assert "input_shapes=[[-1, 1], [-1, 4]]" in str(caught.value)
 
@@ -134,8 +134,8 @@ def test_a_label_of_one_number_meets_an_output_of_one_column():
     assert seen == [((5, 1), (5, 1))]
 
 
-def test_with_a_step_of_the_users_own_only_the_input_is_tried():
-    assert run(torch.nn.Linear(4, 2), None, custom_step=True).output_shapes == ((2,),)
+def test_with_a_custom_training_step_only_the_input_is_tried():
+    assert run(torch.nn.Linear(4, 2), None).output_shapes == ((2,),)
 
 
 class Difference(torch.nn.Module):
@@ -160,7 +160,7 @@ def test_whole_numbers_that_a_float_cannot_hold_stay_int64_where_the_model_takes
     assert not caplog.records
 
 
-def test_a_model_that_takes_floats_alone_is_warned_of_what_they_cannot_hold(caplog):
+def test_a_model_that_only_takes_floats_gets_a_warning_of_what_they_cannot_hold(caplog):
     found = run(torch.nn.Linear(4, 1), F.mse_loss, features=LARGE)
     assert found.inputs.feature_dtypes == ("float32",)
     (record,) = caplog.records

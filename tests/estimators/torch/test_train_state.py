@@ -9,9 +9,18 @@ import torch
 
 from hvd_cluster.data.store import Store
 from hvd_cluster.errors import DataError
+from hvd_cluster.estimators.run.checkpoint import Checkpoint, PartialEpoch
 from hvd_cluster.estimators.run.fingerprint import Fingerprint
 from hvd_cluster.estimators.run.run_files import RunFiles
-from hvd_cluster.estimators.torch.checkpoint import Checkpoint, Running
+from hvd_cluster.estimators.torch.train_state import TrainState, unscaled_optimizer
+
+ROWS = Fingerprint(["x"], ["y"], {"x": "list float32[4]", "y": "numeric float32"}, 100)
+
+
+def checkpoint(model, optimizer, size, history, partial_epoch=None, scheduler=None):
+    """Of a run of ``size`` workers with as many times the learning rate of one."""
+    state = TrainState(model, optimizer, scheduler).capture(float(size), [0.1])
+    return Checkpoint(state, history, size, ROWS, partial_epoch=partial_epoch)
 
 
 def trained(lr):
@@ -26,7 +35,7 @@ def trained(lr):
 def test_a_checkpoint_holds_the_rate_of_one_worker(tmp_path):
     store = Store.create(tmp_path)
     model, optimizer = trained(lr=np.float64(0.3))
-    Checkpoint.of(model, optimizer, 3, 3.0, [{"epoch": 0}]).save(RunFiles(store, "run"))
+    checkpoint(model, optimizer, 3, [{"epoch": 0}]).save(RunFiles(store, "run"))
     content = torch.load(store.get_checkpoint_path("run"), weights_only=True)
     assert content["optimizer"]["param_groups"][0]["lr"] == pytest.approx(0.1)
     assert torch.equal(content["model"]["weight"], model.weight)
@@ -36,14 +45,12 @@ def test_a_checkpoint_holds_the_rate_of_one_worker(tmp_path):
 def test_a_restored_run_has_the_state_and_the_rate_for_its_workers(tmp_path, size):
     store = Store.create(tmp_path)
     model, optimizer = trained(lr=0.7)
-    Checkpoint.of(model, optimizer, 3, 3.0, [{"epoch": 0, "train": {"loss": float("nan")}}]).save(
-        RunFiles(store, "run")
-    )
+    checkpoint(model, optimizer, 3, [{"epoch": 0, "train": {"loss": float("nan")}}]).save(RunFiles(store, "run"))
     twin = torch.nn.Linear(2, 1)
     fresh = torch.optim.SGD(twin.parameters(), lr=99.0, momentum=0.9)
     found = Checkpoint.load(RunFiles(store, "run"))
     assert (found.epochs, found.history[0]["epoch"]) == (1, 0)
-    found.restore("run", twin, fresh, size, float(size))
+    TrainState(twin, fresh).restore(found, "run", size, float(size))
     assert torch.equal(twin.weight, model.weight)
     assert torch.equal(fresh.state[twin.weight]["momentum_buffer"], optimizer.state[model.weight]["momentum_buffer"])
     # With as many workers as before it is the very same rate, not one that was divided and multiplied again.
@@ -54,11 +61,11 @@ def test_a_restored_run_has_the_state_and_the_rate_for_its_workers(tmp_path, siz
 def test_a_checkpoint_of_another_class_of_optimizer_is_refused(tmp_path, other):
     files = RunFiles(Store.create(tmp_path), "run")
     model = torch.nn.Linear(2, 1)
-    Checkpoint.of(model, torch.optim.Adam(model.parameters()), 1, 1.0, [{"epoch": 0}]).save(files)
+    checkpoint(model, torch.optim.Adam(model.parameters()), 1, [{"epoch": 0}]).save(files)
     found = Checkpoint.load(files)
     twin = torch.nn.Linear(2, 1)
     with pytest.raises(DataError, match=rf"optimizer Adam, not {other.__name__}: choose another run_id"):
-        found.restore("run", twin, other(twin.parameters(), lr=0.1), 1, 1.0)
+        TrainState(twin, other(twin.parameters(), lr=0.1)).restore(found, "run", 1, 1.0)
 
 
 def warming_up(optimizer):
@@ -99,9 +106,9 @@ def test_a_scheduler_continues_with_the_rates_of_as_many_workers_as_there_are(ma
     expected = rates_of(scheduler, optimizer, 9)[2:]
     model, optimizer, scheduler = begun(2)
     rates_of(scheduler, optimizer, 2)
-    saved = Checkpoint.of(model, optimizer, 2, 2.0, [{}], scheduler=scheduler)
+    saved = checkpoint(model, optimizer, 2, [{}], scheduler=scheduler)
     model, optimizer, scheduler = begun(4)
-    saved.restore("run", model, optimizer, 4, 4.0, scheduler=scheduler)
+    TrainState(model, optimizer, scheduler).restore(saved, "run", 4, 4.0)
     assert rates_of(scheduler, optimizer, 7) == pytest.approx(expected)
 
 
@@ -121,13 +128,13 @@ def test_a_schedule_that_has_ended_begins_from_the_rate_of_one_worker_again(make
     model, optimizer, scheduler = begun(2)
     for _ in range(2):
         scheduler.step()
-    saved = Checkpoint.from_bytes(Checkpoint.of(model, optimizer, 2, 2.0, [{}], scheduler=scheduler).to_bytes(), "it")
-    assert saved.unscaled_optimizer()["param_groups"][0]["initial_lr"] == pytest.approx(0.1)
+    saved = Checkpoint.from_bytes(checkpoint(model, optimizer, 2, [{}], scheduler=scheduler).to_bytes(), "it")
+    assert unscaled_optimizer(saved.state)["param_groups"][0]["initial_lr"] == pytest.approx(0.1)
     model, optimizer, scheduler = begun(size)
-    saved.restore("run", model, optimizer, size, float(size), scheduler=scheduler)
+    TrainState(model, optimizer, scheduler).restore(saved, "run", size, float(size))
     assert scheduler.base_lrs == pytest.approx([0.1 * size])
-    again = Checkpoint.of(model, optimizer, size, float(size), [{}], scheduler=scheduler)
-    assert again.unscaled_optimizer()["param_groups"][0]["initial_lr"] == pytest.approx(0.1)
+    again = checkpoint(model, optimizer, size, [{}], scheduler=scheduler)
+    assert unscaled_optimizer(again.state)["param_groups"][0]["initial_lr"] == pytest.approx(0.1)
 
 
 def test_there_is_no_checkpoint_before_the_first_epoch(tmp_path):
@@ -136,13 +143,13 @@ def test_there_is_no_checkpoint_before_the_first_epoch(tmp_path):
 
 def test_a_store_that_keeps_no_runs_gets_none(tmp_path):
     store = Store.create(tmp_path, save_runs=False)
-    Checkpoint.of(*trained(0.1), 1, 1.0, []).save(RunFiles(store, "run"))
+    checkpoint(*trained(0.1), 1, []).save(RunFiles(store, "run"))
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_foreign_or_half_file_is_named_and_not_executed(tmp_path):
     store = Store.create(tmp_path)
-    Checkpoint.of(*trained(0.1), 1, 1.0, []).save(RunFiles(store, "run"))
+    checkpoint(*trained(0.1), 1, []).save(RunFiles(store, "run"))
     path = store.get_checkpoint_path("run")
     store.write(path, store.read(path)[:-40])
     with pytest.raises(DataError, match=r"not a checkpoint of this run.*another run_id"):
@@ -152,7 +159,7 @@ def test_a_foreign_or_half_file_is_named_and_not_executed(tmp_path):
 def test_taking_a_checkpoint_leaves_the_optimizer_alone():
     model, optimizer = trained(0.1)
     before = copy.deepcopy(optimizer.state_dict())
-    Checkpoint.of(model, optimizer, 2, 2.0, [])
+    checkpoint(model, optimizer, 2, [])
     assert optimizer.state_dict()["param_groups"] == before["param_groups"]
 
 
@@ -161,16 +168,16 @@ def test_taking_a_checkpoint_leaves_the_optimizer_alone():
     [
         (0, False, ""),
         (2, False, "; the checkpoint of epoch 2 is kept: run again with run_id='run'"),
-        (2, True, "; the checkpoint amid epoch 3 is kept: run again with run_id='run'"),
+        (2, True, "; the checkpoint within epoch 3 is kept: run again with run_id='run'"),
     ],
 )
 def test_a_store_that_fills_up_is_named_with_what_is_kept(tmp_path, epochs, running, kept):
     store = Store.create(tmp_path)
-    done = Running(rows=8, sums=torch.zeros(1, 2), random=[{}]) if running else None
+    partial = PartialEpoch(rows=8, ranks=[{}]) if running else None
     if epochs:
         history = [{"epoch": epoch} for epoch in range(epochs)]
-        Checkpoint.of(*trained(0.1), 1, 1.0, history, running=done).save(RunFiles(store, "run"))
-    state = Checkpoint.of(*trained(0.1), 1, 1.0, [{"epoch": epoch} for epoch in range(6)])
+        checkpoint(*trained(0.1), 1, history, partial).save(RunFiles(store, "run"))
+    state = checkpoint(*trained(0.1), 1, [{"epoch": epoch} for epoch in range(6)])
     files = sorted(tmp_path.rglob("*"))
     before = [path.read_bytes() for path in files if path.is_file()]
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -182,20 +189,19 @@ def test_a_store_that_fills_up_is_named_with_what_is_kept(tmp_path, epochs, runn
             state.save(RunFiles(store, "run"))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert str(caught.value).partition("that this one can be written")[2] == kept
+    assert str(caught.value).partition("make this one writable")[2] == kept
     assert isinstance(caught.value.__cause__, OSError)
     assert [path.read_bytes() for path in sorted(tmp_path.rglob("*")) if path.is_file()] == before
 
 
 def test_a_checkpoint_knows_what_it_was_trained_on(tmp_path):
     store = Store.create(tmp_path)
-    then = Fingerprint(["x"], ["y"], {"x": "list float32[4]", "y": "numeric float32"}, 100)
-    Checkpoint.of(*trained(0.1), 1, 1.0, [], then).save(RunFiles(store, "run"))
+    checkpoint(*trained(0.1), 1, []).save(RunFiles(store, "run"))
     found = Checkpoint.load(RunFiles(store, "run"))
-    found.require_data("run", then)
+    found.trained_on.require("run", ROWS)
     now = Fingerprint(["x", "a"], ["y"], {"x": "list float32[5]", "a": "numeric float64", "y": "numeric float32"}, 99)
     with pytest.raises(DataError) as caught:
-        found.require_data("run", now)
+        found.trained_on.require("run", now)
     for part in (
         "run_id='run' has a checkpoint of a fit on other data",
         "feature_cols were ['x'] and are ['x', 'a']",
@@ -205,7 +211,3 @@ def test_a_checkpoint_knows_what_it_was_trained_on(tmp_path):
         "choose another run_id",
     ):
         assert part in str(caught.value)
-
-
-def test_a_checkpoint_of_before_there_were_fingerprints_goes_with_any_data():
-    Checkpoint.of(*trained(0.1), 1, 1.0, []).require_data("run", Fingerprint(["x"], ["y"], {}, 1))

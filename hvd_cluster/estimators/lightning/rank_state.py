@@ -1,7 +1,7 @@
-"""What one rank alone holds amid an epoch, and Lightning's checkpoint does not. Importing this needs Lightning.
+"""What one rank alone holds within an epoch, and Lightning's checkpoint does not. Importing this needs Lightning.
 
-Sums of ``self.log(on_epoch=True)``, states of torchmetrics metrics, metrics that callbacks and schedulers monitor, and
-random generators.
+These are the sums of ``self.log(on_epoch=True)``, the states of torchmetrics metrics, the metrics that callbacks and
+schedulers monitor, and random generators.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 import torchmetrics
 
 from hvd_cluster.estimators.torch import random_state
-from hvd_cluster.estimators.torch.cpu_copies import on_cpu
+from hvd_cluster.estimators.torch.model_pickling import on_cpu
 from hvd_cluster.lightning.installed import submodule
 
 _result: Any = submodule("trainer.connectors.logger_connector.result")
@@ -24,11 +24,11 @@ _result: Any = submodule("trainer.connectors.logger_connector.result")
 _REDUCTIONS = (torch.mean, torch.sum, torch.max, torch.min, sum, max, min)
 
 
-def captured(trainer: Any, module: Any) -> dict[str, Any]:
-    """This rank's part, between two batches, as tensors and plain values."""
+def capture(trainer: Any, module: Any) -> dict[str, Any]:
+    """This rank's state between two batches, as tensors and plain values."""
     logged = trainer.fit_loop.epoch_loop._results
     part = {
-        "logged": {key: _entry(result) for key, result in logged.items() if _is_kept(result)},
+        "logged": {key: _entry(result) for key, result in logged.items() if _is_epoch_sum(result)},
         "metrics": {
             path: {"updates": metric._update_count, "state": metric.metric_state} for path, metric in _metrics(module)
         },
@@ -40,7 +40,7 @@ def captured(trainer: Any, module: Any) -> dict[str, Any]:
 
 
 def restore(part: dict[str, Any], trainer: Any, module: Any) -> None:
-    """Put back what :func:`captured` returned, before the next batch."""
+    """Restore what :func:`capture` returned, before the next batch."""
     for path, metric in _metrics(module):
         if path in part["metrics"]:
             kept = part["metrics"][path]
@@ -50,7 +50,7 @@ def restore(part: dict[str, Any], trainer: Any, module: Any) -> None:
     logged = trainer.fit_loop.epoch_loop._results
     for key, entry in part["logged"].items():
         logged[key] = _result_of(entry, trainer, module)
-    # Lightning begins its sums anew in the first batch that it sees, unless an earlier one is over.
+    # Otherwise Lightning resets its sums in the first batch that it sees.
     trainer._logger_connector._first_loop_iter = False
     trainer.callback_metrics.update({name: value.to(module.device) for name, value in part["monitored"].items()})
     random_state.restore(part["random"])
@@ -62,7 +62,7 @@ def metric_states(module: Any) -> dict[str, dict[str, Any]]:
 
 
 def set_metric_states(module: Any, states: dict[str, dict[str, Any]]) -> None:
-    """Put back what :func:`metric_states` returned, or nothing for ``{}``."""
+    """Restore what :func:`metric_states` returned; ``{}`` restores nothing."""
     if not states:
         return
     for path, metric in _metrics(module):
@@ -73,13 +73,13 @@ def set_metric_states(module: Any, states: dict[str, dict[str, Any]]) -> None:
 def _metrics(module: torch.nn.Module) -> Iterator[tuple[str, torchmetrics.Metric]]:
     for path, part in module.named_modules():
         if isinstance(part, torchmetrics.MetricCollection):
-            part.items(copy_state=False)  # those that share a state see it as it is now
+            part.items(copy_state=False)  # updates those that share a state
         elif isinstance(part, torchmetrics.Metric):
             yield path, part
 
 
-def _is_kept(result: Any) -> bool:
-    """Whether more will be added to what was logged: not where only steps are, and no sums over some ranks only."""
+def _is_epoch_sum(result: Any) -> bool:
+    """Whether a logged number adds up over the epoch. Those of a group of ranks are not kept."""
     return result.meta.on_epoch and not result.has_reset and result.meta.sync.group is None
 
 

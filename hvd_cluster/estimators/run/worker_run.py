@@ -1,0 +1,165 @@
+"""One run of a fit as each of its workers sees it: how far it has come, and where that is saved and reported."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Generic, TypeVar
+
+import torch
+
+from hvd_cluster.estimators.run.checkpoint import Checkpoint, PartialEpoch
+from hvd_cluster.estimators.run.fingerprint import Fingerprint
+from hvd_cluster.estimators.run.reports import Reports
+from hvd_cluster.estimators.run.run_files import RunFiles
+from hvd_cluster.estimators.run.world import Collectives
+from hvd_cluster.estimators.spec import FitSpec
+
+logger = logging.getLogger(__name__)
+
+S = TypeVar("S", bound=FitSpec)
+T = TypeVar("T")
+
+
+class EpochTimer:
+    """Measures an epoch from now on, and how much of it is spent waiting for batches."""
+
+    def __init__(self) -> None:
+        #: Rows that this rank has trained on; the training loop adds them.
+        self.rows = 0
+        self._start_s = time.perf_counter()
+        self._waited_s = 0.0
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """The time within the context counts as waiting."""
+        start_s = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._waited_s += time.perf_counter() - start_s
+
+    @property
+    def seconds(self) -> float:
+        return time.perf_counter() - self._start_s
+
+    @property
+    def rows_per_s(self) -> float:
+        return self.rows / max(self.seconds, 1e-9)
+
+    @property
+    def wait_share(self) -> float:
+        """Between 0 and 1."""
+        return self._waited_s / max(self.seconds, 1e-9)
+
+
+class WorkerRun(Generic[S]):
+    """What every framework does with a run; the framework brings the state to save. Every rank makes one.
+
+    Args:
+        spec: the run.
+        hvd: ``hvd_cluster.torch``.
+
+    Raises:
+        DataError: the run's checkpoint is of other data, or is not a checkpoint.
+    """
+
+    def __init__(self, spec: S, hvd: Collectives) -> None:
+        self.spec = spec
+        self.hvd = hvd
+        self.files = RunFiles.of(spec)
+        self.trained_on = Fingerprint.of(spec.dataset, spec.inputs)
+        #: The checkpoint that this start of the run continues from.
+        self.resumed = Checkpoint.broadcast(self.files, hvd)
+        #: A record for each finished epoch.
+        self.history: list[dict[str, Any]] = []
+        #: The interrupted epoch of ``resumed``, until it continues.
+        self.partial_epoch: PartialEpoch | None = None
+        if self.resumed is not None:
+            self.resumed.trained_on.require(spec.run_id, self.trained_on)
+            self.history = list(self.resumed.history)
+            self.partial_epoch = self.resumed.partial_epoch
+            logger.info("run %s resumes after epoch %d", spec.run_id, self.epoch)
+        #: Of the current epoch.
+        self.timer = EpochTimer()
+        #: Rows that an epoch uses a second time.
+        self.padding_rows = 0
+        self.reports = Reports(spec, hvd.rank())
+
+    @property
+    def epoch(self) -> int:
+        """Index of the current epoch."""
+        return len(self.history)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the run has its last epoch, or early stopping ends it."""
+        return self.checkpoint({}).is_over(self.spec)
+
+    def timed(self, batches: Iterable[T]) -> Iterator[T]:
+        """The same batches; the time to get each of them counts as waiting in the current epoch."""
+        iterator = iter(batches)
+        while True:
+            try:
+                with self.timer.waiting():
+                    batch = next(iterator)
+            except StopIteration:
+                return
+            yield batch
+
+    def start_epoch(self) -> None:
+        """Measure from now on."""
+        self.timer = EpochTimer()
+
+    def report_step(self, step: int, steps: int, loss: Any, metrics: Mapping[str, Any]) -> None:
+        """Report the numbers of a step, which counts from 0, if it is time."""
+        if self.reports.is_due(last=step + 1 == steps):
+            self.reports.step(
+                epoch=self.epoch,
+                epochs=self.spec.epochs,
+                step=step + 1,
+                steps=steps,
+                loss=float(loss),
+                metrics={name: float(value) for name, value in metrics.items()},
+                samples_per_s=self.timer.rows_per_s * self.hvd.size(),
+                data_wait_share=self.timer.wait_share,
+            )
+
+    def record(self) -> dict[str, Any]:
+        """The record of the current epoch without its means, the same on every rank; every rank takes part."""
+        speeds = torch.tensor([[self.timer.rows_per_s, self.timer.wait_share]], dtype=torch.float64)
+        gathered = self.hvd.allgather(speeds, name="hvd_cluster.speeds")
+        return {
+            "epoch": self.epoch,
+            "samples_per_s": gathered[:, 0].tolist(),
+            "data_wait_share": gathered[:, 1].tolist(),
+            "seconds": self.timer.seconds,
+            "padding_rows": self.padding_rows,
+        }
+
+    def is_checkpoint_due(self, is_last: bool) -> bool:
+        """Whether to save after the last epoch of ``history``."""
+        return self.files.are_kept and (is_last or self.epoch % self.spec.checkpoint_every_epochs == 0)
+
+    def is_checkpoint_due_within(self, done: int, steps: int) -> bool:
+        """Whether to save after ``done`` of an epoch's ``steps``: never within a group of batches or at the end."""
+        every = self.spec.checkpoint_every_steps
+        if every is None or done >= steps or done % math.lcm(every, self.spec.backward_passes_per_step):
+            return False
+        return self.files.are_kept
+
+    def checkpoint(
+        self, state: Mapping[str, Any], partial_epoch: PartialEpoch | None = None, is_stopped: bool = False
+    ) -> Checkpoint:
+        """The run as it is now.
+
+        Args:
+            state: the framework's part, on the CPU.
+            partial_epoch: the current epoch, if it has begun.
+            is_stopped: a callback ends the fit here.
+        """
+        stopped_of = self.spec.epochs if is_stopped else None
+        return Checkpoint(state, self.history, self.hvd.size(), self.trained_on, stopped_of, partial_epoch)

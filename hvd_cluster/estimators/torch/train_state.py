@@ -1,0 +1,125 @@
+"""What training a PyTorch model changes, as a checkpoint has it: weights, optimizer, scheduler, scaler."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from hvd_cluster.errors import DataError
+from hvd_cluster.estimators.run.checkpoint import Checkpoint
+from hvd_cluster.estimators.spec import TrainSpec
+from hvd_cluster.estimators.torch.model_pickling import on_cpu
+from hvd_cluster.estimators.torch.optimizer_state import rates, scale_initial_rates, set_rates
+
+
+class TrainState:
+    """A model, and everything that updates its weights.
+
+    Args:
+        model: the model.
+        optimizer: of ``torch.optim``, or a ``DistributedOptimizer`` of one.
+        scheduler: of ``torch.optim.lr_scheduler``, or None.
+        scaler: scales the loss, so that gradients in half precision do not underflow; None if not needed.
+    """
+
+    def __init__(self, model: torch.nn.Module, optimizer: Any, scheduler: Any = None, scaler: Any = None) -> None:
+        self.model = model
+        self.optimizer = optimizer
+        self.scheduler = scheduler
+        self.scaler = scaler
+
+    def capture(self, scale: float, given_rates: list[float]) -> dict[str, Any]:
+        """The ``state`` of a checkpoint, on the CPU.
+
+        Args:
+            scale: by what the learning rates of one worker are multiplied in the optimizer.
+            given_rates: the rates that the run's optimizer was given at its beginning.
+        """
+        scaled = rates(self.optimizer)
+        state = self.optimizer.state_dict()
+        groups = [dict(group) for group in state["param_groups"]]
+        for group, rate in zip(groups, scaled, strict=True):
+            if "lr" in group:
+                group["lr"] = rate / scale
+        return {
+            "model": on_cpu(self.model.state_dict()),
+            # With the rates of one worker: another number of workers may resume the run.
+            "optimizer": on_cpu({**state, "param_groups": groups}),
+            "optimizer_class": type(self.optimizer).__name__,
+            # Exactly the rates that were used, for the same number of workers.
+            "scaled_rates": scaled,
+            "scale": scale,
+            "given_rates": given_rates,
+            "scheduler": None if self.scheduler is None else on_cpu(self.scheduler.state_dict()),
+            "scaler": None if self.scaler is None else on_cpu(self.scaler.state_dict()),
+        }
+
+    def restore(self, found: Checkpoint, run_id: str, size: int, scale: float) -> None:
+        """Restore what :meth:`capture` returned, with the learning rates for ``size`` workers.
+
+        Raises:
+            DataError: the checkpoint is of another model or optimizer.
+        """
+        state, optimizer = found.state, self.optimizer
+        fresh = [list(one.base_lrs) for one in _with_base_rates(self.scheduler)]
+        fresh_initial = [group.get("initial_lr") for group in optimizer.param_groups]
+        own = type(optimizer).__name__  # a DistributedOptimizer has the name of the optimizer that it wraps
+        if state["optimizer_class"] != own:  # torch would load it, and fail in the first step
+            raise DataError(
+                f"run_id={run_id!r} has a checkpoint of the optimizer {state['optimizer_class']}, not {own}: choose "
+                "another run_id"
+            )
+        try:
+            self.model.load_state_dict(state["model"])
+            optimizer.load_state_dict(state["optimizer"])
+            for name in ("scheduler", "scaler"):
+                if getattr(self, name) is not None and state[name] is not None:
+                    getattr(self, name).load_state_dict(state[name])
+        except (RuntimeError, ValueError, KeyError) as error:
+            raise DataError(
+                f"run_id={run_id!r} has a checkpoint of another model or optimizer: choose another run_id ({error})"
+            ) from error
+        if size == found.size:
+            set_rates(optimizer, state["scaled_rates"])
+            return
+        set_rates(optimizer, [rate * scale for rate in rates(optimizer)])
+        before = state["scale"]
+        for one, made_with in zip(_with_base_rates(self.scheduler), fresh, strict=True):
+            if one.base_lrs != made_with:  # equal ones were given to the scheduler, and do not depend on the workers
+                one.base_lrs = [rate / before * scale for rate in one.base_lrs]
+        for group, initial in zip(optimizer.param_groups, fresh_initial, strict=True):
+            if "initial_lr" in group and group["initial_lr"] != initial:
+                group["initial_lr"] = group["initial_lr"] / before * scale
+
+
+def unscaled_optimizer(state: Any) -> dict[str, Any]:
+    """The optimizer of a checkpoint's ``state`` for another fit, which scales what schedulers begin from again."""
+    groups = [dict(group) for group in state["optimizer"]["param_groups"]]
+    scale_initial_rates(groups, 1 / state["scale"])
+    return {**state["optimizer"], "param_groups": groups}
+
+
+def kept_text(found: Checkpoint, spec: TrainSpec, size: int) -> str:
+    """Which learning rate ``size`` workers continue with, if the fit was given another; else empty."""
+    then, now, scale = found.state["given_rates"], spec.optimizer.given_rates, found.state["scale"]
+    if found.is_over(spec):
+        return ""
+    if found.size == size and scale != (size if spec.scale_lr else 1.0):
+        return (
+            f"run {spec.run_id!r} continues with learning rates {scale:g} times those of one worker, as it began: "
+            f"scale_lr={spec.scale_lr} has no effect, choose another run_id to train with it"
+        )
+    if then == now:
+        return ""
+    began, given = (", ".join(f"{rate:g}" for rate in each) for each in (then, now))
+    return (
+        f"run {spec.run_id!r} continues with the learning rate that it began with, {began}: the optimizer's lr={given} "
+        "has no effect, choose another run_id to train with it"
+    )
+
+
+def _with_base_rates(scheduler: Any) -> list[Any]:
+    """A scheduler and those that it consists of, if they begin from the optimizer's rates; none for None."""
+    found = [scheduler] if hasattr(scheduler, "base_lrs") else []
+    return [*found, *(one for child in getattr(scheduler, "_schedulers", ()) for one in _with_base_rates(child))]
