@@ -84,7 +84,7 @@ class Loop:
             settings.timeline_max_mb,
         )
         self._fusion_threshold_bytes = settings.fusion_threshold_bytes
-        tuner: Tuner | None = None
+        tuner = None
         if settings.autotune and self._is_root:
             tuner = Tuner.from_settings(settings, Settings.given(), submissions.cycle_timer.delay_s * 1000)
         self._negotiator = Negotiator(
@@ -95,13 +95,13 @@ class Loop:
             settings.disable_group_fusion,
         )
         with ExitStack() as undo:  # if a peer dies meanwhile, nothing of this world remains
-            check, plan = self._check, self._negotiator.plan
             if world.client is not None:
-                world.client.watch = check
-            self.host = share_host_memory(world, settings, submissions.wakeup, plan=plan, check=check)
+                world.client.watch = self._check
+            plan, wakeup = self._negotiator.plan, submissions.wakeup
+            self.host = share_host_memory(world, settings, wakeup, plan=plan, check=self._check)
             if self.host is not None:
                 undo.callback(self.host.close)
-            self.transports = TransportTable(world, settings, process_sets, check, self.host, submissions.wakeup)
+            self.transports = TransportTable(world, settings, process_sets, self._check, self.host, wakeup)
             undo.callback(self.transports.close)
             for process_set_id in sorted(process_sets):
                 self.transports.build(process_set_id)
@@ -170,9 +170,7 @@ class Loop:
             return True
         if self._closing_since_s is None or self._queues:
             return False
-        if self._links.has_children:
-            return time.monotonic() - self._closing_since_s > SHUTDOWN_TIMEOUT_S
-        return True
+        return not self._links.has_children or time.monotonic() - self._closing_since_s > SHUTDOWN_TIMEOUT_S
 
     def work(self, *, is_waited_for: bool) -> None:
         """Do what can be done without waiting.
@@ -310,8 +308,7 @@ class Loop:
 
     def _negotiate(self) -> None:
         self.recorder.mark_cycle()
-        requests = self._submissions.take_submitted()
-        if requests:
+        if requests := self._submissions.take_submitted():
             self._stall.note(requests[-1].name)
             self._agreement.submit(requests)
 
@@ -354,12 +351,12 @@ class Loop:
                 self._abort(gone.reason, gone.source)
 
     def _take_message(self, rank: int, message: Message) -> None:
+        if isinstance(message, (ReportBatch, LogMessage)) and self._is_broken:
+            return
         if isinstance(message, ReportBatch):
-            if not self._is_broken:
-                self._agreement.receive(rank, message)
+            self._agreement.receive(rank, message)
         elif isinstance(message, LogMessage):
-            if not self._is_broken:
-                self._agreement.receive_log(message.entries)
+            self._agreement.receive_log(message.entries)
         elif isinstance(message, Goodbye):
             self._links.note_goodbye(rank)
         elif isinstance(message, TimelineEvents):

@@ -263,9 +263,8 @@ class Negotiator:
         entries += [Run(tuple(ready[index][0] for index in bucket)) for bucket in buckets]
         entries += [Forget(id) for id in transient]
         if self._cache_capacity:
-            surplus = num_cached - self._cache_capacity
             idle = (id for id in self._ids if id not in used and self._ids[id][0] not in self._states)
-            entries += [Forget(id) for id, _ in zip(idle, range(surplus), strict=False)]
+            entries += [Forget(id) for id, _ in zip(idle, range(num_cached - self._cache_capacity), strict=False)]
         if self._tune is not None:
             entries.append(self._tune)
             self._tune = None

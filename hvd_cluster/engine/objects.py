@@ -11,9 +11,10 @@ from typing import Any
 import cloudpickle
 import torch
 
+from hvd_cluster.engine.membership import next_number, running_engine
 from hvd_cluster.engine.process_sets import ProcessSet
 from hvd_cluster.engine.request import Kind
-from hvd_cluster.engine.submission import Collective, next_number, running_engine
+from hvd_cluster.engine.submission import Collective
 from hvd_cluster.errors import HorovodInternalError
 from hvd_cluster.rendezvous.secret import sign, verify
 

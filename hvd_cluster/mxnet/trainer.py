@@ -6,9 +6,9 @@ from typing import Any
 
 import mxnet as mx
 
+from hvd_cluster.engine.membership import takes_part
 from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
 from hvd_cluster.engine.reduction_config import ReductionConfig
-from hvd_cluster.engine.submission import takes_part
 from hvd_cluster.mxnet.compression import Compression, Compressor
 from hvd_cluster.mxnet.ops import grouped_allreduce
 

@@ -9,9 +9,10 @@ from typing import Any
 import tensorflow as tf
 
 from hvd_cluster.engine.basics import is_alone
+from hvd_cluster.engine.membership import takes_part
 from hvd_cluster.engine.reduction_config import ReductionConfig
 from hvd_cluster.engine.request import Kind, ReduceOp
-from hvd_cluster.engine.submission import Collective, takes_part
+from hvd_cluster.engine.submission import Collective
 from hvd_cluster.tensorflow.collectives.allreduce import check_adasum, reduced, sparse_sum
 from hvd_cluster.tensorflow.naming import label
 from hvd_cluster.tensorflow.rank_ops import num_members_op

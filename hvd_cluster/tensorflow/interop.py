@@ -28,7 +28,8 @@ from tensorflow.python.ops.control_flow_v2_func_graphs import ControlFlowFuncGra
 
 from hvd_cluster.engine.compiled_steps import keep_error
 from hvd_cluster.engine.engine import Engine
-from hvd_cluster.engine.submission import Waitable, running_engine
+from hvd_cluster.engine.membership import running_engine
+from hvd_cluster.engine.submission import Waitable
 from hvd_cluster.errors import SHUT_DOWN_TEXT, WorldEndedError
 from hvd_cluster.tensorflow.errors import as_tensorflow_errors
 from hvd_cluster.tensorflow.order import put_in_order

@@ -8,8 +8,9 @@ import tensorflow as tf
 import torch
 
 from hvd_cluster.engine import basics
+from hvd_cluster.engine.membership import member_index, num_members, running_engine
 from hvd_cluster.engine.process_sets import ProcessSet
-from hvd_cluster.engine.submission import finished, member_index, num_members, running_engine
+from hvd_cluster.engine.submission import finished
 from hvd_cluster.tensorflow.interop import call
 
 

@@ -11,9 +11,10 @@ from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from hvd_cluster.engine import objects
+from hvd_cluster.engine.membership import running_engine
 from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
 from hvd_cluster.engine.request import REDUCED_DTYPES, describe, element_dtype
-from hvd_cluster.engine.submission import running_engine, wait_all
+from hvd_cluster.engine.submission import wait_all
 from hvd_cluster.torch import wire
 from hvd_cluster.torch.collectives.broadcast import submit_broadcast
 

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 
 import torch
 
+from hvd_cluster.engine.membership import member_index, num_members
 from hvd_cluster.engine.process_sets import ProcessSet
 from hvd_cluster.engine.request import Kind, ReduceOp
-from hvd_cluster.engine.submission import member_index, num_members, submit
+from hvd_cluster.engine.submission import submit
 
 # Columns of the head, and rows of the table below it.
 _PRESENT, _FINGERPRINT, _NUMBER, _LAST = range(4)

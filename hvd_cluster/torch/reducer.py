@@ -21,8 +21,8 @@ from contextlib import suppress
 import torch
 
 from hvd_cluster.engine.engine import Engine
+from hvd_cluster.engine.membership import running_engine
 from hvd_cluster.engine.reduction_config import ReductionConfig
-from hvd_cluster.engine.submission import running_engine
 from hvd_cluster.errors import GradientChangedError, HorovodInternalError
 from hvd_cluster.settings import Settings
 from hvd_cluster.torch import wire

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from hvd_cluster.engine.submission import running_engine
+from hvd_cluster.engine.membership import running_engine
 
 
 def shared_empty(size: int | Sequence[int], dtype: torch.dtype | None = None) -> torch.Tensor:

@@ -14,9 +14,9 @@ from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from hvd_cluster.engine import basics
+from hvd_cluster.engine.membership import next_number, num_members
 from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
 from hvd_cluster.engine.request import ReduceOp
-from hvd_cluster.engine.submission import next_number, num_members
 from hvd_cluster.torch.collectives.allgather import allgather
 from hvd_cluster.torch.collectives.allreduce import allreduce
 

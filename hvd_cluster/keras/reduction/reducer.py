@@ -11,9 +11,10 @@ import keras
 import torch
 
 from hvd_cluster.engine.basics import is_alone
+from hvd_cluster.engine.membership import next_number, takes_part
 from hvd_cluster.engine.reduction_config import ReductionConfig
 from hvd_cluster.engine.request import Kind
-from hvd_cluster.engine.submission import Collective, next_number, takes_part
+from hvd_cluster.engine.submission import Collective
 
 
 @dataclass

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import torch
 
+from hvd_cluster.engine.membership import running_engine
 from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
 from hvd_cluster.engine.request import Kind
-from hvd_cluster.engine.submission import running_engine, submit
+from hvd_cluster.engine.submission import submit
 
 
 def join(device: int = -1) -> int:

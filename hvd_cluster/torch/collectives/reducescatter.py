@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
+from hvd_cluster.engine.membership import num_members
 from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
 from hvd_cluster.engine.request import Kind, ReduceOp
-from hvd_cluster.engine.submission import num_members
 from hvd_cluster.errors import UnsupportedReductionError
 from hvd_cluster.torch.collectives.allgather import grouped_allgather
 from hvd_cluster.torch.compression import Compression, Compressor
