@@ -254,7 +254,8 @@ class StallInspector:
         if self._rank == 0:
             self._query(report)
         else:
-            self._root_deadline_s = time.monotonic() + _ROOT_TIMEOUT_S
+            if self._root_deadline_s is None:  # a later report must not extend the wait
+                self._root_deadline_s = time.monotonic() + _ROOT_TIMEOUT_S
             self._send_up(report)
 
     def _report_silent_root(self) -> None:

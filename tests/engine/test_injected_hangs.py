@@ -20,6 +20,7 @@ from hvd_cluster.launch import local
 
 #: For more hangs, with the times of a real job: HANGS=100 CHECK_TIME_S=10 SEED=1 pytest -m slow FILE
 NUM_HANGS = int(os.environ.get("HANGS", "14"))
+SEED = int(os.environ.get("SEED", "1"))
 CHECK_S = int(os.environ.get("CHECK_TIME_S", "1"))
 SHUTDOWN_S = CHECK_S + 3
 #: What the report quotes of the victim; a stopped process cannot reply, so there it is the line of those that wait.
@@ -34,7 +35,7 @@ LINES = {
 }
 
 
-def inject(hangs: list[tuple[str, int]], check_s: int, shutdown_s: int) -> list[str]:
+def inject(hangs: list[tuple[str, int]], seed: int, shutdown_s: int) -> list[str]:
     """Run in each rank: for each hang the error that ended it."""
     import controlled_device
 
@@ -74,7 +75,7 @@ def inject(hangs: list[tuple[str, int]], check_s: int, shutdown_s: int) -> list[
     errors = []
     for number, (kind, victim) in enumerate(hangs):
         hvd.init()
-        generator = random.Random(number)
+        generator = random.Random(f"{seed} {number}")
         tensor = torch.ones(generator.choice([1, 1000, 1_000_000]))
         for step in range(generator.randrange(3)):
             hvd.allreduce(tensor, name=f"step.{step}")
@@ -102,15 +103,15 @@ def inject(hangs: list[tuple[str, int]], check_s: int, shutdown_s: int) -> list[
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_the_report_of_each_hang_names_rank_tensor_and_line_and_every_rank_gets_an_error() -> None:
-    generator = random.Random(int(os.environ.get("SEED", "7")))
-    kinds = list(LINES) * (NUM_HANGS // len(LINES) + 1)
-    hangs = [(kind, generator.randrange(3)) for kind in kinds[:NUM_HANGS]]
+    kinds = list(LINES)
+    # Each kind with each rank in turn.
+    hangs = [(kinds[i % len(kinds)], (i + i // len(kinds) + SEED) % 3) for i in range(NUM_HANGS)]
 
     def fn(inject: Callable[..., list[str]]) -> list[str]:
         import hvd_cluster.torch as hvd
 
         hvd.rank_of_job = int(os.environ["HOROVOD_RANK"])  # type: ignore[attr-defined]
-        return inject(hangs, CHECK_S, SHUTDOWN_S)
+        return inject(hangs, SEED, SHUTDOWN_S)
 
     output = io.StringIO()
     env = {
