@@ -110,7 +110,7 @@ class Agent:
         elif isinstance(request, StartWorker):
             self._start(request)
         elif (worker := self._workers.get(request.key)) is not None:
-            (worker.kill if request.kill else worker.terminate)()
+            getattr(worker, request.signal.value)()
 
     def _probe(self, request: Probe) -> None:
         self._send(ProbeResult(reachability.probe(request.candidates, self._secret), request.number))

@@ -9,13 +9,20 @@ import queue
 import signal
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 from hvd_cluster.launch import guard
 from hvd_cluster.launch.logs import OnLine, Tail
 from hvd_cluster.launch.output import OutputReader
 
 logger = logging.getLogger(__name__)
+
+#: Makes a worker write the Python stack of its main thread to its standard error, also inside a C call.
+STACK_SIGNAL = signal.SIGRTMIN + 9
+#: How long a worker gets for that.
+_STACK_S = 1.0
 
 
 class ChildProcess:
@@ -77,6 +84,16 @@ class ChildProcess:
             if self.pid and not self._reaped:  # group 0 would be this process's own
                 os.killpg(self.pid, number)
 
+    def write_stack(self) -> None:
+        """Have it write its Python stack to its standard error, if it handles :data:`STACK_SIGNAL`."""
+        with self._reap_lock:
+            if not self.pid or self._reaped or not _has_signal(self.pid, "SigCgt"):
+                return
+            os.kill(self.pid, STACK_SIGNAL)
+        deadline_s = time.monotonic() + _STACK_S
+        while _has_signal(self.pid, "ShdPnd") and time.monotonic() < deadline_s:
+            time.sleep(0.01)
+
     def catch_up(self) -> None:
         """Return when all output that the child has written so far has been passed on."""
         with self._reap_lock:
@@ -132,3 +149,12 @@ class ChildProcess:
                 self._on_line(self.rank, stream, line)
             except Exception:  # a caller's broken sink must not block the worker on a full pipe
                 logger.exception("a line of rank %d could not be passed on", self.rank)
+
+
+def _has_signal(pid: int, mask: str) -> bool:
+    """Whether :data:`STACK_SIGNAL` is in a mask of ``/proc/PID/status``, e.g. "SigCgt": it has a handler."""
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines():
+            if line.startswith(f"{mask}:"):
+                return bool(int(line.split()[1], 16) >> (STACK_SIGNAL - 1) & 1)
+    return False

@@ -40,6 +40,9 @@ class ChildWorker(Worker):
         self.topology = topology
         self._stopping = False
 
+    def write_stack(self) -> None:
+        self._child.write_stack()
+
     def terminate(self) -> None:
         self._stopping = True
         self._child.signal(signal.SIGTERM)

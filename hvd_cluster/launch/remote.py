@@ -27,6 +27,7 @@ from hvd_cluster.launch.wire.agent_messages import (
     SignalWorker,
     StartFailed,
     StartWorker,
+    WorkerSignal,
     WorkerStatus,
 )
 from hvd_cluster.launch.wire.messages import OutputLine, ProgressEvent
@@ -48,11 +49,14 @@ class RemoteWorker(Worker):
         self._lock = threading.Lock()
         self._ended = threading.Event()
 
+    def write_stack(self) -> None:
+        self._host.send(SignalWorker(self._key, WorkerSignal.WRITE_STACK))
+
     def terminate(self) -> None:
-        self._host.send(SignalWorker(self._key, kill=False))
+        self._host.send(SignalWorker(self._key, WorkerSignal.TERMINATE))
 
     def kill(self) -> None:
-        self._host.send(SignalWorker(self._key, kill=True))
+        self._host.send(SignalWorker(self._key, WorkerSignal.KILL))
 
     def wait(self) -> Outcome | None:
         self._ended.wait()

@@ -22,6 +22,7 @@ from typing import Any
 from hvd_cluster.errors import AuthenticationError, LaunchError
 from hvd_cluster.launch import progress
 from hvd_cluster.launch.call import PackedCall, unpack
+from hvd_cluster.launch.child import STACK_SIGNAL
 from hvd_cluster.launch.die_with_parent import die_with_parent
 from hvd_cluster.launch.outcome import ErrorReport, Outcome
 from hvd_cluster.launch.output import flush_prints
@@ -41,6 +42,7 @@ def main() -> int:
     die_with_parent(parent_pid, notices_its_end=True)
     os.set_inheritable(descriptor, False)
     faulthandler.enable()
+    faulthandler.register(STACK_SIGNAL, all_threads=False)
     topology = Topology.from_env()
     channel = Channel.connect(socket.socket(fileno=descriptor), topology.secret, _HANDSHAKE_TIMEOUT_S)
     channel.send(pickle.dumps(Ready(os.getpid())))

@@ -84,6 +84,10 @@ class Worker(ABC):
             logger.exception("a message of rank %d could not be passed on", self.rank)
 
     @abstractmethod
+    def write_stack(self) -> None:
+        """Have it write its Python stack to its standard error, if it can."""
+
+    @abstractmethod
     def terminate(self) -> None:
         """Send SIGTERM to the process group."""
 
@@ -233,6 +237,8 @@ class WorkerGroup(Generic[W]):
         if failed is not None and self._on_failure is not None:
             self._on_failure(failed)
         if not self._wait_until(complete, time.monotonic() + self._failure_grace_s):
+            for worker in self._living():  # what they wait for may be the cause
+                worker.write_stack()
             self.stop()
 
     def _wait_until(self, condition: Callable[[], bool], deadline_s: float | None) -> bool:

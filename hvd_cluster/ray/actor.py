@@ -112,6 +112,9 @@ class ActorWorker(Worker):
         """``outcome`` in a form that stays valid after this worker's end."""
         return outcome if self.handshake is None else detached(outcome, self.handshake.worker_id)
 
+    def write_stack(self) -> None:
+        """Do nothing: a signal would have to be sent on the actor's node."""
+
     def terminate(self) -> None:
         """End it. Ray has no gentler way that reaches a busy worker."""
         self.kill()

@@ -64,7 +64,11 @@ class TaskWorkers:
             while self._take_ends(end_tracker):
                 self._changed.wait(_POLL_S)
                 self._changed.clear()
-                if self._driver.stop_requested.is_set() or time.monotonic() >= end_tracker.deadline_s():
+                if self._driver.stop_requested.is_set():
+                    self._stop()
+                elif time.monotonic() >= end_tracker.deadline_s():
+                    for worker in self._workers:
+                        worker.write_stack()
                     self._stop()
         finally:
             for worker in self._workers:

@@ -22,6 +22,7 @@ from hvd_cluster.launch.wire.agent_messages import (
     BootstrapMessage,
     SignalWorker,
     StartWorker,
+    WorkerSignal,
     WorkerStatus,
 )
 from hvd_cluster.launch.wire.messages import OutputLine
@@ -111,7 +112,7 @@ def test_a_launcher_that_takes_no_output_is_sent_one_window_of_it_and_the_rest_w
 def test_a_worker_whose_output_no_one_takes_can_be_ended(launcher: Channel) -> None:
     start(launcher, sys.executable, "-c", "while True: print('flood')")
     assert sum(map(len, lines_of(heard_until_silence(launcher)))) <= WINDOW_BYTES
-    launcher.send(pickle.dumps(SignalWorker(0, kill=True)))
+    launcher.send(pickle.dumps(SignalWorker(0, WorkerSignal.KILL)))
     launcher.send(END)
     while not has_ended(message := launcher.recv()):
         pass

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import ctypes
 import io
 import os
 import signal
@@ -92,6 +93,27 @@ def test_the_first_failure_stops_the_others_and_begins_with_the_users_traceback(
     assert "Rank 1 on host 127.0.0.1 raised ValueError. Of the others, rank 0 was stopped by the launcher." in text
     assert text.endswith("Last output of rank 1:\n  about to fail")
     assert isinstance(caught.value.__cause__, ValueError)
+
+
+@pytest.mark.parametrize("holds_lock", [False, True], ids=["sleeps", "holds the interpreter lock"])
+def test_a_rank_that_never_calls_init_is_named_and_its_stack_is_in_the_output(holds_lock: bool) -> None:
+    def load_data(holds_lock: bool) -> None:
+        (ctypes.PyDLL(None).sleep if holds_lock else time.sleep)(60)
+
+    def train() -> None:
+        import hvd_cluster.torch as hvd
+
+        if rank() == 1:
+            load_data(holds_lock)
+        hvd.init()
+
+    errors = io.StringIO()
+    with pytest.raises(
+        WorkerFailedError, match=r"not all of the 2 ranks called hvd\.init\(\) within 1 s\. Missing: 1; "
+    ):
+        run(train, num_proc=2, env={"HOROVOD_GLOO_TIMEOUT_SECONDS": "1"}, stderr=errors)
+    line = next(line for line in errors.getvalue().splitlines() if line.endswith(" in load_data"))
+    assert line.startswith('[1]<stderr>:  File "')
 
 
 @pytest.mark.parametrize(

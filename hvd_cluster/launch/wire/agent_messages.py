@@ -18,6 +18,7 @@ import json
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
+from enum import Enum
 
 from hvd_cluster.launch.outcome import Outcome
 from hvd_cluster.launch.reachability import HostAddresses
@@ -118,13 +119,20 @@ class StartWorker:
     env: Mapping[str, str | None]
 
 
+class WorkerSignal(Enum):
+    """What an agent sends to a worker: the methods of :class:`~hvd_cluster.launch.worker_group.Worker`."""
+
+    WRITE_STACK = "write_stack"
+    TERMINATE = "terminate"
+    KILL = "kill"
+
+
 @dataclass(frozen=True)
 class SignalWorker:
-    """To the agent: send a signal to a worker's process group."""
+    """To the agent: send a signal to a worker."""
 
     key: int
-    #: Whether to send SIGKILL instead of SIGTERM.
-    kill: bool
+    signal: WorkerSignal
 
 
 @dataclass(frozen=True)
