@@ -1,7 +1,7 @@
 """Keeps row groups as they were read, so that later epochs and other workers of the host need not read them again.
 
-What does not fit is read each time. Nothing that an epoch still needs is thrown out for it: an epoch goes through
-everything once, and then a cache that throws out the oldest holds nothing when the next one begins.
+What does not fit is read each time. The cache evicts nothing to make room for it: an epoch reads everything once, so a
+cache that evicted its oldest entries would hold nothing useful when the next epoch begins.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class MemoryCache(RowGroupCache):
         return table
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Empty the cache."""
         with self._lock:
             self._tables.clear()
             self.held_bytes = 0

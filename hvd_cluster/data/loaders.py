@@ -1,4 +1,4 @@
-"""``horovod.data``: the base of data loaders of the user's own, and loading in advance in a thread."""
+"""``horovod.data``: the base class of users' data loaders, and loading ahead in a thread."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 
 
 class BaseDataLoader(ABC):
-    """A loader says how many batches it has and how they are made; iterating gives them, processed."""
+    """A loader: subclasses define how many batches there are and how to make them; iteration yields them, processed."""
 
     @abstractmethod
     def __len__(self) -> int:
@@ -29,7 +29,7 @@ class BaseDataLoader(ABC):
             yield self._process_batch(batch)
 
     def _process_batch(self, batch: Any) -> Any:
-        """What becomes of a batch before it is handed out; nothing unless a subclass says otherwise."""
+        """Hook for subclasses: returns what is yielded in place of a batch."""
         return batch
 
 
@@ -62,11 +62,15 @@ class AsyncDataLoaderMixin:
         self._passes.append(ahead)
         self._log("begins to load in advance")
         try:
-            while not ahead.is_closed:
+            while True:
                 try:
                     batch = ahead.take()
-                except (StopIteration, ReadAheadClosedError):
+                except StopIteration:
                     return
+                except ReadAheadClosedError:
+                    if ahead.is_closed:
+                        return
+                    raise  # what the loader reads from was closed
                 yield self._process_batch(batch)  # type: ignore[attr-defined]
         finally:
             ahead.close()

@@ -65,13 +65,12 @@ class ParquetReader(IterableDataset[dict[str, Any]]):
     ``window_bytes``, or the size of the largest row group where that is larger. A batch that is kept holds 16 MiB at
     most, or twice its own size where that is more.
 
-    Where ``num_epochs`` is given, the first rows of an epoch are read while the last batches of the one before are
-    taken. They wait until the next iteration, :meth:`close`, or the reader's end.
+    With ``num_epochs``, the reader reads the first rows of an epoch while the last batches of the previous one are
+    consumed, and keeps them until the next iteration, :meth:`close`, or its own end.
 
-    It may be the ``dataset`` of a ``torch.utils.data.DataLoader(reader, batch_size=None)``, for its ``pin_memory``; as
-    the reader has threads of its own, ``num_workers`` stays 0. Every tensor has ``__dlpack__``: TensorFlow and CuPy
-    take it without a copy, JAX too where the rows begin at a multiple of 64 bytes and it has their type (it makes 64
-    bits 32 unless ``jax_enable_x64`` is set).
+    Wrap it in ``torch.utils.data.DataLoader(reader, batch_size=None)`` for ``pin_memory``; leave ``num_workers`` at 0,
+    since the reader has its own threads. Every tensor has ``__dlpack__``: TensorFlow and CuPy use it without a copy,
+    and so does JAX where rows begin at a multiple of 64 bytes (it converts 64 bits to 32 without ``jax_enable_x64``).
 
     Args:
         source: path or URL of a Parquet file or folder, a list of these, or a :class:`Dataset` (its training part is
@@ -226,7 +225,7 @@ class ParquetReader(IterableDataset[dict[str, Any]]):
         return self._epochs.budget.total_bytes(self._split, self._footers, self.plan(0).num_slots, self._batch_size)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Iterations do not travel to another process."""
+        """Iterations are not pickled."""
         return {name: value for name, value in self.__dict__.items() if name != "_open"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -236,7 +235,7 @@ class ParquetReader(IterableDataset[dict[str, Any]]):
 
     @property
     def position(self) -> Position:
-        """What comes next: behind the last batch that iteration has handed out.
+        """What comes next: the position after the last batch that iteration yielded.
 
         After the last batch of an epoch it is the beginning of the next one, so that ``range(reader.position.epoch,
         10)`` are the epochs that are left of 10, whenever the state was saved.
@@ -254,10 +253,10 @@ class ParquetReader(IterableDataset[dict[str, Any]]):
         self._go_to(Position(epoch=epoch))
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        """What is left of the epoch, and then the position is the beginning of the next one.
+        """The rest of the epoch; afterwards the position is the beginning of the next one.
 
-        An iteration that is left early is continued by the next; one that is left after the epoch's last batch, as by
-        loops that count ``len(reader)`` steps, is over. Two at a time make no sense.
+        The next iteration continues one that was left early. One that was left after the epoch's last batch, as by
+        loops that count ``len(reader)`` steps, is complete. Do not run two iterations at a time.
 
         Yields:
             Column name -> tensor or array of shape ``(rows, *column.shape)``.
@@ -285,7 +284,7 @@ class ParquetReader(IterableDataset[dict[str, Any]]):
         self._go_to(Position(epoch=self._position.epoch + 1))
 
     def epoch(self, epoch: int, start_step: int = 0) -> Iterator[Batch]:
-        """The batches of any epoch, whatever the position is; it stays.
+        """The batches of any epoch; the position does not change.
 
         Closing the iterator, or dropping it, ends its threads, unless its last batch was handed out and ``num_epochs``
         says that another epoch follows.

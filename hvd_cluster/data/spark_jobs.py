@@ -24,7 +24,7 @@ T = TypeVar("T")
 #: Seconds between two attempts to cancel: a cancel that comes before the job was submitted is lost.
 _CANCEL_AGAIN_S = 0.5
 _CANCEL_GIVE_UP_S = 60.0
-#: So long tasks may live on after their job: Spark gives a Python worker two seconds before it kills it.
+#: Seconds that tasks may outlive their job: Spark waits two seconds before it kills a Python worker.
 _TASKS_END_S = 4.0
 
 
@@ -62,11 +62,11 @@ def run(spark: Any, action: Callable[[], T], description: str) -> T:
 
 def thread(spark: Any, target: Callable[[], None], tag: str, description: str) -> threading.Thread:
     """A thread, not yet started, that runs ``target`` so that :func:`cancel` with ``tag`` reaches its jobs."""
-    outer_tags = set(spark.getTags()) if _is_connect(spark) else set()
+    outer_tags = set(spark.getTags()) if is_connect(spark) else set()
 
     def run_named() -> None:
         try:
-            if _is_connect(spark):
+            if is_connect(spark):
                 for one in (*outer_tags, tag):
                     spark.addTag(one)
             else:
@@ -75,7 +75,7 @@ def thread(spark: Any, target: Callable[[], None], tag: str, description: str) -
             logger.debug("the jobs of %s have no name to be cancelled by: %s", tag, error)
         target()
 
-    if _is_connect(spark):
+    if is_connect(spark):
         return threading.Thread(target=run_named, name=tag, daemon=True)
     from pyspark import InheritableThread
 
@@ -85,7 +85,7 @@ def thread(spark: Any, target: Callable[[], None], tag: str, description: str) -
 
 def cancel(spark: Any, tag: str) -> None:
     """Cancel the jobs that run under ``tag``; a job that has not been submitted yet is not reached."""
-    if _is_connect(spark):
+    if is_connect(spark):
         spark.interruptTag(tag)
     else:
         spark.sparkContext.cancelJobGroup(tag)
@@ -115,7 +115,7 @@ def cancel_until(ended: Callable[[float], bool], cancel_jobs: Callable[[], None]
 
 def running_tasks(spark: Any, tag: str) -> int | None:
     """How many tasks of the jobs under ``tag`` run now; None on Connect, whose server does not say."""
-    if _is_connect(spark):
+    if is_connect(spark):
         return None
     tracker = spark.sparkContext.statusTracker()
     jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup(tag)]
@@ -133,7 +133,8 @@ def _let_tasks_end(spark: Any, tag: str) -> None:
         logger.debug("cannot find out whether tasks still run: %s", error)
 
 
-def _is_connect(spark: Any) -> bool:
+def is_connect(spark: Any) -> bool:
+    """Whether a session is one of Spark Connect."""
     return type(spark).__module__.startswith("pyspark.sql.connect")
 
 

@@ -72,7 +72,7 @@ def _scalars(array: Any, field: UnischemaField) -> Values:
     return [None if value is None else codec.decode(field, value) for value in array.to_pylist()]
 
 
-def plain(array: Any) -> Values:
+def plain(array: Any) -> npt.NDArray[Any]:
     """A column of a data set without petastorm's metadata.
 
     Returns:
@@ -113,8 +113,7 @@ def _lists(array: Any) -> npt.NDArray[Any]:
         if not len(array):
             return np.empty((0, 0), dtype=object)
         return objects([None if not item.is_valid else plain(item.values) for item in array])
-    elements = plain(array.flatten())
-    values = elements if isinstance(elements, np.ndarray) else objects(elements)
+    values = plain(array.flatten())
     if values.dtype == object and types.is_nested(array.type.value_type):
         return objects([plain(item.values) for item in array])
     return values.reshape(len(array), lengths[0], *values.shape[1:])

@@ -7,7 +7,6 @@ import logging
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 from hvd_cluster.data import spark_jobs
@@ -121,7 +120,7 @@ class SparkDatasetConverter:
     def delete(self) -> None:
         """Delete the files; calling it again does nothing."""
         _delete(self.cache_dir_url)
-        _written[:] = [entry for entry in _written if entry.converter.cache_dir_url != self.cache_dir_url]
+        _written[:] = [entry for entry in _written if entry[2].cache_dir_url != self.cache_dir_url]
 
     def _reader(self, num_epochs: int | None, workers_count: int | None, kargs: dict[str, Any]) -> Any:
         if workers_count is not None:
@@ -168,9 +167,9 @@ def make_spark_converter(
             "'file:///path/that/all/machines/see')"
         )
     arguments = (parent, parquet_row_group_size_bytes, compression_codec, dtype, state_of_files(df))
-    for entry in _written:
-        if entry.arguments == arguments and same_plan(entry.frame, df):
-            return entry.converter
+    for frame, known, converter in _written:
+        if known == arguments and same_plan(frame, df):
+            return converter
     url = f"{parent.rstrip('/')}/{uuid.uuid4().hex}"
     if not _written:
         atexit.register(_delete_all)
@@ -185,7 +184,7 @@ def make_spark_converter(
     except BaseException:  # raised again: half a data set must not stay
         _delete(url)
         raise
-    _written.append(_Written(df, arguments, converter))
+    _written.append((df, arguments, converter))
     return converter
 
 
@@ -199,17 +198,9 @@ def register_delete_dir_handler(handler: Callable[[str], None] | None) -> None:
     _delete_handler = handler
 
 
-@dataclass(frozen=True)
-class _Written:
-    """What this process has written."""
-
-    frame: Any
-    #: Those that decide what is written, and the state of the files that the frame read.
-    arguments: tuple[Any, ...]
-    converter: SparkDatasetConverter
-
-
-_written: list[_Written] = []
+#: What this process has written: the frame; the arguments that decide what is written, and the state of the files that
+#: the frame read; the converter.
+_written: list[tuple[Any, tuple[Any, ...], SparkDatasetConverter]] = []
 _delete_handler: Callable[[str], None] | None = None
 
 
@@ -255,8 +246,8 @@ def _delete(url: str) -> None:
 
 def _delete_all() -> None:
     while _written:
-        entry = _written.pop()
+        _, _, converter = _written.pop()
         try:
-            entry.converter.delete()
+            converter.delete()
         except (OSError, DataError):  # the process ends, and others' files are not worth a traceback
-            logger.warning("could not delete %s", entry.converter.cache_dir_url)
+            logger.warning("could not delete %s", converter.cache_dir_url)

@@ -13,7 +13,7 @@ from hvd_cluster.data.reading.row_groups import RowGroupTables
 from hvd_cluster.data.reading.shards import permutation
 from hvd_cluster.errors import DataError
 from hvd_cluster.petastorm.cache import LocalDiskCache
-from hvd_cluster.petastorm.columns import Values, decoded, objects, plain
+from hvd_cluster.petastorm.columns import decoded, objects, plain
 from hvd_cluster.petastorm.fragments import Fragment
 from hvd_cluster.petastorm.predicates import PredicateBase
 from hvd_cluster.petastorm.transform import TransformSpec
@@ -116,17 +116,13 @@ class FragmentReader:
 
     def _batch(self, table: Any) -> RowBatch:
         if self.transform is None or self.transform.func is None:
-            return RowBatch({name: _array(plain(table.column(name))) for name in self.output.fields}, table.num_rows)
+            return RowBatch({name: plain(table.column(name)) for name in self.output.fields}, table.num_rows)
         frame = self.transform.func(table.select(list(self.schema.fields)).to_pandas())
         missing = [name for name in self.output.fields if name not in frame.columns]
         if missing:
             raise DataError(f"the transform's DataFrame lacks the fields {missing}: it has {list(frame.columns)}")
         columns = {name: _of_series(frame[name], field) for name, field in self.output.fields.items()}
         return RowBatch(columns, len(frame)) if len(frame) else RowBatch({}, 0)
-
-
-def _array(values: Values) -> Any:
-    return values if isinstance(values, np.ndarray) else objects(values)
 
 
 def _of_series(series: Any, field: Any) -> Any:

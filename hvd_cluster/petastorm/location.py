@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from hvd_cluster.data.files.filesystems import OBJECT_STORES, as_filesystem, scheme_of, write_whole
-from hvd_cluster.data.files.retry import file_info, retried
+from hvd_cluster.data.files.filesystems import OBJECT_STORES, as_filesystem, scheme_of
+from hvd_cluster.data.files.retry import file_info, read_file, write_file
 from hvd_cluster.data.optional import load_pyarrow
 from hvd_cluster.data.store import Store
 from hvd_cluster.errors import DataError
@@ -41,13 +41,8 @@ class Location:
     def read(self, name: str) -> bytes | None:
         """The content of a file in the folder; None where there is none."""
         path = f"{self.folder}/{name}"
-
-        def read() -> bytes:
-            with self.filesystem.open_input_stream(path) as stream:
-                return bytes(stream.read())
-
         try:
-            return retried(read, self.filesystem, f"reading {path}")
+            return read_file(self.filesystem, path)
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -55,12 +50,7 @@ class Location:
 
     def write(self, name: str, data: bytes) -> None:
         """Write a file in the folder, whole or not at all."""
-        path = f"{self.folder}/{name}"
-        retried(
-            lambda: write_whole(self.filesystem, path, data, atomic_upload=self.uploads_whole),
-            self.filesystem,
-            f"writing {path}",
-        )
+        write_file(self.filesystem, f"{self.folder}/{name}", data, atomic_upload=self.uploads_whole)
 
     def _is_file(self, path: str) -> bool:
         try:

@@ -39,7 +39,7 @@ class PredicateBase(abc.ABC):
 
 
 class _RowPredicate(PredicateBase):
-    """One that decides row by row, and so decides for DataFrames too."""
+    """A predicate on single rows, which is applied to each row of a DataFrame."""
 
     def include_batch(self, frame: Any) -> npt.NDArray[np.bool_]:
         names = sorted(self.get_fields())
@@ -49,7 +49,7 @@ class _RowPredicate(PredicateBase):
 
 
 class _OfField(_RowPredicate):
-    """One that looks at one field."""
+    """A predicate on one field."""
 
     _field: str
 

@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 TransformFn = Callable[[Any], torch.Tensor]
 
-#: Dtypes that few of torch's operators take -> what they become.
+#: Dtypes that few of torch's operators accept -> what they become.
 _WIDER = {"uint16": np.int32, "uint32": np.int64, "bool": np.uint8}
 
 

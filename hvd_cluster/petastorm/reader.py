@@ -24,8 +24,8 @@ class Reader:
     Made by ``make_reader`` and ``make_batch_reader`` (``factories.py``). The order is a pure function of the data set,
     the seed and the number of the pass, whatever the number of threads. Threads start with the first row asked for, and
     end with :meth:`stop`, at the end of the ``with`` block, after the last row, or when the reader is dropped. Another
-    thread may stop the reader while this one waits for a row. A fragment that cannot be read is an error once; what is
-    asked for after it is the next fragment.
+    thread may stop the reader while this one waits for a row. A fragment that cannot be read raises one error; the next
+    request returns the fragment after it.
 
     Args:
         fragments: reads a fragment.
@@ -54,7 +54,7 @@ class Reader:
         self.last_row_consumed = False
         #: The fields of the rows.
         self.schema: Unischema = fragments.output
-        #: None: no windows over time.
+        #: None: windows over time are not supported.
         self.ngram = None
 
     @property
@@ -74,7 +74,7 @@ class Reader:
 
     @property
     def diagnostics(self) -> dict[str, Any]:
-        """What has been read so far."""
+        """Counts of what has been read."""
         return {"pieces_read": self._next_index, "pieces": len(self._order.fragments), "threads": self._num_threads}
 
     def __iter__(self) -> Reader:
@@ -91,7 +91,7 @@ class Reader:
         if self._batched:
             batch = self.next_batch()
             values = (
-                column if not isinstance(column, list) else objects(column)
+                objects(column) if isinstance(column, list) else column
                 for column in (batch.columns[name] for name in self.schema.fields)
             )
             return self.schema.row_type._make(values)
@@ -164,19 +164,19 @@ class Reader:
         self.last_row_consumed = False
 
     def stop(self) -> None:
-        """End the threads; nothing can be read any more."""
+        """End the threads; the reader cannot be used afterwards."""
         with self._lock:
             self._stopped = True
         self._rows = iter(())
         self._close()
 
     def join(self) -> None:
-        """Wait for the threads to end, and forget the cache."""
+        """Wait for the threads to end, and empty the cache."""
         self._close()
         self._fragments.cleanup()
 
     def cleanup_cache(self) -> None:
-        """Forget the cache."""
+        """Empty the cache."""
         self._fragments.cleanup()
 
     def __enter__(self) -> Reader:

@@ -21,7 +21,7 @@ def batches(
         chunks: rows; columns may be tensors too.
         batch_size: rows of a batch.
         capacity: rows to draw from; 0 keeps the order. The first batch comes when the buffer holds that many.
-        random: draws.
+        random: draws the rows.
     """
     waiting: list[RowBatch] = []
     rows, needed = 0, max(capacity, batch_size)

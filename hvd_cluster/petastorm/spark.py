@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from hvd_cluster.data.spark_jobs import is_connect
 from hvd_cluster.petastorm.factories import make_reader
 from hvd_cluster.petastorm.location import Url
 from hvd_cluster.petastorm.unischema import Unischema
@@ -28,7 +29,7 @@ def materialize_dataset(
     use_summary_metadata: bool = False,
     filesystem_factory: Callable[[], Any] | None = None,
 ) -> Iterator[None]:
-    """A block in which Spark writes encoded rows to a folder; at its end petastorm's metadata is put beside them.
+    """A context in which Spark writes encoded rows to a folder; its end writes petastorm's metadata beside them.
 
     ::
 
@@ -82,7 +83,7 @@ def _row_group_size(spark: Any, size_mb: int | None) -> Iterator[None]:
     if spark is None or size_mb is None:
         yield
         return
-    java_context = None if _is_connect(spark) else getattr(spark.sparkContext, "_jsc", None)
+    java_context = None if is_connect(spark) else getattr(spark.sparkContext, "_jsc", None)
     if java_context is None:
         logger.warning(
             'a Connect session cannot set the size of row groups: write with .option("parquet.block.size", %d)',
@@ -100,7 +101,3 @@ def _row_group_size(spark: Any, size_mb: int | None) -> Iterator[None]:
             configuration.unset(_BLOCK_SIZE)
         else:
             configuration.set(_BLOCK_SIZE, before)
-
-
-def _is_connect(spark: Any) -> bool:
-    return ".connect." in type(spark).__module__

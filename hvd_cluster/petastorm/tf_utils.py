@@ -14,7 +14,7 @@ from hvd_cluster.petastorm.reader import Reader
 from hvd_cluster.petastorm.shuffling import batches
 from hvd_cluster.petastorm.unischema_field import UnischemaField
 
-#: What TensorFlow's operators take little of -> what it becomes, as in petastorm.
+#: Dtypes that few of TensorFlow's operators accept -> what they become, as in petastorm.
 _WIDER = {"uint16": "int32", "uint32": "int64"}
 
 
@@ -72,7 +72,7 @@ def described(field: UnischemaField, *, batched: bool) -> tuple[str, tuple[int |
 
 
 def _dtype_of(numpy_dtype: Any) -> str:
-    """The one table of what TensorFlow gets for a field: ``described`` and ``converted`` both go by it."""
+    """The dtype that TensorFlow gets for a field; ``described`` and ``converted`` both use it."""
     if numpy_dtype is Decimal:
         return "string"
     dtype = np.dtype(numpy_dtype)

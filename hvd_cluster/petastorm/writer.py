@@ -77,7 +77,7 @@ def write_dataset(
 def generated_metadata(
     dataset_url: Url, schema: Unischema, storage_options: Mapping[str, Any] | None = None, filesystem: Any = None
 ) -> Iterator[None]:
-    """A block that writes encoded rows as Parquet by any means; at its end petastorm's metadata is put beside them.
+    """A context in which encoded rows are written as Parquet by any means; its end writes petastorm's metadata.
 
     Raises:
         PetastormMetadataGenerationError: the block wrote no Parquet, or other columns than the schema's.

@@ -155,6 +155,14 @@ def test_a_loader_over_a_reader_that_was_stopped_ends(tmp_path: Path, make: Any,
         assert not [name for name in names if name.startswith(("hvd-reader", "hvd-async-loader"))]
 
 
+def test_a_loader_over_a_stopped_reader_raises_what_the_reader_raises(url: str) -> None:
+    with make_batch_reader(url, num_epochs=None) as reader:
+        batches = iter(loaders.PytorchInfiniteAsyncDataLoader(2, False, reader, 5, limit_step_per_epoch=10_000))
+        next(batches)
+    with pytest.raises(RuntimeError, match="the reader was stopped"):
+        list(batches)
+
+
 @pytest.mark.slow
 def test_a_program_that_ends_during_an_iteration_ends_quietly() -> None:
     program = Path(__file__).parent / "programs" / "exits_while_loading.py"

@@ -7,6 +7,8 @@ import io
 import os
 import pickle
 import struct
+import sys
+import types
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -78,6 +80,25 @@ def test_a_dtype_instance_is_written_as_its_class() -> None:
 def test_the_written_pickle_names_what_petastorm_names() -> None:
     schema = schema_pickle.loads(THEIRS[SCHEMA_KEY])
     assert globals_of(schema_pickle.dumps(schema)) == globals_of(THEIRS[SCHEMA_KEY])
+
+
+def test_classes_like_petastorms_load_what_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stands for petastorm, which is not installed here: its schema has attributes, its field is a namedtuple."""
+    field = collections.namedtuple("UnischemaField", "name numpy_dtype shape codec nullable")
+    modules = {
+        "petastorm": types.ModuleType("petastorm"),
+        "petastorm.unischema": types.SimpleNamespace(Unischema=type("Unischema", (), {}), UnischemaField=field),
+        "petastorm.codecs": types.SimpleNamespace(CompressedImageCodec=type("CompressedImageCodec", (), {})),
+    }
+    for name, module in modules.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    image = a_field(name="image", numpy_dtype=np.uint8, shape=(None, 3), codec=codecs.CompressedImageCodec("jpeg", 70))
+    found = pickle.loads(schema_pickle.dumps(Unischema("S", [image, a_field(name="flag", numpy_dtype=np.bool_)])))
+    assert list(found._fields) == ["image", "flag"]
+    assert found.image is found._fields["image"]
+    assert found.image[:3] == ("image", np.uint8, (None, 3))
+    assert vars(found.image.codec) == {"_image_codec": ".jpeg", "_quality": 70}
+    assert found.flag == field("flag", np.bool_, (), None, True)
 
 
 def globals_of(data: bytes) -> set[str]:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from hvd_cluster.data.files import filesystems
 from hvd_cluster.data.files.remote_store import LocalOutputDir, RemoteStore, RunSync
-from hvd_cluster.data.files.retry import file_info, retried
+from hvd_cluster.data.files.retry import file_info, read_file, retried, write_file
 from hvd_cluster.data.optional import load_pyarrow
 from hvd_cluster.data.reading.parquet_files import require_plain
 from hvd_cluster.errors import DataError
@@ -214,12 +214,7 @@ class Store:
         Raises:
             FileNotFoundError: there is none.
         """
-
-        def read() -> bytes:
-            with self.fs.open_input_stream(self.get_localized_path(path)) as stream:
-                return bytes(stream.read())
-
-        return retried(read, self.fs, f"reading {path}")
+        return read_file(self.fs, self.get_localized_path(path))
 
     def write(self, path: str, data: bytes | str) -> None:
         """Write a file so that it is there whole or not at all, also after a crash; folders above it are made.
@@ -232,14 +227,7 @@ class Store:
             OSError: what the filesystem says.
         """
         content = data.encode() if isinstance(data, str) else data
-        retried(
-            lambda: filesystems.write_whole(
-                self.fs, self.get_localized_path(path), content, atomic_upload=self.uploads_whole
-            ),
-            self.fs,
-            f"writing {path}",
-            warns=True,
-        )
+        write_file(self.fs, self.get_localized_path(path), content, atomic_upload=self.uploads_whole, warns=True)
 
     def write_text(self, path: str, text: str) -> None:
         """Write text as UTF-8; see :meth:`write`."""

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from hvd_cluster.activities import activity
+from hvd_cluster.data.files import filesystems
 from hvd_cluster.data.files.filesystems import is_local
 
 logger = logging.getLogger(__name__)
@@ -21,12 +22,12 @@ T = TypeVar("T")
 NUM_ATTEMPTS = 5
 FIRST_WAIT_S = 0.1
 
-#: What a disk or a mounted network filesystem says of a moment's trouble.
+#: Temporary errors of a disk or a mounted network filesystem.
 _PASSING_ERRNOS = frozenset({errno.EAGAIN, errno.EINTR, errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EBUSY})
-#: What no second attempt changes.
+#: Errors that a second attempt cannot change.
 _LASTING = (FileNotFoundError, FileExistsError, PermissionError, IsADirectoryError, NotADirectoryError)
 _LASTING_ERRNOS = frozenset({errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.ENAMETOOLONG, errno.ENOTEMPTY})
-#: How the C++ clients behind pyarrow, whose errors have neither a type nor a number of their own, say the same.
+#: The same in the words of pyarrow's C++ clients, whose errors have neither a type nor a number of their own.
 _LASTING_TEXTS = re.compile(
     r"AWS Error (ACCESS_DENIED|INVALID_ACCESS_KEY_ID|INVALID_CLIENT_TOKEN_ID|SIGNATURE_DOES_NOT_MATCH|NO_SUCH_BUCKET)\b"
     r"|HTTP status 40[13]\b"
@@ -39,9 +40,9 @@ def retried(
 ) -> T:
     """The result of a call that only reads, or that may be made twice.
 
-    An OSError of a remote filesystem (throttling, a connection that was cut, a server that is being replaced) is taken
-    for one that passes, unless its type, number or text says otherwise; of a local one only if its number says that it
-    passes. Waits are drawn at random up to a bound that doubles, so that ranks which failed together do not come back
+    An OSError of a remote filesystem (throttling, a connection that was cut, a server that is being replaced) counts
+    as temporary unless its type, number or text says otherwise; an error of a local filesystem only if its number says
+    so. Waits are drawn at random up to a bound that doubles, so that ranks which failed together do not come back
     together ("full jitter", M. Brooker, "Exponential Backoff And Jitter", AWS Architecture Blog, 2015).
 
     Args:
@@ -69,6 +70,26 @@ def file_info(filesystem: Any, path: Any) -> Any:
     """The ``pyarrow.fs.FileInfo`` of a path; a list of them for several paths or a ``FileSelector``."""
     shown = path if isinstance(path, str) else getattr(path, "base_dir", "files")
     return retried(lambda: filesystem.get_file_info(path), filesystem, f"looking at {shown}")
+
+
+def read_file(filesystem: Any, path: str) -> bytes:
+    """The whole content of a file."""
+
+    def read() -> bytes:
+        with filesystem.open_input_stream(path) as stream:
+            return bytes(stream.read())
+
+    return retried(read, filesystem, f"reading {path}")
+
+
+def write_file(filesystem: Any, path: str, data: bytes, *, atomic_upload: bool, warns: bool | None = None) -> None:
+    """:func:`hvd_cluster.data.files.filesystems.write_whole`, repeated after temporary errors."""
+    retried(
+        lambda: filesystems.write_whole(filesystem, path, data, atomic_upload=atomic_upload),
+        filesystem,
+        f"writing {path}",
+        warns=warns,
+    )
 
 
 def may_pass(error: OSError, *, local: bool) -> bool:

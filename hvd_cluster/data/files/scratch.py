@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 _PREFIX = "hvd-"
-#: A folder without its lock yet, which its process makes in no time.
+#: A folder that its process has not locked yet.
 _NEW_PREFIX = "hvd-new-"
 #: A name that no other kind of folder has: a ``DiskCache("/tmp/hvd-...")`` holds a lock too, and not all the time.
 _LOCK = ".hvd-scratch"

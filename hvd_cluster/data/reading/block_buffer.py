@@ -79,7 +79,7 @@ class BlockBuffer:
     def taken(self, chunk: Chunk) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """The rows of a chunk that the rank takes: their indices in the chunk, ascending, and in the block.
 
-        To be asked once for each chunk.
+        Call it once for each chunk.
         """
         with self._lock:
             places = self._places_in_block() if self._places is None else self._places

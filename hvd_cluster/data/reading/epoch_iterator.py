@@ -57,14 +57,14 @@ class EpochIterator:
                 pipeline.close()
 
     def close(self) -> None:
-        """End what has read ahead into an epoch that has not begun."""
+        """End the pipeline that reads ahead into an epoch that has not begun."""
         if self._ahead is not None:
             _, _, end = self._ahead
             self._ahead = None
             end()
 
     def _pipeline(self, position: Position) -> Pipeline:
-        """What has read ahead from a position already, or a new one."""
+        """The pipeline that already reads ahead from a position, or a new one."""
         if self._ahead is not None:
             pipeline, reached, end = self._ahead
             if reached == position and pipeline.alive:
@@ -81,5 +81,5 @@ class EpochIterator:
         return self._end_epoch is not None and epoch < self._end_epoch
 
     def __getstate__(self) -> dict[str, Any]:
-        """Threads do not travel to another process."""
+        """Threads are not pickled."""
         return {**self.__dict__, "_ahead": None}

@@ -34,7 +34,7 @@ def bound_bytes(footers: Iterable[int], num_threads: int) -> int:
 
 
 class FooterCache:
-    """Keeps as many footers as the bound allows, and the last one. Forgets first what was asked for longest ago.
+    """Keeps the footers that were used last, within a bound of bytes, and always the newest one.
 
     Several threads may use it at once; a footer that several want is read by one of them.
     """
@@ -67,7 +67,7 @@ class FooterCache:
         return footer
 
     def __getstate__(self) -> dict[str, int]:
-        """Nothing that was read travels to another process."""
+        """Footers are not pickled."""
         return {"limit_bytes": self._limit_bytes}
 
     def __setstate__(self, state: dict[str, int]) -> None:

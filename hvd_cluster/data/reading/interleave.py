@@ -110,11 +110,11 @@ class _Slot:
         self._begin = 0  # the first row of the first block that has not been taken
 
     def add(self, tensors: Batch, rows: int) -> None:
-        """Take in a block."""
+        """Append a block."""
         self._blocks.append((tensors, rows))
 
     def cut(self, count: int, names: Sequence[str]) -> Batch:
-        """Give out the next ``count`` rows."""
+        """Remove and return the next ``count`` rows."""
         pieces: list[Batch] = []
         while count:
             tensors, rows = self._blocks[0]

@@ -81,7 +81,7 @@ class Pipeline:
         return self._ahead.alive
 
     def next_pass(self) -> tuple[ShardPlan, Iterator[Batch]]:
-        """The next plan, and its batches, which have to be taken to the end before those of the one after it.
+        """The next plan and its batches; exhaust these before the next call.
 
         Raises:
             StopIteration: there is no further plan.

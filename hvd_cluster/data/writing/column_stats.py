@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class ColumnStats:
-    """What has been seen of one column."""
+    """Counts of one column."""
 
     #: Rows that are null.
     nulls: int = 0
@@ -46,7 +46,7 @@ class ColumnStats:
 
 @dataclass
 class TableStats:
-    """What has been seen of all columns; travels as JSON from the executors."""
+    """Counts of all columns; travels as JSON from the executors."""
 
     #: Column name -> what was seen of it.
     columns: dict[str, ColumnStats] = field(default_factory=dict)

@@ -15,10 +15,10 @@ from hvd_cluster.errors import DataError
 
 logger = logging.getLogger(__name__)
 
-#: So long the first of several claims waits for the others to be withdrawn, which takes a listing and a deletion each.
+#: Seconds that the first of several claims waits for the others to be withdrawn (a listing and a deletion each).
 _WAIT_S = 2.0
 _POLL_S = 0.02
-#: So long files may still appear in folders that are being removed.
+#: Seconds that files may still appear in folders that are being removed.
 _LAST_FILES_S = 5.0
 
 

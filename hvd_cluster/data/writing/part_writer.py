@@ -1,4 +1,4 @@
-"""One partition of the data -> one file for training and one for validation, in whatever process holds it.
+"""One partition of the data -> one file for training and one for validation, in the process that holds it.
 
 Runs on Spark's executors as well as in the driver; knows neither.
 """
@@ -27,7 +27,7 @@ __all__ = ["MAX_GROUP_BYTES", "MAX_GROUP_ROWS", "PartPlan", "PartReport", "write
 
 @dataclass
 class PartReport:
-    """What a partition came to; travels as JSON."""
+    """The result of writing a partition; travels as JSON."""
 
     #: Number of the partition.
     part: int = 0

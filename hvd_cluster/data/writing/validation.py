@@ -1,4 +1,4 @@
-"""Which rows are for validation: a pure function of the row's number, the same however the rows arrive in batches."""
+"""Which rows are for validation: a pure function of the row's number, independent of batches."""
 
 from __future__ import annotations
 
