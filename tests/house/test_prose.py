@@ -32,9 +32,6 @@ PATTERN = re.compile(
     "|".join(rf"(?P<b{i}>\b(?:{banned})\b)".replace(" ", r"[\s#]+") for i, banned in enumerate(BANNED)), re.IGNORECASE
 )
 
-#: Folders and files that are still to be rewritten. Entries are only ever removed.
-NOT_YET = ["hvd_cluster/estimators"]
-
 
 def found_in(text: str) -> Iterator[tuple[int, str, str]]:
     """Line, words and remedy of each banned phrase, also of one that a line break cuts."""
@@ -66,14 +63,6 @@ def test_no_text_has_banned_words() -> None:
     found = [
         f"{path}:{line}: {words!r} (write: {remedy})"
         for path, text in texts()
-        if not any(path.is_relative_to(folder) for folder in NOT_YET)
         for line, words, remedy in found_in(text)
     ]
     assert not found, "\n".join(found)
-
-
-def test_what_is_still_to_be_rewritten_has_banned_words() -> None:
-    left = {
-        folder for folder in NOT_YET for path, text in texts() if path.is_relative_to(folder) if any(found_in(text))
-    }
-    assert sorted(left) == sorted(NOT_YET), "remove the others from NOT_YET"

@@ -41,7 +41,7 @@ class EarlyStopping:
             raise ValueError(f"early stopping with mode={self.mode!r}: it must be 'min' or 'max'")
 
     def is_over(self, records: Sequence[dict[str, Any]]) -> bool:
-        """Whether the last ``patience`` epochs were no better than the best before them."""
+        """Whether the last ``patience`` epochs were not better than the best before them."""
         return len(records) - 1 - self.best_epoch(records) >= self.patience
 
     def best_epoch(self, records: Sequence[dict[str, Any]]) -> int:
