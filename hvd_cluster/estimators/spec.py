@@ -157,8 +157,8 @@ class FitSpec:
     return_best: bool = False
 
     @property
-    def validation_is_there(self) -> bool:
-        """Whether rows are held out for validation."""
+    def has_validation(self) -> bool:
+        """Whether there are validation rows."""
         return self.dataset.validation is not None and self.dataset.validation.rows > 0
 
 

@@ -108,7 +108,7 @@ class EpochNumbers(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore
         progress.losses.check(run.epoch, lambda: _has_finite_weights(model))
         own = over_all_rows(model, run.hvd, values(logs))
         logs.update(means([(1, numbers) for numbers in self._gathered(own)]))
-        if run.spec.validation_is_there:
+        if run.spec.has_validation:
             rows, own = self._validated()
             found = means(self._gathered((rows, over_all_rows(model, run.hvd, own))))
             logs.update({f"val_{name}": value for name, value in found.items()})

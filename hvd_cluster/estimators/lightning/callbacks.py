@@ -164,7 +164,7 @@ class SaveRun(_callbacks.Checkpoint):
         if self._has_loss and "loss" not in parts["train"]:
             parts["train"]["loss"] = means["loss"]
         record |= {"train": parts["train"], "logged": logged}
-        if self._spec.validation_is_there:
+        if self._spec.has_validation:
             record["validation"] = parts["validation"]
         run.history.append(record)
         self.done = 0

@@ -92,7 +92,7 @@ def _data(saving: SaveRun) -> Iterator[dict[str, Any]]:
             spec.floating_dtype,
         )
         validation = None
-        if spec.validation_is_there:
+        if spec.has_validation:
             # Equally many on every rank, so that modules may use collectives in each step.
             steps = _validation_steps(spec, hvd.size())
             validation = BatchLoader(readers.validation_batches, steps, spec.floating_dtype)

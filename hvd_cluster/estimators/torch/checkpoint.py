@@ -81,7 +81,7 @@ class Checkpointing:
     @property
     def _looks_for_best(self) -> bool:
         spec = self._run.spec
-        return spec.return_best or (spec.validation_is_there and self._run.files.are_kept)
+        return spec.return_best or (spec.has_validation and self._run.files.are_kept)
 
     def _find_best(self, last: Checkpoint) -> None:
         """Load the best checkpoint of the run that continues from ``last``.

@@ -82,7 +82,7 @@ def _train_epochs(worker: Worker, saving: Checkpointing) -> None:
 
             record = worker.train_epoch(after_step, done, sums)
             steps.share_buffers()
-            if spec.validation_is_there:
+            if spec.has_validation:
                 record["validation"] = worker.validate_epoch()
             if spec.lr_scheduler_interval == "epoch":
                 steps.step_scheduler(record.get("validation", record["train"])["loss"])
