@@ -14,9 +14,10 @@ from hvd_cluster.engine.buffers import BufferPool
 from hvd_cluster.engine.collectives import COLLECTIVES
 from hvd_cluster.engine.collectives.allreduce import reduce_inline
 from hvd_cluster.engine.collectives.step import Step, Steps
+from hvd_cluster.engine.launched_work import Launch
 from hvd_cluster.engine.request import Kind, Request
 from hvd_cluster.engine.timeline import Recorder
-from hvd_cluster.engine.transports.transport import Transport, Work
+from hvd_cluster.engine.transports.transport import Transport
 
 #: Of a network that is very slow for GPUs.
 _MIN_BYTES_PER_S = 50e6
@@ -24,8 +25,8 @@ _MIN_BYTES_PER_S = 50e6
 Notify = Callable[["Execution", Step], None]
 #: Called with an executed bucket: its requests, when it was decided and when it was done.
 Observe = Callable[[list[Request], float, float], None]
-#: Called with a bucket whose first work was launched.
-Watch = Callable[["Execution"], None]
+#: Called when the first work of a bucket was launched.
+Watch = Callable[[Launch], None]
 
 
 class Execution:
@@ -38,7 +39,7 @@ class Execution:
         recorder: the timeline.
         release: called when the tensors are not in use any more, before the handles are settled.
         observe: called after that.
-        watch: called when work was launched.
+        watch: called when its first work was launched.
     """
 
     def __init__(
@@ -54,7 +55,7 @@ class Execution:
         self._release = release
         self._observe = observe
         self._watch = watch
-        self._works: list[Work] = []
+        self._launch: Launch | None = None
         self._requests = requests
         self._transport = transport
         self._recorder = recorder
@@ -98,32 +99,10 @@ class Execution:
                     self._complete(stop.value)
                     return
                 self.is_launched = self._step.is_last and not self.is_exclusive
-                self._works += self._step.works
                 if self._watch is not None:
-                    self._watch(self)
-                    self._watch = None
+                    self._note_launch(self._watch, self._step)
                 if self._is_waiting(self._step, notify):
                     return
-
-    def is_complete(self) -> bool:
-        """Every handle has its result, and the device has completed the work; never blocks.
-
-        Raises:
-            RuntimeError: the device has failed.
-        """
-        return self.is_done and all(work.is_complete() for work in self._works)
-
-    @property
-    def transfer_s(self) -> float | None:
-        """How long a slow network takes for it; None if the transport itself limits the time."""
-        if not self._transport.is_asynchronous:
-            return None
-        tensors = [tensor for request in self._requests for tensor in (*request.inputs, *request.outputs)]
-        return sum(tensor.nbytes for tensor in tensors) / _MIN_BYTES_PER_S
-
-    def has_inputs(self) -> bool:
-        """The device has finished the earlier work that computes the inputs; never blocks."""
-        return all(request.ready_event is None or request.ready_event.query() for request in self._requests)
 
     def close(self) -> None:
         """Stop: the world has ended."""
@@ -167,6 +146,8 @@ class Execution:
             event = torch.cuda.Event()
             event.record(self._stream)
         now_s = time.monotonic()
+        if self._launch is not None:
+            self._launch.finish()
         self._release()
         for request, (value, failure), tensors in zip(self._requests, outcomes, results, strict=True):
             for name, meta in zip(request.tensor_names, request.signature.tensors, strict=False):
@@ -185,6 +166,18 @@ class Execution:
         if self._observe is not None:
             self._observe(self._requests, self._decided_s, now_s)
         self.is_done = True  # last: if something above raises, the remaining handles must fail
+
+    def _note_launch(self, watch: Watch, step: Step) -> None:
+        if self._launch is not None:
+            self._launch.works += step.works
+            return
+        events = [request.ready_event for request in self._requests if request.ready_event is not None]
+        transfer_s = None
+        if self._transport.is_asynchronous:
+            tensors = [tensor for request in self._requests for tensor in (*request.inputs, *request.outputs)]
+            transfer_s = sum(tensor.nbytes for tensor in tensors) / _MIN_BYTES_PER_S
+        self._launch = Launch(list(step.works), [*events], transfer_s)
+        watch(self._launch)
 
     @contextmanager
     def _on_stream(self) -> Iterator[None]:

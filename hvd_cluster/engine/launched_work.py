@@ -14,29 +14,55 @@ from typing import Protocol
 
 from hvd_cluster.engine.messages import Wait, WaitState
 from hvd_cluster.engine.request import Key
+from hvd_cluster.engine.transports.transport import Work
 
 _POLL_S = 1.0
 
 
-class Launched(Protocol):
-    """A bucket that is being executed. Its methods do not block."""
+class Event(Protocol):
+    """A :class:`torch.cuda.Event`."""
 
-    @property
-    def transfer_s(self) -> float | None:
-        """How long a slow network takes for it; None if the transport itself limits the time."""
+    def query(self) -> bool:
+        """The device has reached it."""
+
+
+@dataclass
+class Launch:
+    """What the engine has to know of a launched bucket. It does not keep the tensors of a bucket that is done."""
+
+    #: Grows while the bucket is executed.
+    works: list[Work]
+    #: After these, the inputs hold what was submitted.
+    ready_events: list[Event]
+    #: How long a slow network takes for it; None if the transport itself limits the time.
+    transfer_s: float | None
+    #: All of its handles have their results, even if a device still works on them.
+    is_done: bool = False
+
+    def finish(self) -> None:
+        """All of its handles have their results."""
+        self.is_done = True
+        if self.transfer_s is None:
+            self.works.clear()
 
     def is_complete(self) -> bool:
-        """Its work is done, on the device too; raises ``RuntimeError`` if the device has failed."""
+        """Its work is done, on the device too; never blocks.
+
+        Raises:
+            RuntimeError: the device has failed.
+        """
+        return self.is_done and all(work.is_complete() for work in self.works)
 
     def has_inputs(self) -> bool:
-        """The device has finished the earlier work that computes its inputs."""
+        """The device has finished the earlier work that computes the inputs; never blocks."""
+        return all(event.query() for event in self.ready_events)
 
 
 @dataclass
 class _Entry:
     number: int
     keys: Sequence[Key]
-    bucket: Launched
+    launch: Launch
     launched_s: float
     #: When the device was first seen to have computed the inputs.
     reached_s: float | None = None
@@ -56,12 +82,12 @@ class LaunchedWork:
     def __bool__(self) -> bool:
         return bool(self._entries)
 
-    def add(self, number: int, keys: Sequence[Key], bucket: Launched) -> None:
+    def add(self, number: int, keys: Sequence[Key], launch: Launch) -> None:
         """The bucket with this number in the log is launched."""
-        while self._entries and self._entries[0].bucket.is_complete():
+        while self._entries and self._entries[0].launch.is_complete():
             self._entries.popleft()
         self._last_number = number
-        self._entries.append(_Entry(number, keys, bucket, time.monotonic()))
+        self._entries.append(_Entry(number, keys, launch, time.monotonic()))
 
     @property
     def next_poll_s(self) -> float | None:
@@ -75,9 +101,9 @@ class LaunchedWork:
             RuntimeError: the work of one of them has failed.
         """
         self._polled_s = now_s = time.monotonic()
-        self._entries = deque(entry for entry in self._entries if not entry.bucket.is_complete())
+        self._entries = deque(entry for entry in self._entries if not entry.launch.is_complete())
         for entry in self._entries:
-            if entry.reached_s is None and entry.bucket.has_inputs():
+            if entry.reached_s is None and entry.launch.has_inputs():
                 entry.reached_s = now_s
 
     def waits(self) -> dict[Wait, float]:
@@ -90,9 +116,9 @@ class LaunchedWork:
         It is None where the device has not reached it.
         """
         return {
-            Wait(key, entry.number): None if entry.reached_s is None else entry.reached_s + entry.bucket.transfer_s
+            Wait(key, entry.number): None if entry.reached_s is None else entry.reached_s + entry.launch.transfer_s
             for entry in self._entries
-            if entry.bucket.transfer_s is not None
+            if entry.launch.transfer_s is not None
             for key in entry.keys
         }
 

@@ -6,6 +6,7 @@ import linecache
 import sys
 import sysconfig
 import threading
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
@@ -44,7 +45,10 @@ def user_stack(submitter: int | None = None) -> str:
         hvd-reader-0 has been reading row group 3 of s3://b/x for 58.1 s
     """
     frames = sys._current_frames()
-    stacks = [_stack(frames[thread]) for thread in (threading.main_thread().ident, submitter) if thread in frames]
+    try:
+        stacks = [_stack(frames[thread]) for thread in (threading.main_thread().ident, submitter) if thread in frames]
+    except Exception as error:  # noqa: BLE001 - a loader of the user's modules may raise anything; the engine must continue
+        stacks = [([f"(its stack cannot be shown: {type(error).__name__}: {error})"], True)]
     lines = next((lines for lines, has_user_code in stacks if has_user_code), stacks[0][0] if stacks else [])
     return "\n".join([*lines, *describe_activities()])
 
@@ -87,7 +91,7 @@ def _folded(calls: list[str]) -> list[str]:
 
 def _user_line(frame: FrameType) -> str:
     path = Path(frame.f_code.co_filename)
-    if path.is_absolute() and path.is_relative_to(Path.cwd()):
+    with suppress(OSError, ValueError):  # the working directory is gone, or the file is not below it
         path = path.relative_to(Path.cwd())
     text = f"{path}:{frame.f_lineno} in {_name(frame)}"
     code = linecache.getline(frame.f_code.co_filename, frame.f_lineno, frame.f_globals).strip()

@@ -173,12 +173,13 @@ class StallInspector:
         Raises:
             RuntimeError: the work of a device has failed.
         """
-        now_s = time.monotonic()
+        now_s, check_s = time.monotonic(), self.next_check_s()
+        if check_s is None or now_s < check_s:
+            return
         if self._launched_work:
-            if now_s >= (self._launched_work.next_poll_s or now_s):
-                self._launched_work.poll()
+            self._launched_work.poll()
             self._report_timeouts(now_s)
-        if not self._is_off and (self._launched_work or self._submissions.has_pending):
+        if not self._is_off:
             self._report_late(now_s)
         if self._root_deadline_s is not None and now_s >= self._root_deadline_s:
             self._root_deadline_s = None

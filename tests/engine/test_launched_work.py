@@ -5,11 +5,12 @@ from __future__ import annotations
 import io
 import os
 import time
+from typing import Any
 
 import pytest
 import torch
 
-from hvd_cluster.engine.launched_work import LaunchedWork
+from hvd_cluster.engine.launched_work import Launch, LaunchedWork
 from hvd_cluster.engine.messages import Wait, WaitState
 from hvd_cluster.launch import local
 
@@ -21,35 +22,31 @@ ENV = {
 }
 
 
-class Bucket:
-    """Complete when the test says so."""
+class Device:
+    """Work and an event of a device; the test says when they happen."""
 
     def __init__(self) -> None:
         self.has_completed = False
         self.is_reached = True
 
-    @property
-    def transfer_s(self) -> float:
-        return 0.0
-
     def is_complete(self) -> bool:
         return self.has_completed
 
-    def has_inputs(self) -> bool:
+    def query(self) -> bool:
         return self.is_reached
 
 
-def launch(launched_work: LaunchedWork, number: int, name: str) -> Bucket:
-    bucket = Bucket()
-    launched_work.add(number, [(0, name)], bucket)
-    return bucket
+def launch(launched_work: LaunchedWork, number: int, name: str) -> Device:
+    device: Any = Device()
+    launched_work.add(number, [(0, name)], Launch([device], [device], 0.0, is_done=True))
+    return device  # type: ignore[no-any-return]
 
 
 def test_buckets_that_complete_in_another_order_are_forgotten_one_by_one() -> None:
     launched_work = LaunchedWork()
-    buckets = [launch(launched_work, number, name) for number, name in enumerate("abc", 1)]
+    devices = [launch(launched_work, number, name) for number, name in enumerate("abc", 1)]
     for index, left in [(2, "ab"), (0, "b"), (1, "")]:
-        buckets[index].has_completed = True
+        devices[index].has_completed = True
         launched_work.poll()
         assert [wait.key[1] for wait in launched_work.waits()] == list(left)
     assert launched_work.next_poll_s is None
@@ -66,15 +63,24 @@ def test_a_bucket_of_the_same_name_is_told_apart_by_its_number() -> None:
 
 def test_a_device_that_computes_the_inputs_is_busy_and_not_late() -> None:
     launched_work = LaunchedWork()
-    bucket = launch(launched_work, 1, "a")
-    bucket.is_reached = False
+    device = launch(launched_work, 1, "a")
+    device.is_reached = False
     launched_work.poll()
     assert launched_work.state(Wait((0, "a"), 1)) == WaitState.NOT_REACHED
     assert launched_work.on_devices() == {Wait((0, "a"), 1): None}
-    bucket.is_reached = True
+    device.is_reached = True
     launched_work.poll()
     assert launched_work.state(Wait((0, "a"), 1)) == WaitState.NOT_COMPLETE
     assert launched_work.on_devices()[Wait((0, "a"), 1)] is not None
+
+
+def test_a_bucket_that_is_done_does_not_keep_the_work_and_so_the_tensors_of_a_cpu() -> None:
+    work: Any = Device()
+    bucket = Launch([work], [], None)
+    assert not bucket.is_complete()
+    bucket.finish()
+    assert bucket.is_complete()
+    assert bucket.works == []
 
 
 def test_work_that_one_device_never_completes_is_reported_and_ends_on_every_rank() -> None:

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -58,6 +59,25 @@ def test_the_thread_that_submits_is_shown_if_only_it_runs_code_of_the_user(monke
     assert ": assert user_stack(threading.get_ident())" in user_stack(threading.get_ident()).splitlines()[0]
     release.set()
     idle.join()
+
+
+def test_a_module_whose_source_cannot_be_read_spoils_only_the_stack() -> None:
+    class Loader:
+        def get_source(self, _: str) -> str:
+            raise RuntimeError("encrypted")
+
+    namespace = {"__loader__": Loader(), "__name__": "secret", "stack": user_stack}
+    exec(compile("def run():\n    return stack()\n", "/models/secret.py", "exec"), namespace)
+    run: Any = namespace["run"]
+    assert run() == "(its stack cannot be shown: RuntimeError: encrypted)"
+
+
+def test_a_working_directory_that_is_gone_does_not_matter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    folder.rmdir()
+    assert f"{__file__}:" in user_stack().splitlines()[0]
 
 
 def test_the_kernel_knows_why_a_process_does_not_answer() -> None:
