@@ -350,7 +350,7 @@ def test_mistakes_are_named_before_anything_starts(frame, two_workers):
         estimator(two_workers, net, optimizer=net.configure_optimizers(), loss=F.mse_loss, metrics=[F.l1_loss]).fit(
             frame
         )
-    assert "loss is the LightningModule's own" in str(caught.value)
+    assert "loss has no effect with a LightningModule" in str(caught.value)
     assert "metrics has no effect with a LightningModule" in str(caught.value)
     with pytest.raises(ValueError, match=r"optimizer is required(.|\n)*loss is required"):
         estimator(two_workers, torch.nn.Linear(4, 1)).fit(frame)
