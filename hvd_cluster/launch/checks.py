@@ -28,6 +28,10 @@ def num_proc_range_problems(given: Mapping[str, int | None]) -> list[str]:
     """
     (name, num_proc), (min_name, min_num_proc), (max_name, max_num_proc), (reset_name, reset_limit) = given.items()
     counts = ((name, num_proc), (min_name, min_num_proc), (max_name, max_num_proc))
+    if wrong := [
+        problem for each, value in (*counts, (reset_name, reset_limit)) for problem in _type_problems(each, value)
+    ]:
+        return wrong
     problems = [f"{each}={value!r} must be at least 1" for each, value in counts if value is not None and value < 1]
     if num_proc is not None and min_num_proc is not None and min_num_proc > num_proc:
         problems.append(f"{min_name}={min_num_proc} is more than {name}={num_proc}")
@@ -40,13 +44,16 @@ def num_proc_range_problems(given: Mapping[str, int | None]) -> list[str]:
     return problems
 
 
+def _type_problems(name: str, value: object) -> list[str]:
+    is_count = value is None or (isinstance(value, Integral) and not isinstance(value, bool))
+    return [] if is_count else [f"{name}={value!r} must be a whole number"]
+
+
 def count_problems(name: str, value: Any) -> list[str]:
     """Problems of a value that must be a whole number of at least 1, or None."""
-    if value is None:
-        return []
-    if isinstance(value, bool) or not isinstance(value, Integral):
-        return [f"{name}={value!r} must be a whole number"]
-    return [] if int(value) >= 1 else [f"{name}={value} must be >= 1"]
+    return _type_problems(name, value) or (
+        [] if value is None or value >= 1 else [f"{name}={value} must be at least 1"]
+    )
 
 
 def amount_problems(name: str, value: Any, unit: str = "") -> list[str]:
@@ -68,18 +75,20 @@ def cooldown_problems(name: str, pair: Any) -> list[str]:
     return [f"{name} {shortest:g} {longest:g} must be two increasing numbers of seconds from {low:g} to {high:g}"]
 
 
-def seconds_problems(given: Mapping[str, float | None]) -> list[str]:
+def seconds_problems(given: Mapping[str, Any]) -> list[str]:
     """Problems of numbers of seconds, by the names of their arguments; None is not checked."""
     return [
-        f"{name}={value:g} must be > 0 seconds" for name, value in given.items() if value is not None and not value > 0
+        f"{name}={value!r} must be > 0 seconds"
+        for name, value in given.items()
+        if value is not None and (amount_problems("", value) or value == 0)
     ]
 
 
-def interface_problems(nics: Any) -> list[str]:
+def interface_problems(nics: Any, name: str = "nics") -> list[str]:
     """Problems of the names of network interfaces."""
     if nics is None or isinstance(nics, Iterable):
         return []
-    return [f"nics={nics!r} must be the name of a network interface, or several"]
+    return [f"{name}={nics!r} must be the name of a network interface, or several"]
 
 
 def flag_problems(name: str, value: Any) -> list[str]:

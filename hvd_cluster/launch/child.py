@@ -63,6 +63,7 @@ class ChildProcess:
         self._reap_lock = threading.Lock()
         self._reaped = False
         self._output: OutputReader | None = None
+        self._stack_deadline_s = 0.0
         self._thread = threading.Thread(target=self._supervise, name=f"hvd-child-{rank}", daemon=True)
 
     def start(self) -> None:
@@ -79,20 +80,26 @@ class ChildProcess:
             raise error
 
     def signal(self, number: int) -> None:
-        """Send a signal to the child's process group; no effect after it has ended."""
+        """Send a signal to the child's process group; no effect after it has ended.
+
+        Only SIGKILL does not wait for the child to have written its stack, if that was requested.
+        """
+        while number != signal.SIGKILL and time.monotonic() < self._stack_deadline_s and self._is_writing_stack():
+            time.sleep(0.01)
         with self._reap_lock, contextlib.suppress(ProcessLookupError, PermissionError):
             if self.pid and not self._reaped:  # group 0 would be this process's own
                 os.killpg(self.pid, number)
 
     def write_stack(self) -> None:
-        """Have it write its Python stack to its standard error, if it handles :data:`STACK_SIGNAL`."""
-        with self._reap_lock:
-            if not self.pid or self._reaped or not _has_signal(self.pid, "SigCgt"):
-                return
-            os.kill(self.pid, STACK_SIGNAL)
-        deadline_s = time.monotonic() + _STACK_S
-        while _has_signal(self.pid, "ShdPnd") and time.monotonic() < deadline_s:
-            time.sleep(0.01)
+        """Have it write its Python stack to its standard error, if it handles :data:`STACK_SIGNAL`; does not wait."""
+        with self._reap_lock, contextlib.suppress(ProcessLookupError, PermissionError):
+            if self.pid and not self._reaped and _has_signal(self.pid, "SigCgt"):
+                os.kill(self.pid, STACK_SIGNAL)
+                self._stack_deadline_s = time.monotonic() + _STACK_S
+
+    def _is_writing_stack(self) -> bool:
+        """The signal is on its way, or its handler runs, during which the kernel blocks it."""
+        return _has_signal(self.pid, "ShdPnd") or _has_signal(self.pid, "SigBlk")
 
     def catch_up(self) -> None:
         """Return when all output that the child has written so far has been passed on."""

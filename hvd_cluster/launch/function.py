@@ -100,7 +100,7 @@ def run(
     min_num_proc = renamed("min_np", min_np, "min_num_proc", min_num_proc)
     max_num_proc = renamed("max_np", max_np, "max_num_proc", max_num_proc)
     nics = renamed("network_interface", network_interface, "network_interfaces", network_interfaces)
-    options = HostOptions.of(locals())
+    options = HostOptions.of({**locals(), "names": {"nics": "network_interfaces"}})
     if mpi_args:
         logger.warning("mpi_args has no effect: hvd_cluster does not use MPI")
     for name in options.unused():

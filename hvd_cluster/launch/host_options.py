@@ -27,8 +27,7 @@ class HostOptions(RunOptions):
     def problems(self) -> list[str]:
         """What is wrong with the arguments, a sentence each."""
         wrong = super().problems()
-        if self.slots is not None and self.slots < 1:
-            wrong.append(f"{self.name_of('slots')}={self.slots} must be at least 1")
+        wrong += checks.count_problems(self.name_of("slots"), self.slots)
         if sum(source is not None for source in (self.hosts, self.hostfile, self.host_discovery_script)) > 1:
             wrong.append("hosts, hostfile and host_discovery_script exclude each other: pass only one of them")
         return wrong

@@ -6,7 +6,7 @@ import functools
 import inspect
 import logging
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, ParamSpec, TextIO, TypeVar
 
@@ -64,6 +64,8 @@ class RunOptions:
             problems: those of the function's other arguments, for the same message.
         """
         given = {name: value for name, value in fields_of(cls, arguments).items() if value is not None}
+        if isinstance(given.get("nics"), Iterator):
+            given["nics"] = tuple(given["nics"])  # it is read more than once
         wrong = list(problems)
         try:
             options = cls(**given)
@@ -88,7 +90,7 @@ class RunOptions:
             *count,
             *checks.seconds_problems(timeouts),
             *checks.controller_problems(self.use_gloo, self.use_mpi),
-            *checks.interface_problems(self.nics),
+            *checks.interface_problems(self.nics, name("nics")),
             *checks.variable_problems(self.env),
             *([] if count else self.elastic_problems()),
         ]

@@ -85,7 +85,7 @@ class Worker(ABC):
 
     @abstractmethod
     def write_stack(self) -> None:
-        """Have it write its Python stack to its standard error, if it can."""
+        """Have it write its Python stack to its standard error, if it can; :meth:`terminate` lets it finish."""
 
     @abstractmethod
     def terminate(self) -> None:
@@ -237,8 +237,9 @@ class WorkerGroup(Generic[W]):
         if failed is not None and self._on_failure is not None:
             self._on_failure(failed)
         if not self._wait_until(complete, time.monotonic() + self._failure_grace_s):
-            for worker in self._living():  # what they wait for may be the cause
-                worker.write_stack()
+            for worker in self._living():
+                if worker.reported is None:  # what it waits for may be the cause
+                    worker.write_stack()
             self.stop()
 
     def _wait_until(self, condition: Callable[[], bool], deadline_s: float | None) -> bool:

@@ -105,7 +105,8 @@ def refusal(slot: int, driver: Versions) -> TaskHandshake:
 def _introduce(context: Any, name: str, job: TaskPlan) -> TaskHandshake:
     return TaskHandshake(
         slot=context.partitionId(),
-        host_key=host_key(),
+        # With the name: virtual machines that were restored from one snapshot have equal kernel and namespace ids.
+        host_key=f"{socket.gethostname()}/{host_key()}",
         addresses=host.addresses([name], [split_address(address)[0] for address in job.driver_addresses]),
         gpus=task_gpus(context),
         versions=asdict(Versions.here()),

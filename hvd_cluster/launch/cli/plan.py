@@ -84,8 +84,8 @@ def _not_a_program(name: str) -> str:
 
 def _allocated_hosts(options: HostOptions, environ: Mapping[str, str], notes: list[str]) -> tuple[Host, ...]:
     """The hosts from a batch system; empty if there are none, or a discovery script finds them."""
-    allocation = find_allocation(environ)
-    if allocation is None or options.host_discovery_script is not None:
+    allocation = None if options.host_discovery_script is not None else find_allocation(environ)
+    if allocation is None:
         return ()
     slots = sum(host.slots for host in allocation.hosts)
     if options.num_proc is not None and options.num_proc > slots and all(is_local(h.name) for h in allocation.hosts):

@@ -121,7 +121,7 @@ def test_the_model_is_tried_before_a_dataset_is_written(
 ) -> None:
     import ray
 
-    monkeypatch.setattr("hvd_cluster.estimators.data_plan.materialize", lambda *given, **more: pytest.fail("written"))
+    monkeypatch.setattr("hvd_cluster.estimators.fit_data.materialize", lambda *given, **more: pytest.fail("written"))
     data = ray.data.from_items(rows(), override_num_blocks=5).map(lambda row: {**row, "y": row["y"] + 0.5})
     net = torch.nn.Linear(4, 3)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
