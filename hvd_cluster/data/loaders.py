@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from hvd_cluster.data.reading.read_ahead import ReadAhead, ReadAheadClosedError
@@ -75,7 +75,7 @@ class AsyncDataLoaderMixin:
         finally:
             ahead.close()
             self._passes.remove(ahead)
-            if isinstance(batches, Generator):
+            if hasattr(batches, "close"):  # a generator, or an iterator of the user's with resources
                 batches.close()
             self._log("has ended its thread")
 

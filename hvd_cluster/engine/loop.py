@@ -29,7 +29,7 @@ from hvd_cluster.engine.messages import (
 from hvd_cluster.engine.negotiation import Negotiator
 from hvd_cluster.engine.queues import Queues
 from hvd_cluster.engine.shared_memory.deadline import Deadline
-from hvd_cluster.engine.stall import Ranks, StallInspector
+from hvd_cluster.engine.stall import StallInspector
 from hvd_cluster.engine.submission_queue import Join, Leave, SubmissionQueue
 from hvd_cluster.engine.timeline import JobTimeline, Recorder
 from hvd_cluster.engine.transports.select import TransportTable
@@ -133,7 +133,7 @@ class Loop:
             is_idle=self.transports.is_idle,
             on_drained=self.transports.remove,
         )
-        self._launched_work = LaunchedWork()
+        self._launched_work = LaunchedWork(settings)
         self._decisions = DecisionRunner(
             self._rank,
             process_sets,
@@ -148,7 +148,7 @@ class Loop:
             tune=self._agreement.tune,
         )
         self._stall = StallInspector(
-            Ranks(self._rank, world.hosts, world.pids, position),
+            world,
             process_sets,
             settings,
             submissions=submissions,

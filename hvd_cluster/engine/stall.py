@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from hvd_cluster.engine.launched_work import LaunchedWork
@@ -19,7 +19,7 @@ from hvd_cluster.engine.shared_memory.deadline import Deadline
 from hvd_cluster.engine.stacks import process_state, user_stack
 from hvd_cluster.engine.stall_report import describe_stall, indented, is_any_device_busy, names
 from hvd_cluster.engine.submission_queue import SubmissionQueue
-from hvd_cluster.engine.tree import TreePosition
+from hvd_cluster.engine.world import World
 from hvd_cluster.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -48,23 +48,11 @@ class _OpenHostQuery:
     deadline_s: float
 
 
-@dataclass(frozen=True)
-class Ranks:
-    """The ranks of a world, as the inspector of one of them has to know them."""
-
-    rank: int
-    #: For each rank, its host.
-    hosts: Sequence[str]
-    #: For each rank, its process id, or 0 if this rank cannot look it up.
-    pids: Sequence[int]
-    tree_position: TreePosition
-
-
 class StallInspector:
     """One rank's part. The engine calls :meth:`inspect` at :meth:`next_check_s`, and :meth:`receive` for messages.
 
     Args:
-        ranks: the world.
+        world: its ranks, hosts and processes are read.
         process_sets: the ranks of each process set.
         settings: the times, and whether to inspect at all.
         submissions: the requests of this rank.
@@ -76,7 +64,7 @@ class StallInspector:
 
     def __init__(
         self,
-        ranks: Ranks,
+        world: World,
         process_sets: Mapping[int, tuple[int, ...]],
         settings: Settings,
         *,
@@ -86,8 +74,8 @@ class StallInspector:
         send_down: Callable[[StallMessage], None],
         abort: Callable[[str], None],
     ) -> None:
-        self._ranks = ranks
-        self._rank = ranks.rank
+        self._world = world
+        self._rank = world.topology.rank
         self._process_sets = process_sets
         self._is_off = settings.stall_check_disable
         self._warning_s = settings.stall_warning_s
@@ -139,7 +127,7 @@ class StallInspector:
         late = []
         for rank in wait.late():
             state = self._process_state(rank)
-            late.append(f"rank {rank} on {self._ranks.hosts[rank]}" + (f" ({state})" if state else ""))
+            late.append(f"rank {rank} on {self._world.hosts[rank]}" + (f" ({state})" if state else ""))
         logger.warning(
             "Rank %d has waited for %.0f seconds in the middle of %s for %s\nRank %d waits at:\n%s",
             self._rank,
@@ -199,7 +187,11 @@ class StallInspector:
             self._pass_down(message)
             # The root queries once for what several ranks wait for; a later report would get no query.
             waits = self._waits()
-            self._reported |= {wait: waits[wait] for wait in message.waits if wait in waits}
+            mine = [wait for wait in message.waits if wait in waits]
+            if message.limit == StallLimit.TIMEOUT:
+                self._timed_out |= dict.fromkeys(mine, time.monotonic())
+            else:
+                self._reported |= {wait: waits[wait] for wait in mine}
             if message.limit == StallLimit.SHUTDOWN:
                 self._given_up_s = min(waits.values(), default=None)
             return
@@ -268,7 +260,7 @@ class StallInspector:
         state = self._process_state(0) or "it, or a leader between, is stopped or inside a C call"
         text = (
             f"Rank {self._rank} has waited for {names(waiting)} for more than {self._warning_s:g} seconds, and rank 0 "
-            f"on {self._ranks.hosts[0]} does not answer: {state}{self._last_operation(0)}. Rank {self._rank} waits "
+            f"on {self._world.hosts[0]} does not answer: {state}{self._last_operation(0)}. Rank {self._rank} waits "
             f"at:\n{indented(user_stack(self._submissions.submitter))}"
         )
         if next(iter(waits.values())) == self._given_up_s or any(wait in self._timed_out for wait in waits):
@@ -280,7 +272,7 @@ class StallInspector:
 
     def _pass_down(self, query: StallQuery) -> None:
         self._send_down(query)
-        position = self._ranks.tree_position
+        position = self._world.tree_position
         children = {child for child in position.children if child in position.host_ranks}
         if children:
             self._host_queries.append(_OpenHostQuery(query.number, children, time.monotonic() + _HOST_REPLY_TIMEOUT_S))
@@ -316,7 +308,7 @@ class StallInspector:
 
     def _process_state(self, rank: int) -> str:
         """What keeps the process of a rank on this host from running; "" if nothing does."""
-        pid = self._ranks.pids[rank]
+        pid = self._world.pids[rank]
         return process_state(pid) if pid else ""
 
     def _last_operation(self, rank: int) -> str:
@@ -341,7 +333,8 @@ class StallInspector:
             waits = tuple(wait for wait in waits if now_s - self._warned.get(wait, -1e9) >= self._warning_s)
             recent = {wait: at_s for wait, at_s in self._warned.items() if now_s - at_s < self._warning_s}
             self._warned = recent | dict.fromkeys(waits, now_s)
-        elif any(open_query.query.limit == report.limit for open_query in self._queries):
+        elif same := [each.query for each in self._queries if each.query.limit == report.limit]:
+            self._pass_down(same[0])  # again: the rank that has reported waits for a query
             return
         if not waits:
             return
@@ -355,15 +348,15 @@ class StallInspector:
         for open_query in self._queries:
             if open_query.query.number == reply.number:
                 open_query.replies[reply.rank] = reply
-                if len(open_query.replies) == len(self._ranks.hosts):
+                if len(open_query.replies) == len(self._world.hosts):
                     open_query.deadline_s = time.monotonic()
 
     def _conclude(self, open_query: _OpenQuery) -> None:
         query, replies = open_query.query, open_query.replies
-        for rank in range(len(self._ranks.hosts)):
+        for rank in range(len(self._world.hosts)):
             if rank not in replies:
                 replies[rank] = StallReply(query.number, rank, silence=self._silence(rank, replies))
-        text = describe_stall(query, replies, self._ranks.hosts, self._process_sets, self._warning_s)
+        text = describe_stall(query, replies, self._world.hosts, self._process_sets, self._warning_s)
         if not text:
             return
         if query.limit == StallLimit.CHECK:
@@ -373,12 +366,24 @@ class StallInspector:
                 f'{text}\nOne or more rank (marked by "!") is stalled for longer than {self._shutdown_s:g} seconds. '
                 "Will shutdown."
             )
-        elif not is_any_device_busy(replies.values()):  # what the device of a rank computes may take its time
+        elif not is_any_device_busy(replies.values()) and not self._has_ended(replies[self._rank]):
+            # What the device of a rank computes may take its time.
             self._abort(text)
+
+    def _has_ended(self, mine: StallReply) -> bool:
+        """This rank has completed meanwhile what it had not completed when it replied."""
+        waits = {wait for wait, _ in mine.states}
+        if waits:
+            self._launched_work.poll()
+        return bool(waits) and waits.isdisjoint(self._launched_work.waits())
 
     def _silence(self, rank: int, replies: Mapping[int, StallReply]) -> str:
         """Why nothing is known of a rank on another host, as far as this rank knows."""
-        leader = next(other for other, host in enumerate(self._ranks.hosts) if host == self._ranks.hosts[rank])
-        if leader != rank and (leader not in replies or replies[leader].silence):
-            return f"its messages pass through rank {leader}, which does not answer either"
+        above, silent = self._world.parents[rank], None
+        while above is not None:
+            if above not in replies or replies[above].silence:
+                silent = above
+            above = self._world.parents[above]
+        if silent is not None:
+            return f"its messages pass through rank {silent}, which does not answer either"
         return f"it is stopped or inside a C call{self._last_operation(rank)}"

@@ -45,6 +45,8 @@ class World:
 
     topology: Topology
     tree_position: tree.TreePosition
+    #: For each rank, its parent in the tree of hosts.
+    parents: list[int | None]
     #: The connections to the parent and the children in the tree, by rank.
     links: dict[int, Link]
     #: For each rank, the name of its host, for messages.
@@ -96,6 +98,7 @@ def assemble(topology: Topology, settings: Settings, attempt: int, terms: Mappin
         return World(
             topology,
             tree.tree_positions(["here"])[0],
+            [None],
             {},
             [topology.host],
             ["here"],
@@ -132,7 +135,8 @@ def assemble(topology: Topology, settings: Settings, attempt: int, terms: Mappin
                 topology = all_ranks[topology.rank]
             elif topology.launcher != "hvd_cluster":  # other launchers may give a rank too little information
                 topology = topology.with_cross_indices([local_rank for local_rank, _ in local_indices])
-            tree_position = tree.tree_positions(host_keys)[topology.rank]
+            tree_positions = tree.tree_positions(host_keys)
+            tree_position = tree_positions[topology.rank]
             if tree_position.parent is not None:
                 parent = members[tree_position.parent]
                 links[tree_position.parent] = _connect(parent["address"], parent["port"], topology, timeout_s)
@@ -144,6 +148,7 @@ def assemble(topology: Topology, settings: Settings, attempt: int, terms: Mappin
         topology=topology,
         tree_position=tree_position,
         links=links,
+        parents=[position.parent for position in tree_positions],
         hosts=[member["host"] for member in members],
         host_keys=host_keys,
         pids=[member["pid"] if member["pid_namespace"] == namespace != "" else 0 for member in members],
@@ -196,20 +201,24 @@ def _meet(
         "terms": {name: _short(str(value)) for name, value in terms.items()},
     }
     client.set(f"{prefix}member/{topology.rank}", json.dumps(me).encode())
+    keys = [f"{prefix}member/{rank}" for rank in range(topology.size)]
+
+    def missing() -> list[int]:
+        return [rank for rank, key in enumerate(keys) if not client.check([key])]
+
     if topology.rank == 0:
-        keys = [f"{prefix}member/{rank}" for rank in range(topology.size)]
         try:
             table = b"[" + b",".join(client.get_many(keys)) + b"]"
         except TimeoutError:
-            table = json.dumps({"missing": [rank for rank, key in enumerate(keys) if not client.check([key])]}).encode()
+            table = json.dumps({"missing": missing()}).encode()
         client.set(f"{prefix}members", table)
     try:
         members = json.loads(client.get(f"{prefix}members", client.timeout_s + 5))
-    except TimeoutError:
-        members = {"missing": [0]}
+    except TimeoutError:  # rank 0 is missing too, or came much later
+        members = {"missing": missing()}
     if isinstance(members, dict):
-        missing = members["missing"]
-        listed = ", ".join(map(str, missing[:_MAX_MISSING])) + (", ..." if len(missing) > _MAX_MISSING else "")
+        late = members["missing"]
+        listed = ", ".join(map(str, late[:_MAX_MISSING])) + (", ..." if len(late) > _MAX_MISSING else "")
         raise ConnectionError(
             f"not all of the {topology.size} ranks called hvd.init() within {client.timeout_s:g} s. Missing: {listed}; "
             "such a rank still imports or loads data, or has ended. HOROVOD_GLOO_TIMEOUT_SECONDS sets how long to wait"

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from hvd_cluster.data.dataset import RowGroup
 from hvd_cluster.data.filters import RowFilter
-from hvd_cluster.data.reading import hive
 from hvd_cluster.data.reading.parquet import ParquetFolder
 from hvd_cluster.data.reading.parquet_files import files_at
 from hvd_cluster.errors import DataError
@@ -79,6 +78,13 @@ def parquet_files_if_any(location: Location) -> list[tuple[str, str]]:
             files, _ = files_at(location.filesystem, path, checked)
         except OSError as error:
             raise DataError(f"cannot look at {location.text}: {error}") from error
-        above = hive.folders_above(path, "") if len(location.paths) > 1 else ""
-        found += [(file, below or f"{above}{path.rsplit('/', 1)[-1]}") for file, below in files]
+        name = _below(path) if len(location.paths) > 1 else path.rsplit("/", 1)[-1]
+        found += [(file, below or name) for file, below in files]
     return sorted(found)
+
+
+def _below(path: str) -> str:
+    """A listed file's path from its first ``key=value`` folder on: that much of it is data."""
+    parts = path.split("/")
+    first = next((index for index, part in enumerate(parts[:-1]) if "=" in part), len(parts) - 1)
+    return "/".join(parts[first:])

@@ -13,6 +13,7 @@ import torch
 from hvd_cluster.engine.launched_work import Launch, LaunchedWork
 from hvd_cluster.engine.messages import Wait, WaitState
 from hvd_cluster.launch import local
+from hvd_cluster.settings import Settings
 
 ENV = {
     "OMP_NUM_THREADS": "1",
@@ -43,7 +44,7 @@ def launch(launched_work: LaunchedWork, number: int, name: str) -> Device:
 
 
 def test_buckets_that_complete_in_another_order_are_forgotten_one_by_one() -> None:
-    launched_work = LaunchedWork()
+    launched_work = LaunchedWork(Settings())
     devices = [launch(launched_work, number, name) for number, name in enumerate("abc", 1)]
     for index, left in [(2, "ab"), (0, "b"), (1, "")]:
         devices[index].has_completed = True
@@ -53,7 +54,7 @@ def test_buckets_that_complete_in_another_order_are_forgotten_one_by_one() -> No
 
 
 def test_a_bucket_of_the_same_name_is_told_apart_by_its_number() -> None:
-    launched_work = LaunchedWork()
+    launched_work = LaunchedWork(Settings())
     launch(launched_work, 7, "gradient")
     launched_work.poll()
     assert launched_work.state(Wait((0, "gradient"), 7)) == WaitState.NOT_COMPLETE
@@ -62,7 +63,7 @@ def test_a_bucket_of_the_same_name_is_told_apart_by_its_number() -> None:
 
 
 def test_a_device_that_computes_the_inputs_is_busy_and_not_late() -> None:
-    launched_work = LaunchedWork()
+    launched_work = LaunchedWork(Settings())
     device = launch(launched_work, 1, "a")
     device.is_reached = False
     launched_work.poll()
@@ -72,6 +73,38 @@ def test_a_device_that_computes_the_inputs_is_busy_and_not_late() -> None:
     launched_work.poll()
     assert launched_work.state(Wait((0, "a"), 1)) == WaitState.NOT_COMPLETE
     assert launched_work.on_devices()[Wait((0, "a"), 1)] is not None
+
+
+def test_each_process_set_has_its_own_order_of_launches() -> None:
+    launched_work = LaunchedWork(Settings())
+    launched_work.add(6, [(0, "a")], Launch([], [], 0.0))
+    launched_work.add(5, [(1, "b")], Launch([], [], 0.0))
+    assert launched_work.state(Wait((0, "a"), 6)) is not None
+    assert launched_work.state(Wait((0, "a"), 4)) is None
+    assert launched_work.state(Wait((1, "b"), 6)) == WaitState.NOT_LAUNCHED
+
+
+def test_the_time_of_a_bucket_counts_from_the_end_of_the_one_before_it() -> None:
+    launched_work = LaunchedWork(Settings())
+    first = launch(launched_work, 1, "a")
+    launch(launched_work, 2, "b")
+    launched_work.poll()
+    (early_s,) = {launched_work.on_devices()[Wait((0, "b"), 2)]}
+    time.sleep(0.01)
+    first.has_completed = True
+    launched_work.poll()
+    assert early_s is not None
+    assert launched_work.on_devices()[Wait((0, "b"), 2)] > early_s  # type: ignore[operator]
+
+
+def test_after_a_long_pause_of_this_process_the_time_counts_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    launched_work = LaunchedWork(Settings())
+    launch(launched_work, 1, "a")
+    launched_work.poll()
+    clock = time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: clock() + 60)
+    launched_work.poll()
+    assert launched_work.on_devices()[Wait((0, "a"), 1)] >= clock() + 59  # type: ignore[operator]
 
 
 def test_a_bucket_that_is_done_does_not_keep_the_work_and_so_the_tensors_of_a_cpu() -> None:
@@ -94,7 +127,7 @@ def test_work_that_one_device_never_completes_is_reported_and_ends_on_every_rank
         hvd.init()
         hvd.allreduce(torch.ones(1), name="good")
         hvd.allreduce(torch.ones(1), name="gradient")
-        time.sleep(7)  # as in a synchronize() of the device
+        time.sleep(10)  # as in a synchronize() of the device
         with pytest.raises(
             hvd.HorovodInternalError, match=r"1: \[allreduce.gradient\] - rank 1 .*has not completed this"
         ):
@@ -120,7 +153,7 @@ def test_work_that_no_device_completes_is_laid_to_the_network() -> None:
         controlled_device.install(lambda _: False)
         hvd.init()
         hvd.allreduce(torch.ones(1), name="gradient")
-        time.sleep(6)
+        time.sleep(10)
         with pytest.raises(hvd.HorovodInternalError, match="the communication itself hangs"):
             hvd.allreduce(torch.ones(1), name="after")
 
@@ -170,7 +203,7 @@ def test_work_that_fails_later_ends_the_job_without_another_operation() -> None:
         controlled_device.install(is_complete)
         hvd.init()
         hvd.allreduce(torch.ones(1), name="gradient")
-        time.sleep(4.5)
+        time.sleep(6)
         with pytest.raises(hvd.HorovodInternalError, match="rank 1 .* failed: RuntimeError: the link is down"):
             hvd.allreduce(torch.ones(1), name="after")
         return time.monotonic()

@@ -8,13 +8,15 @@ import signal
 import subprocess
 import time
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from hvd_cluster.engine.launched_work import LaunchedWork
 from hvd_cluster.engine.messages import StallLimit, StallReport, Wait
-from hvd_cluster.engine.stall import Ranks, StallInspector
+from hvd_cluster.engine.stall import StallInspector
 from hvd_cluster.engine.submission_queue import SubmissionQueue
 from hvd_cluster.engine.tree import tree_positions
 from hvd_cluster.errors import WorkerFailedError
@@ -161,19 +163,28 @@ def test_a_rank_that_stops_in_the_middle_of_an_operation_is_named_before_the_tim
     assert 'hvd.allreduce(torch.ones(1 << 20), name="gradient", op=hvd.Sum)' in text
 
 
-def inspector_of(settings: Settings, process_sets: dict[int, tuple[int, ...]]) -> StallInspector:
-    nothing = lambda *_: None  # noqa: E731
-    hosts = ["a", "b"]
-    return StallInspector(
-        Ranks(0, hosts, [0, 0], tree_positions(hosts)[0]),
-        process_sets,
-        settings,
-        submissions=SubmissionQueue(0.001),
-        launched_work=LaunchedWork(),
-        send_up=nothing,
-        send_down=nothing,
-        abort=nothing,
+def inspector_of(settings: Settings, process_sets: dict[int, tuple[int, ...]], **more: Any) -> StallInspector:
+    positions = tree_positions(["a", "b"])
+    world: Any = SimpleNamespace(
+        topology=SimpleNamespace(rank=0),
+        hosts=["a", "b"],
+        pids=[0, 0],
+        tree_position=positions[0],
+        parents=[position.parent for position in positions],
     )
+    calls: dict[str, Any] = dict.fromkeys(("send_up", "send_down", "abort"), lambda *_: None)
+    calls |= {"submissions": SubmissionQueue(0.001), "launched_work": LaunchedWork(settings), **more}
+    return StallInspector(world, process_sets, settings, **calls)
+
+
+def test_a_second_report_of_a_limit_is_answered_with_the_query_that_is_open() -> None:
+    sent: list[Any] = []
+    settings = Settings()
+    inspector = inspector_of(settings, {0: (0, 1)}, send_down=sent.append)
+    for name in ("first", "second"):
+        inspector.receive(StallReport((Wait((0, name), 1),), StallLimit.TIMEOUT))
+    assert [query.waits[0].key[1] for query in sent] == ["first", "first"]
+    inspector._submissions.close()
 
 
 def test_what_was_warned_of_is_forgotten_when_it_may_be_warned_of_again() -> None:

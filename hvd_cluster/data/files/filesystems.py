@@ -258,5 +258,5 @@ class UnfinishedFile:
         with suppress(OSError, ValueError):  # a full disk: what matters is that the file goes
             self.writer.close()
             self._stream.close()
-        with suppress(FileNotFoundError):  # another process was faster
+        with suppress(OSError):  # another process was faster, or the filesystem fails: the first error matters
             self._filesystem.delete_file(self._hidden)
