@@ -33,9 +33,11 @@ class Pair:
         world = World(
             topology=Topology(rank=1, size=2, secret=SECRET),
             tree_position=tree_positions(["a", "b"])[1],
+            parents=[None, 0],
             links={0: link},
             hosts=["a", "b"],
             host_keys=["a", "b"],
+            pids=[0, 0],
             local_indices=[(0, 1), (0, 1)],
             address="127.0.0.1",
             client=None,
