@@ -110,8 +110,8 @@ class DriverRun:
     def _stopped(self, spec: Any, stop: StopCall) -> Any:
         """The spec of a run that a driver callback has ended, with as many epochs as its last checkpoint has.
 
-        Workers start once more and find nothing left to train, so that they return what any fit returns. Only without a
-        checkpoint of a finished epoch do they train again.
+        Workers start once more and find nothing left to train, so that they return what any fit returns; or only the
+        rest of an epoch within which the checkpoint was saved. Without a checkpoint they train again.
 
         Raises:
             BaseException: what the callback raised, unless that is a :class:`StopFit`.
@@ -121,7 +121,9 @@ class DriverRun:
             raise error if error is not None else stop
         logger.info("run %r: a driver callback has stopped the fit after epoch %d", spec.run_id, self.epochs.finished)
         last = Checkpoint.load(RunFiles(self.store, spec.run_id))
-        return dataclasses.replace(spec, epochs=(last.epochs if last is not None else 0) or self.epochs.finished)
+        # One that was saved within an epoch is trained to the end of that epoch.
+        saved = 0 if last is None else last.epochs + (last.partial_epoch is not None)
+        return dataclasses.replace(spec, epochs=min(saved or self.epochs.finished, spec.epochs))
 
     def _resumed(self, spec: Any, digest: str) -> Any:
         """The spec, with the checkpoints if workers cannot read them from the store."""

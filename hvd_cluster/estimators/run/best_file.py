@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from hvd_cluster.errors import DataError
 from hvd_cluster.estimators.run.checkpoint import Checkpoint
 from hvd_cluster.estimators.run.worker_run import WorkerRun
+
+logger = logging.getLogger(__name__)
 
 
 class BestFile:
@@ -31,7 +35,13 @@ class BestFile:
 
     def restore(self, path: Path) -> Checkpoint | None:
         """Write the file that the run has kept; returns the checkpoint that held it, or None without one."""
-        best = Checkpoint.load_best(self.run.files, self.run.history) if self.run.resumed is not None else None
+        if self.run.resumed is None:
+            return None
+        try:
+            best = Checkpoint.load_best(self.run.files, self.run.history)
+        except DataError as error:
+            logger.warning("the search for the best epoch restarts: %s", error)
+            return None
         if best is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
             best.state["file"].numpy().tofile(path)

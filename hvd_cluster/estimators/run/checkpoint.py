@@ -124,7 +124,8 @@ class Checkpoint:
             )
         except Exception as error:  # torch.load and the unpickler raise anything for a foreign file
             raise DataError(
-                f"{origin} is not a checkpoint of this run ({error}): delete it, or choose another run_id"
+                f"{origin} is not a checkpoint of this run, or of another version of hvd_cluster ({error}): "
+                "delete it, or choose another run_id"
             ) from error
 
     @classmethod
@@ -155,7 +156,7 @@ class Checkpoint:
         None if there is none, or if the run has left that epoch: its worker died before the run was saved.
         """
         blob = files.best()
-        found = None if blob is None else cls.from_bytes(blob, "the best checkpoint")
+        found = None if blob is None else cls.from_bytes(blob, f"the best checkpoint of run {files.run_id!r}")
         return found if found is not None and found.is_of_same_course(history) else None
 
     @classmethod

@@ -227,9 +227,11 @@ class MLWriter:
             self._handleOverwrite(path)
         self.saveImpl(path)
 
-    def _handleOverwrite(self, path: str) -> None: ...
+    def _handleOverwrite(self, path: str) -> None:
+        raise NotImplementedError
 
-    def saveImpl(self, path: str) -> None: ...
+    def saveImpl(self, path: str) -> None:
+        raise NotImplementedError
 
 
 class MLReader:
@@ -238,13 +240,15 @@ class MLReader:
     def session(self: Any, sparkSession: Any) -> Any:
         return self
 
-    def load(self, path: str) -> Any: ...
+    def load(self, path: str) -> Any:
+        raise NotImplementedError
 
 
 class MLWritable:
     """A stage that can be saved."""
 
-    def write(self) -> Any: ...
+    def write(self) -> Any:
+        raise NotImplementedError
 
     def save(self, path: str) -> None:
         self.write().save(path)
@@ -254,7 +258,8 @@ class MLReadable:
     """A stage that can be loaded."""
 
     @classmethod
-    def read(cls) -> Any: ...
+    def read(cls) -> Any:
+        raise NotImplementedError
 
     @classmethod
     def load(cls, path: str) -> Any:

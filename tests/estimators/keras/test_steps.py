@@ -314,6 +314,7 @@ def test_a_file_that_is_written_every_few_batches_is_written_behind_the_same_one
         import keras
 
         from hvd_cluster.estimators.keras.callback_states import CallbackStates
+        from hvd_cluster.estimators.run.checkpoint import packed, unpacked
 
         model = build()
 
@@ -327,7 +328,7 @@ def test_a_file_that_is_written_every_few_batches_is_written_behind_the_same_one
         before, after = writer(), writer()
         for batch in range(6):
             before.on_train_batch_end(batch, {})
-        CallbackStates([after], CallbackStates([before], None).capture()).restore()
+        CallbackStates([after], unpacked(packed(CallbackStates([before], None).capture()))).restore()
         for batch in range(6, 12):
             after.on_train_batch_end(batch, {})
 
