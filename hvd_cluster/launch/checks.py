@@ -78,7 +78,7 @@ def cooldown_problems(name: str, pair: Any) -> list[str]:
 def seconds_problems(given: Mapping[str, Any]) -> list[str]:
     """Problems of numbers of seconds, by the names of their arguments; None is not checked."""
     return [
-        f"{name}={value!r} must be > 0 seconds"
+        f"{name}={format(value, 'g') if isinstance(value, Real) else repr(value)} must be > 0 seconds"
         for name, value in given.items()
         if value is not None and (amount_problems("", value) or value == 0)
     ]

@@ -45,3 +45,4 @@ __all__ = [
 __all__ += basics.__all__
 __all__ += process_sets.__all__
 __all__ += ops.__all__
+__all__.sort()

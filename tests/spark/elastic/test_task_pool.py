@@ -33,7 +33,8 @@ class NoSpark:
 def test_a_task_is_there_when_its_words_have_arrived_and_not_before(monkeypatch: pytest.MonkeyPatch) -> None:
     secret, changed = new_secret(), threading.Event()
     session: Any = NoSpark()
-    task_pool = TaskPool(session, 1, secret, None, changed.set)
+    task_pool = TaskPool(session, 1, secret, None)
+    task_pool.on_change = changed.set
     attach, seen = RemoteHost.attach, []
 
     def look_and_attach(remote: RemoteHost, handshake: AgentHandshake, channel: Channel) -> None:
