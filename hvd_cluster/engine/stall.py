@@ -140,16 +140,19 @@ class StallInspector:
 
     def next_check_s(self) -> float | None:
         """When :meth:`inspect` has something to do, or None."""
+        oldest = None if self._is_off else self._submissions.oldest_pending()
+        is_reported = oldest is not None and bool(self._reported) and Wait(oldest.key) in self._reported
+        if not (is_reported or self._queries or self._host_queries or self._launched_work or self._root_deadline_s):
+            return None if oldest is None else oldest.submitted_s + self._warning_s  # nearly always
         deadlines = [query.deadline_s for query in self._queries] + [query.deadline_s for query in self._host_queries]
         if self._root_deadline_s is not None:
             deadlines.append(self._root_deadline_s)
         if self._launched_work.next_poll_s is not None:
             deadlines.append(self._launched_work.next_poll_s)
-        if not self._is_off and self._submissions.has_pending:
-            pending = self._submissions.pending().values()
-            oldest = next(iter(pending), None)
-            if oldest is not None and self._shutdown_s and self._given_up_s != oldest.submitted_s:
+        if oldest is not None:
+            if self._shutdown_s and self._given_up_s != oldest.submitted_s:
                 deadlines.append(oldest.submitted_s + self._shutdown_s)
+            pending = self._submissions.pending().values()
             fresh = next((r for r in pending if self._reported.get(Wait(r.key)) != r.submitted_s), None)
             if fresh is not None:
                 deadlines.append(fresh.submitted_s + self._warning_s)

@@ -214,6 +214,13 @@ class SubmissionQueue:
         with self._lock:
             return dict(self._pending)
 
+    def oldest_pending(self) -> Request | None:
+        """The first of :meth:`pending`, or None."""
+        if not self._pending:
+            return None
+        with self._lock:
+            return next(iter(self._pending.values()), None)
+
     def decide(self, key: Key) -> Request | None:
         """Take a request out of the pending ones; None if this rank has not submitted it."""
         with self._lock:
