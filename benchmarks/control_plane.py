@@ -189,7 +189,7 @@ class Simulation:
         for position in positions:
             links = {other: ends[position.rank, other] for other in position.linked_ranks}
             topology = Topology(rank=position.rank, size=len(hosts))
-            world = World(topology, position, [], links, [], [], [], [], "", None, "")  # type: ignore[arg-type]
+            world = World(topology, position, links, [], [], [], [], "", None, "")  # type: ignore[arg-type]
             negotiator = Negotiator(position, self.members, 1024, lambda: 128 << 20)
             ballot = (
                 self.ballot(position, hosts[position.rank], negotiator)

@@ -110,6 +110,11 @@ class LaunchedWork:
         self._entries.append(entry)
 
     @property
+    def oldest_s(self) -> float | None:
+        """When the oldest of them was launched."""
+        return self._entries[0].launched_s if self._entries else None
+
+    @property
     def next_poll_s(self) -> float | None:
         """When to call :meth:`poll`, or None."""
         if not self._entries:

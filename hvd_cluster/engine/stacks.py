@@ -7,6 +7,7 @@ import sys
 import sysconfig
 import threading
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from types import FrameType
 
@@ -17,10 +18,6 @@ _MAX_CALLS = 6
 _MAX_LINE_CHARACTERS = 100
 
 _PACKAGE = str(Path(__file__).parents[2])
-#: Where code that the user has not written is installed, the longer paths first.
-_LIBRARIES = sorted(
-    {sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib", "platstdlib")}, key=len, reverse=True
-)
 #: Kernel states of a process that does not run; see proc_pid_stat(5).
 _PROCESS_STATES = {
     "T": "it is stopped (SIGSTOP or SIGTSTP)",
@@ -108,10 +105,17 @@ def _library_path(path: str) -> str | None:
     """The path of a library's file below its folder, or None for a file of the user."""
     if path.startswith(("<frozen ", f"{_PACKAGE}/hvd_cluster/")):
         return path.removeprefix(f"{_PACKAGE}/")
-    for library in _LIBRARIES:
+    for library in _libraries():
         if path.startswith(f"{library}/"):
             return path.removeprefix(f"{library}/")
     for folder in ("/site-packages/", "/dist-packages/"):
         if folder in path:
             return path.rpartition(folder)[2]
     return None
+
+
+@cache
+def _libraries() -> list[str]:
+    """Where code that the user has not written is installed, the longer paths first."""
+    names = ("purelib", "platlib", "stdlib", "platstdlib")
+    return sorted({sysconfig.get_path(name) for name in names}, key=len, reverse=True)

@@ -19,6 +19,7 @@ from hvd_cluster.engine.shared_memory.deadline import Deadline
 from hvd_cluster.engine.stacks import process_state, user_stack
 from hvd_cluster.engine.stall_report import describe_stall, indented, is_any_device_busy, names
 from hvd_cluster.engine.submission_queue import SubmissionQueue
+from hvd_cluster.engine.tree import tree_positions
 from hvd_cluster.engine.world import World
 from hvd_cluster.settings import Settings
 
@@ -150,8 +151,10 @@ class StallInspector:
         if self._launched_work.next_poll_s is not None:
             deadlines.append(self._launched_work.next_poll_s)
         if oldest is not None:
-            if self._shutdown_s and self._given_up_s != oldest.submitted_s:
-                deadlines.append(oldest.submitted_s + self._shutdown_s)
+            # As in _report_late(): what was launched may have waited longer.
+            oldest_s = min(oldest.submitted_s, self._launched_work.oldest_s or oldest.submitted_s)
+            if self._shutdown_s and self._given_up_s != oldest_s:
+                deadlines.append(oldest_s + self._shutdown_s)
             pending = self._submissions.pending().values()
             fresh = next((r for r in pending if self._reported.get(Wait(r.key)) != r.submitted_s), None)
             if fresh is not None:
@@ -382,11 +385,12 @@ class StallInspector:
 
     def _silence(self, rank: int, replies: Mapping[int, StallReply]) -> str:
         """Why nothing is known of a rank on another host, as far as this rank knows."""
-        above, silent = self._world.parents[rank], None
+        positions = tree_positions(self._world.host_keys)
+        above, silent = positions[rank].parent, None
         while above is not None:
             if above not in replies or replies[above].silence:
                 silent = above
-            above = self._world.parents[above]
+            above = positions[above].parent
         if silent is not None:
             return f"its messages pass through rank {silent}, which does not answer either"
         return f"it is stopped or inside a C call{self._last_operation(rank)}"

@@ -45,8 +45,6 @@ class World:
 
     topology: Topology
     tree_position: tree.TreePosition
-    #: For each rank, its parent in the tree of hosts.
-    parents: list[int | None]
     #: The connections to the parent and the children in the tree, by rank.
     links: dict[int, Link]
     #: For each rank, the name of its host, for messages.
@@ -98,7 +96,6 @@ def assemble(topology: Topology, settings: Settings, attempt: int, terms: Mappin
         return World(
             topology,
             tree.tree_positions(["here"])[0],
-            [None],
             {},
             [topology.host],
             ["here"],
@@ -135,8 +132,7 @@ def assemble(topology: Topology, settings: Settings, attempt: int, terms: Mappin
                 topology = all_ranks[topology.rank]
             elif topology.launcher != "hvd_cluster":  # other launchers may give a rank too little information
                 topology = topology.with_cross_indices([local_rank for local_rank, _ in local_indices])
-            tree_positions = tree.tree_positions(host_keys)
-            tree_position = tree_positions[topology.rank]
+            tree_position = tree.tree_positions(host_keys)[topology.rank]
             if tree_position.parent is not None:
                 parent = members[tree_position.parent]
                 links[tree_position.parent] = _connect(parent["address"], parent["port"], topology, timeout_s)
@@ -148,7 +144,6 @@ def assemble(topology: Topology, settings: Settings, attempt: int, terms: Mappin
         topology=topology,
         tree_position=tree_position,
         links=links,
-        parents=[position.parent for position in tree_positions],
         hosts=[member["host"] for member in members],
         host_keys=host_keys,
         pids=[member["pid"] if member["pid_namespace"] == namespace != "" else 0 for member in members],

@@ -74,7 +74,7 @@ class FitData(ABC):
         """The rows, for as long as the context lasts.
 
         Args:
-            store: where to write what has to be written.
+            store: where to write rows that workers cannot read where they are.
             name: id of the data set that is written there.
             layout: what to write.
 

@@ -48,7 +48,7 @@ def synchronize(handle: int) -> Any:
         return None
     try:
         result = entry.wait()
-    except BaseException as error:  # raised again
+    except BaseException as error:  # raised again, whichever of two kinds it is
         # Ctrl-C, or what a signal handler raises, ends only the wait: the operation still owns the tensors.
         if error is entry.error:
             _handles.pop(handle, None)

@@ -53,7 +53,7 @@ def test_buckets_that_complete_in_another_order_are_forgotten_one_by_one() -> No
     assert launched_work.next_poll_s is None
 
 
-def test_a_bucket_of_the_same_name_is_told_apart_by_its_number() -> None:
+def test_a_bucket_of_the_same_name_is_recognized_by_its_number() -> None:
     launched_work = LaunchedWork(Settings())
     launch(launched_work, 7, "gradient")
     launched_work.poll()

@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 import torch
 
-from hvd_cluster.engine.launched_work import LaunchedWork
+from hvd_cluster.engine.launched_work import Launch, LaunchedWork
 from hvd_cluster.engine.messages import StallLimit, StallReport, Wait
+from hvd_cluster.engine.request import Handle, Kind, Request, Signature
 from hvd_cluster.engine.stall import StallInspector
 from hvd_cluster.engine.submission_queue import SubmissionQueue
 from hvd_cluster.engine.tree import tree_positions
@@ -170,7 +171,7 @@ def inspector_of(settings: Settings, process_sets: dict[int, tuple[int, ...]], *
         hosts=["a", "b"],
         pids=[0, 0],
         tree_position=positions[0],
-        parents=[position.parent for position in positions],
+        host_keys=["a", "b"],
     )
     calls: dict[str, Any] = dict.fromkeys(("send_up", "send_down", "abort"), lambda *_: None)
     calls |= {"submissions": SubmissionQueue(0.001), "launched_work": LaunchedWork(settings), **more}
@@ -184,6 +185,26 @@ def test_a_second_report_of_a_limit_is_answered_with_the_query_that_is_open() ->
     for name in ("first", "second"):
         inspector.receive(StallReport((Wait((0, name), 1),), StallLimit.TIMEOUT))
     assert [query.waits[0].key[1] for query in sent] == ["first", "first"]
+    inspector._submissions.close()
+
+
+def test_what_was_reported_is_not_checked_again_at_once_although_launched_work_is_older() -> None:
+    settings = replace(Settings(), stall_warning_s=0.01, stall_shutdown_s=0.02)
+    inspector = inspector_of(settings, {0: (0, 1)})
+    inspector._launched_work.add(1, [(0, "launched")], Launch([], [], None))
+    time.sleep(0.005)
+    signature = Signature(Kind.BARRIER)
+    inspector._submissions.submit(
+        Request("pending", 0, signature, [], [], lambda results: results, Handle()), is_waited_for=True
+    )
+    time.sleep(0.03)
+    inspector.inspect()
+    (open_query,) = inspector._queries
+    assert open_query.query.limit == StallLimit.SHUTDOWN
+    open_query.deadline_s += 60
+    check_s = inspector.next_check_s()
+    assert check_s is not None
+    assert check_s > time.monotonic()
     inspector._submissions.close()
 
 

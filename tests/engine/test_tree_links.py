@@ -33,7 +33,6 @@ class Pair:
         world = World(
             topology=Topology(rank=1, size=2, secret=SECRET),
             tree_position=tree_positions(["a", "b"])[1],
-            parents=[None, 0],
             links={0: link},
             hosts=["a", "b"],
             host_keys=["a", "b"],

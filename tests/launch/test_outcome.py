@@ -178,7 +178,7 @@ def test_the_class_of_an_error_distinguishes_news_of_another_failure_from_a_caus
     assert not outcome(SaysTheSame(errors.SHUT_DOWN_TEXT)).is_secondary
 
 
-def test_files_are_told_apart() -> None:
+def test_files_are_distinguished() -> None:
     ours = is_user_code.__code__.co_filename
     assert is_own_package(ours)
     assert not is_user_code(ours)

@@ -82,10 +82,10 @@ def test_a_worker_asks_and_is_told_its_place_again_and_again(member: Membership,
 @pytest.mark.long
 def test_a_worker_that_is_ready_waits_for_those_that_train(member: Membership, driver: KeyValueClient) -> None:
     place = json.dumps({**PLACE, "generation": 2, "rendezvous": member.topology.rendezvous}).encode()
-    told = threading.Timer(0.7, driver.push, (topology_box("w7"), place))
-    told.start()
+    push = threading.Timer(0.7, driver.push, (topology_box("w7"), place))
+    push.start()
     assert member.next_topology(0.2).generation == 2
-    told.join()
+    push.join()
 
 
 def test_a_worker_whose_connection_was_cut_off_while_it_trained_asks_over_a_new_one(

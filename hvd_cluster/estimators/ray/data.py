@@ -137,7 +137,7 @@ def _cancelled_on_error(pending: list[Any]) -> Iterator[None]:
 
     try:
         yield
-    except BaseException:  # raised again
+    except BaseException:  # raised again; an interrupt must cancel the tasks too
         for task in pending:
             # Not tasks that are done, such as the failed one: Ray 2.60 kills the driver if a task is cancelled while
             # its result is being received.

@@ -91,7 +91,7 @@ class ElasticController:
     def __enter__(self) -> ElasticController:
         try:
             self.hosts.start()
-        except BaseException:  # re-raised
+        except BaseException:  # raised again; __exit__ is not called after it
             self.close()
             raise
         return self

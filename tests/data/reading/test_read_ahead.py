@@ -83,7 +83,7 @@ def test_closing_asks_long_work_to_stop_and_ends_the_threads() -> None:
 
 def test_a_waiter_for_a_result_learns_that_it_was_closed() -> None:
     begun = threading.Event()
-    told: list[object] = []
+    results: list[object] = []
 
     def work(index: int, stopped: Callable[[], bool]) -> int:
         begun.set()
@@ -94,9 +94,9 @@ def test_a_waiter_for_a_result_learns_that_it_was_closed() -> None:
     def consume() -> None:
         try:
             while True:
-                told.append(ahead.take())
+                results.append(ahead.take())
         except ReadAheadClosedError:
-            told.append("closed")
+            results.append("closed")
 
     ahead = ReadAhead(work, [1] * 100, num_threads=2, limit_bytes=100)
     consumer = threading.Thread(target=consume, daemon=True)
@@ -106,6 +106,6 @@ def test_a_waiter_for_a_result_learns_that_it_was_closed() -> None:
     consumer.join(30)
     assert not consumer.is_alive()
     # Never the result of a piece that returned early.
-    assert told in ([0, "closed"], ["closed"])
+    assert results in ([0, "closed"], ["closed"])
     with pytest.raises(RuntimeError, match="stopped"):
         ahead.take()

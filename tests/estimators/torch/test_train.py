@@ -169,10 +169,10 @@ def test_a_checkpoint_of_another_model_is_refused(frame, one_worker, tmp_path):
 def test_a_fit_says_that_it_continues_with_a_run(frame, one_worker, tmp_path, caplog):
     for epochs in (1, 3, 3):
         fit(frame, one_worker, epochs=epochs, store=tmp_path, run_id="r")
-    told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert told[0] == "run 'r' resumes after epoch 1 of 3"
-    assert told[1].startswith("run 'r' has finished 3 of 3 epochs and has nothing left to train")
-    assert len(told) == 2
+    messages = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert messages[0] == "run 'r' resumes after epoch 1 of 3"
+    assert messages[1].startswith("run 'r' has finished 3 of 3 epochs and has nothing left to train")
+    assert len(messages) == 2
 
 
 def test_a_fit_with_another_learning_rate_says_that_the_run_keeps_its_own(frame, one_worker, tmp_path, caplog):
