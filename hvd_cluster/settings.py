@@ -43,6 +43,8 @@ _at_least_zero = _number(float, ">= 0", lambda value: value >= 0)
 _above_zero = _number(float, "> 0", lambda value: value > 0)
 _share = _number(float, "in [0, 1]", lambda value: 0 <= value <= 1)
 
+_port = _number(int, "in [0, 65535]", lambda value: 0 <= value <= 65535)
+
 LOG_LEVELS = ("trace", "debug", "info", "warning", "error", "fatal")
 
 
@@ -103,6 +105,12 @@ class Settings:
     timeline_mark_cycles: bool = _knob("HOROVOD_TIMELINE_MARK_CYCLES", False, _flag)
     #: MiB of the current and the previous file of the timeline together; the oldest events are dropped.
     timeline_max_mb: float = _knob("HOROVOD_TIMELINE_MAX_MB", 256.0, _above_zero)
+    #: Write every few seconds what the ranks spend their steps on, and a table at the end.
+    monitor: bool = _knob("HOROVOD_MONITOR", False, _flag)
+    #: Seconds between these lines.
+    monitor_interval_s: float = _knob("HOROVOD_MONITOR_INTERVAL_SECONDS", 5.0, _above_zero)
+    #: The port on which rank 0 serves these numbers as OpenMetrics; None for no port.
+    metrics_port: int | None = _knob("HOROVOD_METRICS_PORT", None, _port)
     #: Do not warn about tensors that only some ranks have submitted.
     stall_check_disable: bool = _knob("HOROVOD_STALL_CHECK_DISABLE", False, _flag)
     #: Seconds until a tensor that waits for other ranks is reported.
@@ -173,6 +181,11 @@ class Settings:
         """Names of the settings that the environment sets, even to their default; autotune does not change them."""
         environ = os.environ if environ is None else environ
         return frozenset(knob.name for knob in fields(cls) if environ.get(knob.metadata["env"], "").strip())
+
+    @property
+    def monitors(self) -> bool:
+        """The ranks report their steps to rank 0."""
+        return self.monitor or self.metrics_port is not None
 
     def common(self) -> dict[str, object]:
         """The settings that must be equal on all ranks of a world, by their environment variables."""

@@ -22,6 +22,7 @@ from hvd_cluster.engine.process_sets import ProcessSet
 from hvd_cluster.engine.transports.select import nccl_version
 from hvd_cluster.engine.world import assemble
 from hvd_cluster.errors import HorovodInternalError
+from hvd_cluster.monitor.step_clock import StepTime, step_clock
 from hvd_cluster.rendezvous.communicator import is_communicator, join_store_over_mpi, some_of
 from hvd_cluster.rendezvous.membership import membership
 from hvd_cluster.settings import Settings
@@ -50,6 +51,7 @@ __all__ = [
     "shutdown",
     "size",
     "start_timeline",
+    "step_times",
     "stop_timeline",
 ]
 
@@ -163,6 +165,7 @@ def _join(topology: Topology, comm: Any, static: list[ProcessSet], settings: Set
         started = Engine(world, settings, table)
         is_held_back, interrupts.is_held_back = interrupts.is_held_back, True
         try:
+            step_clock.restart()
             started.start()
             _static_sets[:] = static
             current.install(started)
@@ -235,6 +238,18 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
     if Settings.from_env().timeline != "DYNAMIC":
         raise ValueError("Set HOROVOD_TIMELINE=DYNAMIC to enable dynamic timeline usage.")
     running.record_timeline(file_path, mark_cycles)
+
+
+def step_times(max_steps: int | None = None) -> list[StepTime]:
+    """How long the last training steps of this rank took, oldest first, in seconds of each activity.
+
+    A step ends when an optimizer of this module has applied its update. The first
+    step is left out, because it includes the start of the program. At most 2048 steps are kept.
+
+    Args:
+        max_steps: no more than these.
+    """
+    return step_clock.recent(max_steps)
 
 
 def stop_timeline() -> None:

@@ -124,12 +124,14 @@ class DecisionRunner:
             # Zeros in its place would silently give a wrong result.
             names = ", ".join(key[1] for key, request in zip(keys, mine, strict=True) if request is None)
             raise RuntimeError(f"all ranks were taken to have submitted {names}, and this one has not")
+        now_s = time.monotonic()
+        for request in self._deciding:
+            request.handle.decided_s = now_s
         requests = [
             request if request is not None else neutral_for(key, signature, self._join_device)
             for request, (key, signature) in zip(mine, bucket.requests, strict=True)
         ]
         if self._recorder.enabled:
-            now_s = time.monotonic()
             for request in requests:
                 for name in request.tensor_names:
                     phase = f"NEGOTIATE_{request.signature.kind.name}"

@@ -22,11 +22,13 @@ from hvd_cluster.engine.messages import Abort, TimelineSwitch
 from hvd_cluster.engine.progress_lock import ProgressLock
 from hvd_cluster.engine.request import Handle, Request
 from hvd_cluster.engine.shared_memory.arena import Arena
+from hvd_cluster.engine.step_reports import LocalMonitor
 from hvd_cluster.engine.submission_queue import Leave, SerialNumber, SubmissionQueue
 from hvd_cluster.engine.timeline import JobTimeline, Recorder
 from hvd_cluster.engine.transports.alone import AloneTransport
 from hvd_cluster.engine.tree_links import PeerLost
 from hvd_cluster.engine.world import World
+from hvd_cluster.monitor.job_monitor import JobMonitor
 from hvd_cluster.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -157,6 +159,13 @@ class Engine:
         recorder = self._alone.recorder if self._alone is not None else self._loop.recorder
         recorder.span(lane, name, start_s, end_s)
 
+    @property
+    def job_monitor(self) -> JobMonitor | None:
+        """The steps of all ranks, on rank 0 of a job that is monitored."""
+        if self._alone is not None:
+            return None if self._alone.monitor is None else self._alone.monitor.job
+        return self._loop.steps.job
+
     def record_timeline(self, path: str | None, mark_cycles: bool = False) -> None:
         """Start the job's timeline at ``path``, or stop it (None). Only rank 0's call has an effect, on all ranks."""
         if self._alone is not None:
@@ -212,6 +221,7 @@ class _SingleRankEngine:
         self._buffers = BufferPool()
         self.recorder = Recorder(self._rank, world.topology.host)
         self._timeline = JobTimeline(self.recorder, None, settings.timeline_max_mb)
+        self.monitor = LocalMonitor(world.topology.host, settings) if settings.monitors else None
 
     def execute(self, request: Request) -> None:
         """Execute a request in this thread."""
@@ -231,7 +241,9 @@ class _SingleRankEngine:
                 self._timeline.start(path, mark_cycles)
 
     def close(self) -> None:
-        """Write the rest of the timeline."""
+        """Write the rest of the timeline, and the monitor's summary."""
+        if self.monitor is not None:
+            self.monitor.close()
         with self._lock:
             self._timeline.stop()
             self._timeline.close()

@@ -16,12 +16,14 @@ from hvd_cluster.engine.interrupts import interrupts
 from hvd_cluster.engine.launched_work import LaunchedWork
 from hvd_cluster.engine.messages import (
     Abort,
+    Awaited,
     Close,
     Decision,
     Goodbye,
     LogMessage,
     Message,
     ReportBatch,
+    StepReport,
     TimelineEvents,
     TimelineSwitch,
     Tune,
@@ -29,7 +31,9 @@ from hvd_cluster.engine.messages import (
 from hvd_cluster.engine.negotiation import Negotiator
 from hvd_cluster.engine.queues import Queues
 from hvd_cluster.engine.shared_memory.deadline import Deadline
+from hvd_cluster.engine.shared_memory.spinner import Spinner
 from hvd_cluster.engine.stall import StallInspector
+from hvd_cluster.engine.step_reports import StepReports
 from hvd_cluster.engine.submission_queue import Join, Leave, SubmissionQueue
 from hvd_cluster.engine.timeline import JobTimeline, Recorder
 from hvd_cluster.engine.transports.select import TransportTable
@@ -46,8 +50,6 @@ _FAILURE_NEWS_S = 0.5
 SHUTDOWN_TIMEOUT_S = 10.0
 #: How soon to retry when the log of the host is full.
 _RETRY_S = 0.001
-#: How often the progress thread looks for entries of other ranks before it sleeps: about 50 us.
-_MAX_SPINS = 400
 
 
 class Loop:
@@ -74,9 +76,7 @@ class Loop:
         self.recorder = Recorder(self._rank, world.topology.host)
         self._is_root = world.tree_position.parent is None
         self._submissions = submissions
-        poll.register(submissions.wakeup, select.EPOLLIN)
-        poll.register(submissions.cycle_timer.descriptor, select.EPOLLIN)
-        poll.register(submissions.idle_timer.descriptor, select.EPOLLIN)
+        submissions.register(poll)
         self._links = TreeLinks(world, poll)
         self._timeline = JobTimeline(
             self.recorder,
@@ -157,9 +157,18 @@ class Loop:
             send_down=self._links.send_down,
             abort=self._abort,
         )
+        self.steps = StepReports(
+            world,
+            settings,
+            negotiator=self._negotiator,
+            ballot=self._ballot,
+            submissions=submissions,
+            send_up=self._links.send_up,
+            send_down=self._links.send_down,
+        )
         # Messages of other hosts take longer than spinning is worth.
-        self._max_spins = _MAX_SPINS if self._has_all_ranks_here and has_core_per_rank(world.topology.size) else 0
-        self._typical_spins = 0
+        is_worth_it = self._has_all_ranks_here and has_core_per_rank(world.topology.size)
+        self._spinner = Spinner(self._ballot if is_worth_it else None)
         self._closing_since_s: float | None = None
 
     # ---- called by the progress lock --------------------------------------------------------------------------------
@@ -196,16 +205,8 @@ class Loop:
             self._links.rearm()
 
     def spin(self) -> bool:
-        """Spin until another rank writes to the ballot, for a time that adapts to earlier waits; True if one has."""
-        ballot = self._ballot
-        if ballot is None:
-            return False
-        limit = min(self._max_spins, 2 * self._typical_spins + 40)
-        looks = 0
-        while looks < limit and not ballot.has_unread:
-            looks += 1
-        self._typical_spins += (looks - self._typical_spins) // 8
-        return ballot.has_unread
+        """Spin until another rank writes to the ballot, for a moment; True if one has."""
+        return self._spinner.spin()
 
     def may_sleep(self) -> bool:
         """False if there is something to do; True guarantees that the poll reports what comes."""
@@ -217,24 +218,21 @@ class Loop:
         """When there is something to do even if the poll reports nothing, or None."""
         farewell_s = None if self._closing_since_s is None else self._closing_since_s + SHUTDOWN_TIMEOUT_S
         retry_s = time.monotonic() + _RETRY_S if self._agreement.is_blocked else None
-        times = (self._timeline.next_flush_s, self._stall.next_check_s(), farewell_s, retry_s)
+        times = (self._timeline.next_flush_s, self._stall.next_check_s(), self.steps.next_s(), farewell_s, retry_s)
         return min((time_s for time_s in times if time_s is not None), default=None)
 
     def handle_events(self, events: list[tuple[int, int]]) -> None:
         """Handle what the poll has reported."""
         for descriptor, event in events:
-            if descriptor == self._submissions.wakeup:
-                self._submissions.clear_wakeup()
-            elif descriptor == self._submissions.cycle_timer.descriptor:
-                self._submissions.end_cycle()
-            elif descriptor == self._submissions.idle_timer.descriptor:
-                self._submissions.idle_timer.clear()
-            elif (rank := self._links.rank_of(descriptor)) is not None:
+            if (rank := self._links.rank_of(descriptor)) is None:
+                self._submissions.handle_event(descriptor)
+            else:
                 if event & ~select.EPOLLOUT:
                     self._receive(rank)
                 else:
                     self._links.flush(rank)
         self._stall.inspect()
+        self.steps.tick()
 
     def fail(self, error: BaseException) -> None:
         """The progress thread has failed: report it to every rank."""
@@ -260,6 +258,7 @@ class Loop:
                 ends.callback(self.host.close)
             ends.callback(self.transports.close)
             ends.callback(self._links.send_all, Goodbye())
+            ends.callback(self.steps.close)
             ends.callback(self._timeline.close)
             ends.callback(self._timeline.stop)
 
@@ -288,7 +287,7 @@ class Loop:
         elif not self.may_sleep():
             self.wake()
 
-    # ---- requests -------------------------------------------------------------------------------------------------
+    # ---- requests and decisions -----------------------------------------------------------------------------------
 
     def _take_commands(self) -> None:
         for command in self._submissions.take_commands():
@@ -311,8 +310,6 @@ class Loop:
         if requests := self._submissions.take_submitted():
             self._stall.note(requests[-1].name)
             self._agreement.submit(requests)
-
-    # ---- decisions --------------------------------------------------------------------------------------------------
 
     def _execute(self, decision: Decision) -> None:
         if isinstance(decision, Tune):
@@ -365,6 +362,8 @@ class Loop:
             self._switch_timeline(message)
         elif isinstance(message, Abort):
             self._abort(message.reason, rank)
+        elif isinstance(message, (StepReport, Awaited)):
+            self.steps.receive(message)
         else:
             self._stall.receive(message)
 
@@ -381,6 +380,7 @@ class Loop:
     def _close(self, close: Close) -> None:
         """The world ends in good order: what precedes the end in the log is executed, the rest fails."""
         self._closing_since_s = time.monotonic()
+        self.steps.report()
         who = "this rank" if close.rank == self._rank else f"rank {close.rank} on {self._world.hosts[close.rank]}"
         self._decisions.fail_pending(f"{SHUT_DOWN_TEXT} ({who} has called shutdown or ended)")
 

@@ -7,6 +7,7 @@ from enum import Enum
 
 from hvd_cluster.engine.signature import Key, Signature
 from hvd_cluster.engine.timeline.recorder import Record
+from hvd_cluster.monitor.rank_report import RankReport
 
 
 @dataclass(frozen=True)
@@ -247,12 +248,28 @@ class StallReply:
     last_name: str = ""
     last_age_s: float = 0.0
     pid: int = 0
-    #: Where its user's code is; see :func:`~hvd_cluster.engine.stacks.user_stack`.
+    #: Where its user's code is; see :func:`~hvd_cluster.monitor.stacks.user_stack`.
     stack: str = ""
     #: Why the rank does not reply.
     silence: str = ""
 
 
 StallMessage = StallReport | StallQuery | StallReply
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """Up: the recent steps of one rank."""
+
+    report: RankReport
+
+
+@dataclass(frozen=True)
+class Awaited:
+    """Down: other hosts wait for what this subtree has not reported."""
+
+
 #: What ranks that are linked in the tree send to each other.
-Message = ReportBatch | LogMessage | TimelineSwitch | TimelineEvents | Abort | Goodbye | StallMessage
+Message = (
+    ReportBatch | LogMessage | TimelineSwitch | TimelineEvents | Abort | Goodbye | StallMessage | StepReport | Awaited
+)

@@ -275,6 +275,23 @@ class Negotiator:
             self._leaving = None
         return tuple(entries)
 
+    # ---- for the monitor --------------------------------------------------------------------------------------------
+
+    def undecided(self) -> set[Key]:
+        """The requests that some rank has reported to this node."""
+        return set(self._states)
+
+    def missing(self, keys: Iterable[Key]) -> set[int]:
+        """This rank and those children that have not reported one of these undecided requests."""
+        found: set[int] = set()
+        for key in keys:
+            state = self._states[key]
+            if not (state.mine or self._joined) and self._position.rank in self._process_sets[key[0]]:
+                found.add(self._position.rank)
+            below = self._members_below(key)
+            found |= {child for child in below.keys() - state.children if not below[child] <= self._joined_below}
+        return found
+
     # ---- for ranks that vote through shared memory ------------------------------------------------------------------
 
     def add_votes(self, ids: Iterable[int]) -> None:

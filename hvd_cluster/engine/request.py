@@ -20,6 +20,7 @@ from hvd_cluster.engine.signature import (
     TensorMeta,
     element_dtype,
 )
+from hvd_cluster.monitor.step_clock import step_clock
 
 __all__ = [
     "OPEN_KINDS",
@@ -61,7 +62,7 @@ class Handle:
         progress: lets the thread that waits for this handle advance the engine; may return early.
     """
 
-    __slots__ = ("_blocked", "_error", "_event", "_is_settled", "_progress", "_value", "_written")
+    __slots__ = ("_blocked", "_error", "_event", "_is_settled", "_progress", "_value", "_written", "decided_s")
 
     def __init__(self, progress: Callable[[Handle], None] | None = None) -> None:
         self._value: Any = None
@@ -70,6 +71,8 @@ class Handle:
         self._written: Sequence[torch.Tensor] = ()
         self._event: torch.cuda.Event | None = None
         self._is_settled = False
+        #: ``time.monotonic()`` when all ranks had submitted the request, or 0.
+        self.decided_s = 0.0
         # A held lock is the cheapest wait that a signal can interrupt.
         self._blocked = threading.Lock()
         self._blocked.acquire()
@@ -119,11 +122,13 @@ class Handle:
         From then on the caller's stream may read results on a GPU: the stream waits for them, not the caller.
         """
         if not self._is_settled:
+            begun_s = time.monotonic()
             progress = self._progress
             if progress is not None:
                 progress(self)
             with self._blocked:
                 pass
+            step_clock.note_wait(begun_s, self.decided_s)
         if self._error is not None:
             # A fresh traceback each time, and no growing chain when several callers wait on one handle.
             raise self._error.with_traceback(None)

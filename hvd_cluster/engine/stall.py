@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 from hvd_cluster.engine.launched_work import LaunchedWork
 from hvd_cluster.engine.messages import StallLimit, StallMessage, StallQuery, StallReply, StallReport, Wait, WaitState
 from hvd_cluster.engine.shared_memory.deadline import Deadline
-from hvd_cluster.engine.stacks import process_state, user_stack
 from hvd_cluster.engine.stall_report import describe_stall, indented, is_any_device_busy, names
 from hvd_cluster.engine.submission_queue import SubmissionQueue
 from hvd_cluster.engine.tree import tree_positions
 from hvd_cluster.engine.world import World
+from hvd_cluster.monitor.stacks import process_state, user_stack
 from hvd_cluster.settings import Settings
 
 logger = logging.getLogger(__name__)

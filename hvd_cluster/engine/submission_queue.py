@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import threading
 import time
 from collections import deque
@@ -153,6 +154,20 @@ class SubmissionQueue:
                 os.eventfd_write(self.wakeup, 1)
 
     # ---- the progress thread ----------------------------------------------------------------------------------------
+
+    def register(self, poll: select.epoll) -> None:
+        """Have the poll report what :meth:`handle_event` handles."""
+        for descriptor in (self.wakeup, self.cycle_timer.descriptor, self.idle_timer.descriptor):
+            poll.register(descriptor, select.EPOLLIN)
+
+    def handle_event(self, descriptor: int) -> None:
+        """The poll has reported this descriptor."""
+        if descriptor == self.wakeup:
+            self.clear_wakeup()
+        elif descriptor == self.cycle_timer.descriptor:
+            self.end_cycle()
+        elif descriptor == self.idle_timer.descriptor:
+            self.idle_timer.clear()
 
     def clear_wakeup(self) -> None:
         """Reset the wakeup descriptor; call this before looking at what there is."""

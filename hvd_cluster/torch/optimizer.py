@@ -14,6 +14,7 @@ from hvd_cluster.engine import basics
 from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
 from hvd_cluster.engine.reduction_config import ReductionConfig
 from hvd_cluster.engine.request import ReduceOp
+from hvd_cluster.monitor.step_clock import COMPUTE, OPTIMIZER, step_clock
 from hvd_cluster.settings import Settings
 from hvd_cluster.torch import backward
 from hvd_cluster.torch.collectives.allreduce import allreduce
@@ -21,6 +22,7 @@ from hvd_cluster.torch.compression import Compression, Compressor
 from hvd_cluster.torch.delta_optimizer import DeltaOptimizer
 from hvd_cluster.torch.parameters import named, names_of_last_group, resolve_groups
 from hvd_cluster.torch.reducer import GradientReducer
+from hvd_cluster.torch.timed_calls import time_calls_of_torch
 from hvd_cluster.torch.wrapper import Wrapper, unwrapped, wrap
 
 
@@ -85,6 +87,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         raise ValueError(f"compression={compression!r} is not a compressor: use hvd.Compression.fp16 or bf16")
     if isinstance(optimizer, (_DistributedOptimizer, DeltaOptimizer)):
         raise ValueError("this optimizer is already distributed")
+    time_calls_of_torch()
     names = named(optimizer, named_parameters)
     if _may_reduce() and config.op == ReduceOp.ADASUM:
         if process_set.process_set_id != global_process_set.process_set_id:
@@ -196,7 +199,7 @@ class _DistributedOptimizer(Wrapper):
         self.mark_stepped()
         if not self._should_synchronize:
             self._is_synchronized = False
-            return super().step(*([] if closure is None else [closure]), **kwargs)
+            return self._timed_step(*([] if closure is None else [closure]), **kwargs)
         if self._is_synchronized and not self._reducer.has_ready:
             warnings.warn(
                 "optimizer.step() called without optimizer.skip_synchronize() context after "
@@ -208,8 +211,8 @@ class _DistributedOptimizer(Wrapper):
             self._reducer.synchronize()
         self._is_synchronized = False
         if closure is None:
-            return super().step(**kwargs)
-        return super().step(self._synchronized(closure), **kwargs)
+            return self._timed_step(**kwargs)
+        return self._timed_step(self._synchronized(closure), **kwargs)
 
     # torch wraps step() of every optimizer class once, to run the step hooks; the wrapped class's step() has that.
     step.hooked = True  # type: ignore[attr-defined]
@@ -218,7 +221,8 @@ class _DistributedOptimizer(Wrapper):
 
     def _synchronized(self, closure: Callable[[], Any]) -> Callable[[], Any]:
         def synchronized_closure() -> Any:
-            loss = closure()
+            with step_clock.span(COMPUTE):
+                loss = closure()
             self._reducer.synchronize()
             if isinstance(self, torch.optim.LBFGS) and self._reducer.is_attached:
                 process_set = self._reducer.config.process_set
@@ -230,6 +234,14 @@ class _DistributedOptimizer(Wrapper):
             return loss
 
         return synchronized_closure
+
+    def _timed_step(self, *args: Any, **kwargs: Any) -> Any:
+        before = step_clock.enter(OPTIMIZER)
+        try:
+            return super().step(*args, **kwargs)
+        finally:
+            step_clock.leave(before)
+            step_clock.end_step()
 
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
         """Clear the gradients.

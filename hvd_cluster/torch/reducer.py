@@ -24,6 +24,7 @@ from hvd_cluster.engine.engine import Engine
 from hvd_cluster.engine.membership import running_engine
 from hvd_cluster.engine.reduction_config import ReductionConfig
 from hvd_cluster.errors import GradientChangedError, HorovodInternalError
+from hvd_cluster.monitor.step_clock import step_clock
 from hvd_cluster.settings import Settings
 from hvd_cluster.torch import wire
 from hvd_cluster.torch.backward import GradientHooks, in_checkpoint
@@ -208,10 +209,11 @@ class GradientReducer:
             step.num_passes += 1
             if step.ready:
                 running_engine().note_span("", "BACKWARD", self._begun_s, self._latest_s)
-            try:
-                self._send_due()
-            finally:
-                self._wait(excluding=step.not_due())
+            with step_clock.in_this_thread():  # on GPUs another one than that which has called backward() and waits
+                try:
+                    self._send_due()
+                finally:
+                    self._wait(excluding=step.not_due())
             for gradients in (step.ready, step.sent_early):  # a reduction may have replaced a gradient
                 for number in gradients:
                     gradients[number] = parameters[number].grad

@@ -19,7 +19,7 @@ import pytest
 RECORD = Path(__file__).with_name("horovod-0.28.1.txt")
 #: What a namespace needs to be imported.
 NEEDS = {"tensorflow": "tensorflow", "keras": "keras", "spark": "pyspark", "ray": "ray", "mxnet": "mxnet"}
-NEEDS |= {"compute_service": "tensorflow", "sparkdl": "pyspark"}
+NEEDS |= {"_keras": "keras", "compute_service": "tensorflow", "sparkdl": "pyspark"}
 
 # Prints the arguments of every path that it is given: name, default as source text ("" for none), and its kind.
 DESCRIBE = """

@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from hvd_cluster.activities import activity
 from hvd_cluster.data.files import filesystems
 from hvd_cluster.data.files.filesystems import is_local
+from hvd_cluster.monitor.activities import activity
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ def retried(
         filesystem: the ``pyarrow.fs.FileSystem`` that it asks.
         what: names the call in the log, e.g. "reading s3://b/x".
         num_attempts: calls at most, >= 1.
-        warns: log a warning if it takes long (:func:`~hvd_cluster.activities.activity`); by default for remote ones.
+        warns: log a warning if it takes long (:mod:`hvd_cluster.monitor.activities`); by default for remote ones.
     """
     local = is_local(filesystem)
     with activity(what, warns=not local if warns is None else warns):

@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Generic, TypeVar
 
-from hvd_cluster.activities import describe_activities
 from hvd_cluster.data.at_exit import close_at_exit, forget
+from hvd_cluster.monitor.activities import describe_activities
 from hvd_cluster.settings import Settings
 
 logger = logging.getLogger(__name__)

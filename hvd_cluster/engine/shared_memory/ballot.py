@@ -23,6 +23,7 @@ from __future__ import annotations
 import mmap
 import os
 import pickle
+import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import NamedTuple
@@ -53,7 +54,7 @@ MAX_VOTES = _MAX_BYTES // 16
 _LOCK_TRIES = 400
 
 # Words of the header, then two words for each rank.
-_TAIL, _IS_SUSPENDED, _IS_CLOSED, _EPOCH, _HOLDER, _NUM_WORDS = range(6)
+_TAIL, _IS_SUSPENDED, _IS_CLOSED, _EPOCH, _HOLDER, _NUM_OPEN, _AWAITED_UNTIL_NS, _NUM_WORDS = range(8)
 _POSITION, _SLEEPS, _NUM_RANK_WORDS = range(3)
 
 
@@ -159,16 +160,20 @@ class Ballot:
                 return None
             table = self._table
             refused, complete = [], []
+            num_open = self._header[_NUM_OPEN]
             for id, quorum in votes:
                 slot = 2 * (id % _NUM_SLOTS)
                 if table[slot] != id + 1:
                     refused.append(id)
                     continue
                 count = table[slot + 1] + 1
+                num_open += 1
                 if count == quorum:
                     complete.append(id)
+                    num_open -= count
                     count = 0
                 table[slot + 1] = count
+            self._header[_NUM_OPEN] = num_open
             if complete:
                 if self._encoder is None:
                     self._write(READY, packed(complete))
@@ -241,6 +246,7 @@ class Ballot:
             for id in ids:
                 self._shut(id)
             self._table[1::2] = self._zeros
+            self._header[_NUM_OPEN] = 0
             self._header[_EPOCH] += 1
             if suspend:
                 self._header[_IS_SUSPENDED] = 1
@@ -261,6 +267,20 @@ class Ballot:
     def is_closed(self) -> bool:
         """The log contains the orderly end of the world, read or not."""
         return bool(self._header[_IS_CLOSED])
+
+    @property
+    def num_open_votes(self) -> int:
+        """How many votes are counted for requests that are not complete; a hint."""
+        return self._header[_NUM_OPEN]
+
+    def note_awaited(self, for_s: float) -> None:
+        """Other hosts wait for this one; this holds for so many seconds."""
+        self._header[_AWAITED_UNTIL_NS] = time.monotonic_ns() + int(for_s * 1e9)
+
+    @property
+    def is_awaited(self) -> bool:
+        """Other hosts wait for this one; a hint."""
+        return self._header[_AWAITED_UNTIL_NS] > time.monotonic_ns()
 
     def may_be_voted_for(self, id: int) -> bool:
         """Some rank may have voted for ``id``, or may still do so."""
@@ -356,6 +376,7 @@ class Ballot:
     def _shut(self, id: int) -> None:
         slot = 2 * (id % _NUM_SLOTS)
         if self._table[slot] == id + 1:
+            self._header[_NUM_OPEN] -= self._table[slot + 1]
             self._table[slot] = self._table[slot + 1] = 0
 
     def _count(self, id: int) -> int:

@@ -89,6 +89,7 @@ _TIMESTAMP = "put the time before each of the workers' messages"
 SWITCHES: Sequence[Switch] = (
     Switch("hierarchical_allreduce", "reduce inside each host first"),
     Switch("autotune", "let the engine tune its parameters"),
+    Switch("monitor", "write every few seconds what the ranks spend their steps on, and a table at the end"),
     Switch("timeline_mark_cycles", "mark the engine's cycles in the timeline"),
     Switch("stall_check", "report stalls", "STALL_CHECK_DISABLE", values=("0", "1")),
     Switch("log_with_timestamp", _TIMESTAMP, "LOG_HIDE_TIME", "--log-without-timestamp", ("0", "1")),

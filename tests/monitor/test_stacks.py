@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from hvd_cluster.engine.stacks import process_state, user_stack
+from hvd_cluster.monitor.stacks import process_state, user_stack
 
 
 def stack_within(call: Callable[[], object]) -> str:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from hvd_cluster.activities import activity, describe_activities
 from hvd_cluster.data.reading.read_ahead import ReadAhead
 from hvd_cluster.data.store import Store
+from hvd_cluster.monitor.activities import activity, describe_activities
 
 
 def test_an_activity_is_named_with_its_thread_while_it_lasts_and_the_outer_one_after_it() -> None:

@@ -9,9 +9,9 @@ import threading
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 
-from hvd_cluster.activities import describe_activities
+from hvd_cluster.monitor.activities import describe_activities
 
 #: How many calls of the user's code are shown, the innermost ones.
 _MAX_CALLS = 6
@@ -66,10 +66,10 @@ def _stack(frame: FrameType | None) -> tuple[list[str], bool]:
     num_calls = 0
     library_calls: list[str] = []
     while frame is not None:
-        path = _library_path(frame.f_code.co_filename)
+        path = library_path(frame.f_code.co_filename)
         if path is not None:
             if not path.startswith("hvd_cluster/engine/"):  # how the engine waits does not help
-                library_calls.append(f"{_name(frame)} ({path}:{frame.f_lineno})")
+                library_calls.append(f"{code_name(frame.f_code)} ({path}:{frame.f_lineno})")
         else:
             num_calls += 1
             if num_calls <= _MAX_CALLS:
@@ -87,21 +87,29 @@ def _folded(calls: list[str]) -> list[str]:
 
 
 def _user_line(frame: FrameType) -> str:
-    path = Path(frame.f_code.co_filename)
-    with suppress(OSError, ValueError):  # the working directory is gone, or the file is not below it
-        path = path.relative_to(Path.cwd())
-    text = f"{path}:{frame.f_lineno} in {_name(frame)}"
+    text = f"{shown_path(frame.f_code)}:{frame.f_lineno} in {code_name(frame.f_code)}"
     code = linecache.getline(frame.f_code.co_filename, frame.f_lineno, frame.f_globals).strip()
     if len(code) > _MAX_LINE_CHARACTERS:
         code = code[:_MAX_LINE_CHARACTERS] + "..."
     return f"{text}: {code}" if code else text
 
 
-def _name(frame: FrameType) -> str:
-    return getattr(frame.f_code, "co_qualname", frame.f_code.co_name)
+def shown_path(code: CodeType) -> str:
+    """The file of the code, relative to the working directory if it is below it."""
+    path = Path(code.co_filename)
+    with suppress(OSError, ValueError):  # the working directory is gone, or the file is not below it
+        path = path.relative_to(Path.cwd())
+    return str(path)
 
 
-def _library_path(path: str) -> str | None:
+def code_name(code: CodeType) -> str:
+    """The name of a function with that of its class, before Python 3.11 without it."""
+    name: str = getattr(code, "co_qualname", code.co_name)
+    return name
+
+
+@cache
+def library_path(path: str) -> str | None:
     """The path of a library's file below its folder, or None for a file of the user."""
     if path.startswith(("<frozen ", f"{_PACKAGE}/hvd_cluster/")):
         return path.removeprefix(f"{_PACKAGE}/")

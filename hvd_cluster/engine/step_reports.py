@@ -1,0 +1,234 @@
+"""The monitor's part in the engine: reports of steps up the tree, and samples of what this rank does while others wait.
+
+Every few seconds each rank sends the times of its steps to the root, which says what slows the job down
+(:mod:`hvd_cluster.monitor`). While other ranks wait for this one, the engine's thread looks 50 times a second where the
+training thread is. The ranks of a host see in the ballot that others wait. Between hosts the root tells those that have
+not reported what others have.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from hvd_cluster.engine.messages import Awaited, StepReport
+from hvd_cluster.engine.negotiation import Negotiator
+from hvd_cluster.engine.request import Key
+from hvd_cluster.engine.shared_memory.ballot import Ballot
+from hvd_cluster.engine.submission_queue import SubmissionQueue
+from hvd_cluster.engine.world import World
+from hvd_cluster.monitor.job_monitor import JobMonitor
+from hvd_cluster.monitor.metrics import MetricsServer
+from hvd_cluster.monitor.node_usage import NodeMeter
+from hvd_cluster.monitor.rank_report import RankReporter
+from hvd_cluster.monitor.step_clock import step_clock
+from hvd_cluster.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+_SAMPLE_S = 0.02
+#: How long a rank counts as awaited after it was told so.
+_AWAITED_S = 2.5 * _SAMPLE_S
+
+
+class StepReports:
+    """One rank's part.
+
+    Args:
+        world: its ranks and hosts.
+        settings: whether to monitor, and how often to report.
+        negotiator: knows at the root which ranks are missing.
+        ballot: shows that ranks of this host wait; None if they share no memory.
+        submissions: the requests of this rank.
+        send_up: sends a message to the parent in the tree; not called at the root.
+        send_down: sends a message to some children.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        settings: Settings,
+        *,
+        negotiator: Negotiator,
+        ballot: Ballot | None,
+        submissions: SubmissionQueue,
+        send_up: Callable[[StepReport], None],
+        send_down: Callable[[Awaited, Sequence[int]], None],
+    ) -> None:
+        self._rank = world.topology.rank
+        self._position = world.tree_position
+        self._negotiator = negotiator
+        self._ballot = ballot
+        self._submissions = submissions
+        self._send_up = send_up
+        self._send_down = send_down
+        self._interval_s = settings.monitor_interval_s
+        self._is_on = settings.monitors
+        #: At the root of a monitored job.
+        self.job: JobMonitor | None = None
+        self._output: MonitorOutput | None = None
+        self._next_sample_s = self._next_report_s = float("inf")
+        self._awaited_until_s = 0.0
+        #: What was undecided at the last sample.
+        self._undecided: set[Key] = set()
+        if self._is_on:
+            usage = NodeMeter().measure if self._position.is_leader else None
+            self._reporter = RankReporter(self._rank, step_clock, usage)
+            now_s = time.monotonic()
+            self._next_sample_s, self._next_report_s = now_s + _SAMPLE_S, now_s + self._interval_s
+            if self._position.parent is None:
+                self.job = JobMonitor(world.hosts)
+                self._output = MonitorOutput(self.job, settings)
+
+    def next_s(self) -> float | None:
+        """When :meth:`tick` has something to do, or None."""
+        return min(self._next_sample_s, self._next_report_s) if self._is_on else None
+
+    def tick(self) -> None:
+        """Look at the training thread, and report, if it is time."""
+        if not self._is_on:
+            return
+        now_s = time.monotonic()
+        if now_s >= self._next_sample_s:
+            self._next_sample_s = now_s + _SAMPLE_S
+            if self._position.parent is None and self._position.children:
+                self._tell_awaited(now_s)
+            if threading.get_ident() != step_clock.thread and self._is_awaited(now_s):
+                self._reporter.call_sites.sample()
+        if now_s >= self._next_report_s:
+            self._next_report_s = now_s + self._interval_s
+            self.report()
+            if self._output is not None:
+                self._output.write_line()
+
+    def report(self) -> None:
+        """Tell the root what has happened since the last report."""
+        if not self._is_on:
+            return
+        report = self._reporter.report()
+        if self.job is not None:
+            self.job.add(report)
+        else:
+            self._send_up(StepReport(report))
+
+    def receive(self, message: StepReport | Awaited) -> None:
+        """A message of another rank."""
+        if isinstance(message, Awaited):
+            self._note_awaited(time.monotonic())
+            self._send_down(message, self._children_to_tell())
+        elif self.job is not None:
+            self.job.add(message.report)
+        elif self._position.parent is not None:
+            self._send_up(message)
+
+    def close(self) -> None:
+        """The world is over: write the summary."""
+        if self._output is not None:
+            self._output.close()
+
+    # ---- who is awaited ---------------------------------------------------------------------------------------------
+
+    def _is_awaited(self, now_s: float) -> bool:
+        """Other ranks wait for what this one has not submitted."""
+        if now_s < self._awaited_until_s:
+            return True
+        if self._ballot is None:
+            return False
+        voted = sum(request.epoch >= 0 for request in self._submissions.pending().values())
+        return self._ballot.is_awaited or self._ballot.num_open_votes > voted
+
+    def _tell_awaited(self, now_s: float) -> None:
+        """At the root: tell the ranks that keep others waiting since the last sample."""
+        undecided = self._negotiator.undecided()
+        missing = self._negotiator.missing(self._undecided & undecided)
+        self._undecided = undecided
+        if not missing:
+            return
+        if missing.intersection(self._position.host_ranks):
+            self._note_awaited(now_s)
+        told = [child for child in self._position.children if child in missing]
+        if self._ballot is not None:
+            told = [child for child in told if child not in self._position.host_ranks]
+        self._send_down(Awaited(), told)
+
+    def _note_awaited(self, now_s: float) -> None:
+        if self._ballot is not None:
+            self._ballot.note_awaited(_AWAITED_S)
+        else:
+            self._awaited_until_s = now_s + _AWAITED_S
+
+    def _children_to_tell(self) -> list[int]:
+        children = self._position.children
+        return [child for child in children if self._ballot is None or child not in self._position.host_ranks]
+
+
+class MonitorOutput:
+    """Writes what the root knows: a line every few seconds, a table at the end, and metrics for Prometheus.
+
+    Args:
+        job: collects the reports.
+        settings: whether to write lines, and where to serve metrics.
+    """
+
+    def __init__(self, job: JobMonitor, settings: Settings) -> None:
+        self._job = job
+        self._writes = settings.monitor
+        self._server = None if settings.metrics_port is None else MetricsServer.started(job, settings.metrics_port)
+        self._last_step = -1
+
+    def write_line(self) -> None:
+        """A line about the recent steps, if there were any since the last one."""
+        job = self._job.steps()  # also counts which rank was the last
+        if not self._writes or job is None or job.step == self._last_step:
+            return
+        self._last_step = job.step
+        line = self._job.line()
+        if line is not None:
+            _write(line)
+
+    def close(self) -> None:
+        """The summary."""
+        summary = self._job.summary() if self._writes else None
+        if summary is not None:
+            _write(summary)
+        if self._server is not None:
+            self._server.close()
+
+
+class LocalMonitor:
+    """The monitor of a world of one rank, in a thread of its own.
+
+    Args:
+        host: its host.
+        settings: how often to report.
+    """
+
+    def __init__(self, host: str, settings: Settings) -> None:
+        self.job = JobMonitor([host])
+        self._reporter = RankReporter(0, step_clock, NodeMeter().measure)
+        self._output = MonitorOutput(self.job, settings)
+        self._interval_s = settings.monitor_interval_s
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="hvd-monitor", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Write the summary."""
+        self._is_over.set()
+        self._thread.join()
+        self.job.add(self._reporter.report())
+        self._output.close()
+
+    def _run(self) -> None:
+        while not self._is_over.wait(self._interval_s):
+            self.job.add(self._reporter.report())
+            self._output.write_line()
+
+
+def _write(text: str) -> None:
+    """To where the warnings of this rank go; the launcher forwards it."""
+    sys.stderr.write("".join(f"[monitor] {line}\n" for line in text.splitlines()))
+    sys.stderr.flush()

@@ -1,0 +1,119 @@
+"""The root's view of all ranks: collects their reports and says what slows the job down."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from hvd_cluster.monitor.bottlenecks import Bottleneck, RankSteps, common_steps, find_bottlenecks
+from hvd_cluster.monitor.node_usage import NodeUsage
+from hvd_cluster.monitor.rank_report import RankReport
+from hvd_cluster.monitor.report_text import describe, progress_line, shares, table
+from hvd_cluster.monitor.step_clock import LATE, StepTime
+
+#: How many steps a verdict is about, and how many are kept for it.
+_MAX_STEPS = 200
+_KEPT_STEPS = 1000
+
+
+@dataclass(frozen=True)
+class JobSteps:
+    """What the root knows of the recent steps of all ranks."""
+
+    #: The number of the last step that all ranks have reported.
+    step: int
+    #: By rank, the share of each activity in the recent steps.
+    shares: dict[int, dict[str, float]]
+    #: The most expensive first.
+    bottlenecks: list[Bottleneck]
+    #: The first of them as a sentence, or "".
+    verdict: str
+    #: By host, how busy it is.
+    usage: dict[str, NodeUsage] = field(default_factory=dict)
+
+
+class JobMonitor:
+    """Thread-safe: the engine adds reports, and others read.
+
+    Args:
+        hosts: the host of each rank.
+    """
+
+    def __init__(self, hosts: Sequence[str]) -> None:
+        self._lock = threading.Lock()
+        self._hosts = list(hosts)
+        self._names = [f"rank {rank} on {host}" for rank, host in enumerate(hosts)]
+        self._ranks = {rank: RankSteps() for rank in range(len(hosts))}
+        self._usage: dict[str, NodeUsage] = {}
+        #: By rank, all its steps: their number and seconds of each activity.
+        self.totals: dict[int, tuple[int, StepTime]] = {}
+        #: By rank, in how many steps it was the last; and how many steps were looked at.
+        self.num_last: Counter[int] = Counter()
+        self.num_compared = 0
+        self._compared_to = -1
+
+    def add(self, report: RankReport) -> None:
+        """A rank has reported."""
+        with self._lock:
+            steps = self._ranks[report.rank]
+            steps.times |= report.times()
+            for step in sorted(steps.times)[:-_KEPT_STEPS]:
+                del steps.times[step]
+            # What was seen before fades: a straggler may do something else now.
+            steps.call_sites = Counter({site: count // 2 for site, count in steps.call_sites.items() if count > 1})
+            steps.call_sites.update(dict(report.call_sites))
+            steps.core_wait_share = report.core_wait_share
+            self.totals[report.rank] = report.totals
+            if report.usage is not None:
+                self._usage[self._hosts[report.rank]] = report.usage
+
+    def steps(self) -> JobSteps | None:
+        """The recent steps; None before all ranks have reported one."""
+        with self._lock:
+            common = common_steps(self._ranks, _MAX_STEPS)
+            if not common:
+                return None
+            self._count_last(common)
+            found = find_bottlenecks(self._ranks, common)
+            return JobSteps(
+                common[-1],
+                {rank: shares([of.times[step] for step in common]) for rank, of in self._ranks.items()},
+                found,
+                describe(found[0], self._names) if found else "",
+                dict(self._usage),
+            )
+
+    def line(self) -> str | None:
+        """One line about the recent steps; None before all ranks have reported one."""
+        job = self.steps()
+        if job is None:
+            return None
+        with self._lock:
+            common = common_steps(self._ranks, _MAX_STEPS)
+            times = [of.times[step] for of in self._ranks.values() for step in common]
+        return progress_line(job.step, times, job.bottlenecks, self._names)
+
+    def summary(self) -> str | None:
+        """A table of all steps so far, and what slowed down the last ones; None if no rank has reported a step."""
+        job = self.steps()
+        with self._lock:
+            means: Mapping[int, Sequence[StepTime]] = {
+                rank: [StepTime(*(value / num for value in sums))] for rank, (num, sums) in self.totals.items() if num
+            }
+            if not means:
+                return None
+            last_shares = {rank: count / self.num_compared for rank, count in self.num_last.items()}
+            num_steps = max(num for num, _ in self.totals.values())
+        lines = [f"{num_steps} steps", table(means, last_shares, self._names)]
+        if job is not None:
+            lines += [describe(bottleneck, self._names) for bottleneck in job.bottlenecks]
+        return "\n".join(lines)
+
+    def _count_last(self, common: Sequence[int]) -> None:
+        for step in common:
+            if step > self._compared_to and len(self._ranks) > 1:
+                self.num_last[min(self._ranks, key=lambda rank: self._ranks[rank].times[step][LATE])] += 1
+                self.num_compared += 1
+        self._compared_to = max(self._compared_to, common[-1])

@@ -1,0 +1,88 @@
+"""The monitor's numbers for Prometheus: OpenMetrics over HTTP, at the root (``HOROVOD_METRICS_PORT``)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+from hvd_cluster.monitor.job_monitor import JobMonitor
+from hvd_cluster.monitor.step_clock import ACTIVITIES
+
+logger = logging.getLogger(__name__)
+
+
+class MetricsServer:
+    """Serves ``/metrics`` in a thread.
+
+    Args:
+        server: of prometheus_client.
+        thread: its thread.
+    """
+
+    def __init__(self, server: Any, thread: Any) -> None:
+        self._server = server
+        self._thread = thread
+
+    @classmethod
+    def started(cls, job: JobMonitor, port: int) -> MetricsServer | None:
+        """Serve what ``job`` knows; None, with a warning, if that is not possible.
+
+        Args:
+            job: collects the reports.
+            port: the port on all interfaces of this host; 0 for a free one.
+        """
+        try:
+            from prometheus_client import CollectorRegistry, start_http_server
+        except ImportError:
+            logger.warning("HOROVOD_METRICS_PORT=%d needs prometheus_client: pip install 'hvd_cluster[monitor]'", port)
+            return None
+        registry = CollectorRegistry()
+        registry.register(_Collector(job))
+        try:
+            server, thread = start_http_server(port, registry=registry)
+        except OSError as error:
+            logger.warning("HOROVOD_METRICS_PORT=%d cannot be served: %s", port, error)
+            return None
+        logger.info("metrics: http://0.0.0.0:%d/metrics", server.server_port)
+        return cls(server, thread)
+
+    def close(self) -> None:
+        """Stop."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+class _Collector:
+    """What prometheus_client calls for each scrape."""
+
+    def __init__(self, job: JobMonitor) -> None:
+        self._job = job
+
+    def describe(self) -> list[Any]:
+        """Nothing: the families are known when they are collected."""
+        return []
+
+    def collect(self) -> Iterator[Any]:
+        """The metric families."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        job = self._job.steps()
+        steps = CounterMetricFamily("hvd_steps", "Training steps of a rank", labels=["rank"])
+        seconds = CounterMetricFamily(
+            "hvd_step_seconds", "Seconds that a rank's steps spent on an activity", labels=["rank", "activity"]
+        )
+        for rank, (num, sums) in sorted(self._job.totals.items()):
+            steps.add_metric([str(rank)], num)
+            for activity, value in zip(ACTIVITIES, sums, strict=True):
+                seconds.add_metric([str(rank), activity], value)
+        last = CounterMetricFamily("hvd_last", "Steps in which the other ranks waited for this one", labels=["rank"])
+        for rank in sorted(self._job.totals):
+            last.add_metric([str(rank)], self._job.num_last[rank])
+        yield from (steps, seconds, last)
+        usage = GaugeMetricFamily("hvd_host_usage", "Usage of a host, in percent", labels=["host", "resource"])
+        for host, of in ({} if job is None else job.usage).items():
+            for name, value in of.metrics().items():
+                usage.add_metric([host, name.removesuffix("_percent")], value)
+        yield usage

@@ -1,0 +1,97 @@
+"""What one rank tells the root every few seconds, and how it finds it out."""
+
+from __future__ import annotations
+
+import threading
+import time
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from hvd_cluster.monitor.call_sites import CallSite, CallSites
+from hvd_cluster.monitor.node_usage import NodeUsage
+from hvd_cluster.monitor.step_clock import ACTIVITIES, StepClock, StepTime
+
+#: A report has the times of so many single steps at most; the totals count all.
+_MAX_STEPS = 400
+_MAX_CALL_SITES = 16
+
+
+@dataclass(frozen=True)
+class RankReport:
+    """The steps of one rank since its last report."""
+
+    rank: int
+    #: The number of the first step in ``packed``.
+    first_step: int
+    #: float32, the activities of one step after the other.
+    packed: bytes
+    #: All steps since the world began: their number, and seconds of each activity.
+    totals: tuple[int, StepTime]
+    #: Where the training thread was while other ranks waited for it.
+    call_sites: tuple[tuple[CallSite, int], ...]
+    #: The share of the time in which the training thread could have run and had no core.
+    core_wait_share: float
+    #: Of the rank's host, from the first rank of each host.
+    usage: NodeUsage | None = None
+
+    def times(self) -> dict[int, StepTime]:
+        """The steps by their numbers."""
+        values = array("f", self.packed)
+        width = len(ACTIVITIES)
+        return {
+            self.first_step + index: StepTime(*values[index * width : (index + 1) * width])
+            for index in range(len(values) // width)
+        }
+
+
+class RankReporter:
+    """Makes the reports of this rank.
+
+    Args:
+        rank: this rank.
+        clock: measures its steps.
+        usage: measures its host; None if another rank of the host does.
+    """
+
+    def __init__(self, rank: int, clock: StepClock, usage: Callable[[], NodeUsage] | None) -> None:
+        self._rank = rank
+        self._clock = clock
+        self._usage = usage
+        self._next_step = 0
+        self._core_wait = (0, 0.0, time.monotonic())
+        self.call_sites = CallSites(clock)
+
+    def report(self) -> RankReport:
+        """What has happened since the last call."""
+        first, steps = self._clock.since(self._next_step)
+        self._next_step = first + len(steps)
+        first += max(0, len(steps) - _MAX_STEPS)
+        packed = array("f", (value for step in steps[-_MAX_STEPS:] for value in step))
+        return RankReport(
+            self._rank,
+            first,
+            packed.tobytes(),
+            self._clock.totals,
+            self.call_sites.take(_MAX_CALL_SITES),
+            self._core_wait_share(),
+            None if self._usage is None else self._usage(),
+        )
+
+    def _core_wait_share(self) -> float:
+        thread, before_s, at_s = self._core_wait
+        native_id = next((t.native_id for t in threading.enumerate() if t.ident == self._clock.thread), None) or 0
+        waited_s, now_s = core_wait_s(native_id), time.monotonic()
+        self._core_wait = (native_id, waited_s, now_s)
+        if native_id != thread or now_s <= at_s:
+            return 0.0
+        return min(1.0, max(0.0, (waited_s - before_s) / (now_s - at_s)))
+
+
+def core_wait_s(native_id: int) -> float:
+    """Seconds that a thread of this process was ready to run and had no core; 0 if the kernel does not count them."""
+    try:
+        return int(Path(f"/proc/self/task/{native_id}/schedstat").read_text().split()[1]) / 1e9
+    except (OSError, IndexError, ValueError):
+        return 0.0

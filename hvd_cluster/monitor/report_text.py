@@ -1,0 +1,74 @@
+"""The monitor's lines and its table, from numbers."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+
+from hvd_cluster.monitor.bottlenecks import PHRASES, Bottleneck
+from hvd_cluster.monitor.step_clock import ACTIVITIES, StepTime
+
+_MAX_RANKS_NAMED = 4
+
+
+def shares(times: Sequence[StepTime]) -> dict[str, float]:
+    """The share of each activity in the time of these steps, by its name; they add up to 1."""
+    sums = [sum(column) for column in zip(*times, strict=True)] or [0.0] * len(ACTIVITIES)
+    total = sum(sums) or 1.0
+    return {name: value / total for name, value in zip(ACTIVITIES, sums, strict=True)}
+
+
+def progress_line(step: int, times: Sequence[StepTime], bottlenecks: Sequence[Bottleneck], names: Sequence[str]) -> str:
+    """One line about the recent steps.
+
+    Args:
+        step: the number of the last step.
+        times: the times of recent steps of all ranks.
+        bottlenecks: what slows them down, the most expensive first.
+        names: for each rank, its name, e.g. "rank 3 on node-b".
+    """
+    mean_s = statistics.fmean(time.total_s for time in times)
+    parts = sorted(shares(times).items(), key=lambda item: -item[1])
+    text = ", ".join(f"{name} {share:.0%}" for name, share in parts if share >= 0.005)
+    line = f"step {step}: {duration(mean_s)} per step ({text})"
+    return f"{line}. {describe(bottlenecks[0], names)}" if bottlenecks else line
+
+
+def describe(bottleneck: Bottleneck, names: Sequence[str]) -> str:
+    """A bottleneck as a sentence, e.g. "Rank 3 on node-b was last in 87 % of the steps, by 42 ms on average; ..."."""
+    what = PHRASES[bottleneck.activity]
+    if not bottleneck.last_shares:
+        return f"All ranks spend {duration(bottleneck.cost_s)} per step on {what}."
+    if bottleneck.rank is None:
+        shown = list(bottleneck.last_shares.items())[:_MAX_RANKS_NAMED]
+        ranks = ", ".join(f"rank {rank} in {share:.0%}" for rank, share in shown)
+        return (
+            f"Different ranks are last: {ranks} of the steps, by {duration(bottleneck.behind_s)} on average; most of "
+            f"it is {what}."
+        )
+    name = names[bottleneck.rank]
+    share = bottleneck.last_shares.get(bottleneck.rank, 0.0)
+    behind = duration(bottleneck.behind_s)
+    text = f"{name[:1].upper()}{name[1:]} was last in {share:.0%} of the steps, by {behind} on average"
+    if bottleneck.is_starved:
+        text += "; its process waits for a core, because of its priority or other processes"
+    else:
+        text += f"; the cause is {what}"
+    return text + (f": it was in {bottleneck.call_site}." if bottleneck.call_site else ".")
+
+
+def table(times: Mapping[int, Sequence[StepTime]], last_shares: Mapping[int, float], names: Sequence[str]) -> str:
+    """A line for each rank: milliseconds per step of each activity, and in how many steps it was the last."""
+    width = max(len(name) for name in names)
+    header = "".join(f"{name:>11}" for name in ACTIVITIES)
+    lines = [f"{'ms per step':<{width}}{header}{'total':>11}{'last':>8}"]
+    for rank, of in sorted(times.items()):
+        means = [1e3 * statistics.fmean(column) for column in zip(*of, strict=True)]
+        numbers = "".join(f"{value:>11.2f}" for value in [*means, sum(means)])
+        lines.append(f"{names[rank]:<{width}}{numbers}{last_shares.get(rank, 0.0):>8.0%}")
+    return "\n".join(lines)
+
+
+def duration(seconds: float) -> str:
+    """E.g. "1.25 s" or "42.0 ms"."""
+    return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.1f} ms"

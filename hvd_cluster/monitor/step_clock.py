@@ -1,0 +1,167 @@
+"""How long each training step of this process spends on what.
+
+The clock is always in exactly one activity: begun inside another one, an activity interrupts it. So the times
+of a step add up to its duration. It runs only on the thread that trains, and it is the host's clock: work that a GPU
+does asynchronously shows where the host waits for it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from operator import add
+from typing import NamedTuple
+
+#: The activities of a step. Plain numbers, because an access to a member of an Enum takes as long as a whole span.
+DATA, COMPUTE, LATE, TRANSFER, OPTIMIZER, SAVE, OTHER = range(7)
+#: Their names, by number.
+ACTIVITIES = ("data", "compute", "late", "transfer", "optimizer", "save", "other")
+
+
+class StepTime(NamedTuple):
+    """Seconds of one training step of this rank, from the end of the step before to its own end."""
+
+    #: Waiting for the next batch.
+    data_s: float
+    #: Forward and backward.
+    compute_s: float
+    #: Waiting until the last rank has reached a collective operation.
+    late_s: float
+    #: Waiting for a collective operation that all ranks have reached.
+    transfer_s: float
+    #: The optimizer's own step.
+    optimizer_s: float
+    #: Checkpoints and commits.
+    save_s: float
+    #: The rest: logging, metrics, callbacks.
+    other_s: float
+
+    @property
+    def total_s(self) -> float:
+        """The duration of the step."""
+        return sum(self)
+
+
+_ZERO = StepTime(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+#: After a step: OTHER if the step that follows waits for data later on, and its forward pass if it does not.
+_BETWEEN_STEPS = 7
+_MAX_STEPS = 2048
+
+
+class StepClock:
+    """Measures the steps of one process. Only :meth:`recent` and :meth:`since` may be called from other threads."""
+
+    def __init__(self) -> None:
+        self._thread: int | None = threading.main_thread().ident
+        #: The number of steps since :meth:`restart`.
+        self.num_steps = 0
+        #: Each with its number.
+        self._steps: deque[tuple[int, StepTime]] = deque(maxlen=_MAX_STEPS)
+        #: The number of steps, and seconds of each activity in all of them.
+        self.totals: tuple[int, StepTime] = (0, _ZERO)
+        self._times = [0.0] * (_BETWEEN_STEPS + 1)
+        self._current = _BETWEEN_STEPS
+        self._since_s = time.monotonic()
+
+    @property
+    def thread(self) -> int | None:
+        """The identifier of the thread that trains."""
+        return self._thread
+
+    @property
+    def activity(self) -> int:
+        """What the thread that trains does now."""
+        return OTHER if self._current == _BETWEEN_STEPS else self._current
+
+    def restart(self) -> None:
+        """Begin with step 0 in this thread: a world begins, and all ranks count its steps alike."""
+        self._thread = threading.get_ident()
+        self.num_steps = 0
+        self._steps.clear()
+        self.totals = (0, _ZERO)
+        self._times = [0.0] * (_BETWEEN_STEPS + 1)
+        self._current = _BETWEEN_STEPS
+        self._since_s = time.monotonic()
+
+    def enter(self, activity: int) -> int:
+        """An activity begins. Returns what :meth:`leave` takes; -1 in threads that do not train, which are ignored."""
+        if threading.get_ident() != self._thread:
+            return -1
+        before = self._current
+        self._switch(activity)
+        return before
+
+    def leave(self, before: int) -> None:
+        """The activity ends for which :meth:`enter` has returned ``before``. What follows data is computation."""
+        if before < 0:
+            return
+        is_fetched = self._current == DATA and before == _BETWEEN_STEPS
+        self._switch(COMPUTE if is_fetched else before)
+
+    @contextmanager
+    def span(self, activity: int) -> Iterator[None]:
+        """The block is ``activity``."""
+        before = self.enter(activity)
+        try:
+            yield
+        finally:
+            self.leave(before)
+
+    @contextmanager
+    def in_this_thread(self) -> Iterator[None]:
+        """The thread that trains waits for this block, whatever thread it runs in."""
+        thread, self._thread = self._thread, threading.get_ident()
+        try:
+            yield
+        finally:
+            self._thread = thread
+
+    def note_wait(self, begun_s: float, decided_s: float) -> None:
+        """This thread has waited since ``begun_s`` for an operation that all ranks had reached at ``decided_s``.
+
+        Both are ``time.monotonic()``; ``decided_s`` is 0 if the operation has failed before.
+        """
+        if threading.get_ident() != self._thread:
+            return
+        now_s = time.monotonic()
+        begun_s = max(begun_s, self._since_s)
+        late_s = (max(decided_s, begun_s) if decided_s else now_s) - begun_s
+        self._times[self._current] += begun_s - self._since_s
+        self._times[LATE] += late_s
+        self._times[TRANSFER] += now_s - begun_s - late_s
+        self._since_s = now_s
+
+    def end_step(self) -> None:
+        """The optimizer has applied its update. The thread that calls this is the one that trains."""
+        self._thread = threading.get_ident()
+        self._switch(_BETWEEN_STEPS)
+        *times, between_s = self._times
+        times[OTHER if times[DATA] else COMPUTE] += between_s
+        self._times = [0.0] * (_BETWEEN_STEPS + 1)
+        if self.num_steps:  # the first one has begun with the program
+            self._steps.append((self.num_steps, StepTime(*times)))
+            self.totals = (self.totals[0] + 1, StepTime(*map(add, self.totals[1], times)))
+        self.num_steps += 1
+
+    def recent(self, max_steps: int | None = None) -> list[StepTime]:
+        """The last steps, oldest first; at most 2048 are kept, and the first one of a world never is."""
+        steps = [each for _, each in list(self._steps)]
+        return steps if max_steps is None else steps[max(0, len(steps) - max_steps) :]
+
+    def since(self, step: int) -> tuple[int, list[StepTime]]:
+        """The steps from number ``step`` on, as far as they are kept, and the number of the first of them."""
+        steps = [each for each in list(self._steps) if each[0] >= step]
+        return (steps[0][0] if steps else step), [each for _, each in steps]
+
+    def _switch(self, activity: int) -> None:
+        now_s = time.monotonic()
+        self._times[self._current] += now_s - self._since_s
+        self._since_s = now_s
+        self._current = activity
+
+
+#: The clock of this process.
+step_clock = StepClock()
