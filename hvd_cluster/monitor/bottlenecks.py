@@ -16,14 +16,14 @@ from dataclasses import dataclass, field
 from hvd_cluster.monitor.call_sites import CallSite
 from hvd_cluster.monitor.step_clock import ACTIVITIES, COMPUTE, DATA, LATE, OPTIMIZER, OTHER, SAVE, TRANSFER, StepTime
 
-#: A smaller share of the steps' time is no bottleneck.
-_MIN_SHARE = 0.05
+#: A smaller share of the steps' time is no bottleneck: what all ranks spend, and what they wait for late ranks.
+_MIN_SHARE, _MIN_LATE_SHARE = 0.1, 0.05
 #: A rank that was last in this share of the steps, weighted by how late it was, is the straggler.
 _MIN_LAST_SHARE = 0.6
 #: What a straggler does longer than others; it waits neither for others nor, longer than they do, for transfers.
 _CAUSES = (DATA, COMPUTE, OPTIMIZER, SAVE, OTHER)
 #: A rank that waits for a core for this share of the time by which it is late is slowed down by other processes.
-_MIN_CORE_WAIT_SHARE = 0.4
+_MIN_CORE_WAIT_SHARE = 0.5
 
 #: What to call the activity of a straggler, or of all ranks.
 PHRASES = {
@@ -85,12 +85,12 @@ def find_bottlenecks(ranks: Mapping[int, RankSteps], steps: Sequence[int]) -> li
         return []
     times = {rank: [of.times[step] for step in steps] for rank, of in ranks.items()}
     total_s = statistics.fmean(time.total_s for each in times.values() for time in each)
-    found = [_common(times, activity) for activity in (DATA, TRANSFER, OPTIMIZER, SAVE)]
+    common = [_common(times, activity) for activity in (DATA, TRANSFER, OPTIMIZER, SAVE)]
+    found = [each for each in common if each.cost_s >= _MIN_SHARE * total_s]
     if len(ranks) > 1:
-        found.append(_straggler(ranks, times))
-    return sorted(
-        (each for each in found if each.cost_s >= _MIN_SHARE * total_s), key=lambda bottleneck: -bottleneck.cost_s
-    )
+        straggler = _straggler(ranks, times)
+        found += [straggler] if straggler.cost_s >= _MIN_LATE_SHARE * total_s else []
+    return sorted(found, key=lambda bottleneck: -bottleneck.cost_s)
 
 
 def _common(times: Mapping[int, Sequence[StepTime]], activity: int) -> Bottleneck:
@@ -122,9 +122,7 @@ def _straggler(ranks: Mapping[int, RankSteps], times: Mapping[int, Sequence[Step
         summed = [sum(excess_s[rank][activity] for rank in excess_s) for activity in range(len(ACTIVITIES))]
         return Bottleneck(_largest(summed), cost_s, None, last_shares, all_behind_s / num_steps)
     activity = _largest(excess_s[worst])
-    excess_share = max(excess_s[worst]) / sum(time.total_s for time in times[worst])
-    others = [of.core_wait_share for rank, of in ranks.items() if rank != worst]
-    starved = ranks[worst].core_wait_share - statistics.median(others)
+    core_wait_s = ranks[worst].core_wait_share * sum(time.total_s for time in times[worst])
     sites = ranks[worst].call_sites
     matching = [(site, count) for site, count in sites.most_common() if site.activity == activity]
     return Bottleneck(
@@ -134,7 +132,7 @@ def _straggler(ranks: Mapping[int, RankSteps], times: Mapping[int, Sequence[Step
         last_shares,
         behind_s[worst] / num_last[worst],
         matching[0][0].text if matching else sites.most_common(1)[0][0].text if sites else "",
-        activity in (COMPUTE, OPTIMIZER, OTHER) and starved >= _MIN_CORE_WAIT_SHARE * excess_share > 0,
+        activity in (COMPUTE, OPTIMIZER) and core_wait_s >= _MIN_CORE_WAIT_SHARE * excess_s[worst][activity] > 0,
     )
 
 
