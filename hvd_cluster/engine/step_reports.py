@@ -2,7 +2,7 @@
 
 Every few seconds each rank sends the times of its steps to the root, which says what slows the job down
 (:mod:`hvd_cluster.monitor`). While other ranks wait for this one, the engine's thread looks 50 times a second where the
-training thread is. The ranks of a host see in the ballot that others wait. Between hosts the root tells those that have
+training thread is. The ranks of a host see in the ballot that others wait. Between hosts the root informs those that have
 not reported what others have.
 """
 
@@ -30,7 +30,7 @@ from hvd_cluster.settings import Settings
 logger = logging.getLogger(__name__)
 
 _SAMPLE_S = 0.02
-#: How long a rank counts as awaited after it was told so.
+#: How long a rank counts as awaited after it was informed.
 _AWAITED_S = 2.5 * _SAMPLE_S
 
 
@@ -95,7 +95,7 @@ class StepReports:
         if now_s >= self._next_sample_s:
             self._next_sample_s = now_s + _SAMPLE_S
             if self._position.parent is None and self._position.children:
-                self._tell_awaited(now_s)
+                self._inform_awaited(now_s)
             if threading.get_ident() != step_clock.thread and self._is_awaited(now_s):
                 self._reporter.call_sites.sample()
         if now_s >= self._next_report_s:
@@ -105,7 +105,7 @@ class StepReports:
                 self._output.write_line()
 
     def report(self) -> None:
-        """Tell the root what has happened since the last report."""
+        """Report to the root what has happened since the last report."""
         if not self._is_on:
             return
         report = self._reporter.report()
@@ -118,7 +118,7 @@ class StepReports:
         """A message of another rank."""
         if isinstance(message, Awaited):
             self._note_awaited(time.monotonic())
-            self._send_down(message, self._children_to_tell())
+            self._send_down(message, self._children_to_inform())
         elif self.job is not None:
             self.job.add(message.report)
         elif self._position.parent is not None:
@@ -140,8 +140,8 @@ class StepReports:
         voted = sum(request.epoch >= 0 for request in self._submissions.pending().values())
         return self._ballot.is_awaited or self._ballot.num_open_votes > voted
 
-    def _tell_awaited(self, now_s: float) -> None:
-        """At the root: tell the ranks that keep others waiting since the last sample."""
+    def _inform_awaited(self, now_s: float) -> None:
+        """At the root: inform the ranks that have kept others waiting since the last sample."""
         undecided = self._negotiator.undecided()
         missing = self._negotiator.missing(self._undecided & undecided)
         self._undecided = undecided
@@ -149,10 +149,10 @@ class StepReports:
             return
         if missing.intersection(self._position.host_ranks):
             self._note_awaited(now_s)
-        told = [child for child in self._position.children if child in missing]
+        late = [child for child in self._position.children if child in missing]
         if self._ballot is not None:
-            told = [child for child in told if child not in self._position.host_ranks]
-        self._send_down(Awaited(), told)
+            late = [child for child in late if child not in self._position.host_ranks]
+        self._send_down(Awaited(), late)
 
     def _note_awaited(self, now_s: float) -> None:
         if self._ballot is not None:
@@ -160,7 +160,7 @@ class StepReports:
         else:
             self._awaited_until_s = now_s + _AWAITED_S
 
-    def _children_to_tell(self) -> list[int]:
+    def _children_to_inform(self) -> list[int]:
         children = self._position.children
         return [child for child in children if self._ballot is None or child not in self._position.host_ranks]
 

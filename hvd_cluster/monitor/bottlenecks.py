@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from hvd_cluster.monitor.call_sites import CallSite
 from hvd_cluster.monitor.step_clock import ACTIVITIES, COMPUTE, DATA, LATE, OPTIMIZER, OTHER, SAVE, TRANSFER, StepTime
 
-#: A smaller share of the steps' time is no bottleneck: what all ranks spend, and what they wait for late ranks.
+#: The smallest share of the steps' time that counts: what all ranks spend, and what they wait for late ranks.
 _MIN_SHARE, _MIN_LATE_SHARE = 0.1, 0.05
 #: A rank that was last in this share of the steps, weighted by how late it was, is the straggler.
 _MIN_LAST_SHARE = 0.6

@@ -1,4 +1,4 @@
-"""What one rank tells the root every few seconds, and how it finds it out."""
+"""What one rank reports to the root every few seconds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hvd_cluster.monitor.call_sites import CallSite, CallSites
 from hvd_cluster.monitor.node_usage import NodeUsage
 from hvd_cluster.monitor.step_clock import ACTIVITIES, StepClock, StepTime
 
-#: A report has the times of so many single steps at most; the totals count all.
+#: The maximum number of single steps in a report; its totals count all.
 _MAX_STEPS = 400
 _MAX_CALL_SITES = 16
 

@@ -274,7 +274,7 @@ class Ballot:
         return self._header[_NUM_OPEN]
 
     def note_awaited(self, for_s: float) -> None:
-        """Other hosts wait for this one; this holds for so many seconds."""
+        """Other hosts wait for this one; this is true for ``for_s`` seconds."""
         self._header[_AWAITED_UNTIL_NS] = time.monotonic_ns() + int(for_s * 1e9)
 
     @property
