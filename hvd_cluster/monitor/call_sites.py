@@ -12,7 +12,7 @@ from typing import NamedTuple
 from hvd_cluster.monitor.stacks import code_name, library_path, shown_path
 from hvd_cluster.monitor.step_clock import COMPUTE, DATA, OPTIMIZER, OTHER, SAVE, StepClock
 
-#: What calls into these files mean, if the clock does not know it: a part of the path, the beginning of a function's name.
+#: What a call means, if the clock does not know: a part of the path of its file, the beginning of its name.
 _MEANING = (
     ("torch/utils/data/", "", DATA),
     ("hvd_cluster/data/reading/", "", DATA),
