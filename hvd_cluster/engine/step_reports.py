@@ -1,4 +1,4 @@
-"""The monitor's part in the engine: reports of steps up the tree, and samples of what this rank does while others wait.
+"""The monitor in the engine: reports of steps up the tree, and samples of what a rank does while others wait.
 
 Every few seconds each rank sends the times of its steps to the root, which says what slows the job down
 (:mod:`hvd_cluster.monitor`). While other ranks wait for this one, the engine's thread looks 50 times a second where the
