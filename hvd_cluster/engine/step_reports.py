@@ -2,8 +2,8 @@
 
 Every few seconds each rank sends the times of its steps to the root, which says what slows the job down
 (:mod:`hvd_cluster.monitor`). While other ranks wait for this one, the engine's thread looks 50 times a second where the
-training thread is. The ranks of a host see in the ballot that others wait. Between hosts the root informs those that have
-not reported what others have.
+training thread is. The ranks of a host see in the ballot that others wait. Between hosts the root informs ranks that
+have not reported what others have.
 """
 
 from __future__ import annotations
