@@ -205,11 +205,15 @@ def _meet(
         try:
             table = b"[" + b",".join(client.get_many(keys)) + b"]"
         except TimeoutError:
+            if interrupts.has_come:  # raised by a signal handler: the other ranks wait on
+                raise
             table = json.dumps({"missing": missing()}).encode()
         client.set(f"{prefix}members", table)
     try:
         members = json.loads(client.get(f"{prefix}members", client.timeout_s + 5))
     except TimeoutError:  # rank 0 is missing too, or came much later
+        if interrupts.has_come:
+            raise
         members = {"missing": missing()}
     if isinstance(members, dict):
         late = members["missing"]
