@@ -17,7 +17,6 @@ The protocol and what was proved of it: ENGINE-FACTS, "Negotiation". Its ancesto
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 
 from hvd_cluster.engine.disagreement import explain, not_with_join
 from hvd_cluster.engine.fusion import plan_buckets
@@ -40,27 +39,12 @@ from hvd_cluster.engine.messages import (
     Tune,
 )
 from hvd_cluster.engine.request_ids import RequestIds
+from hvd_cluster.engine.request_state import RequestState
 from hvd_cluster.engine.signature import Key, Signature
 from hvd_cluster.engine.tree import TreePosition
 
 #: After this many log messages a node without reports still informs its parent how far it has read.
 _ACKNOWLEDGE_EVERY = 512
-
-
-@dataclass
-class _RequestState:
-    """What a node knows about a request that is not decided yet."""
-
-    signatures: list[RankSignature] = field(default_factory=list)
-    children: set[int] = field(default_factory=set)
-    mine: bool = False
-    joined: bool = False
-    sent: bool = False
-
-    def add(self, signature: RankSignature) -> None:
-        """Keep one signature, and a second one if it differs from the first."""
-        if len(self.signatures) < 2 and all(signature.signature != other.signature for other in self.signatures):
-            self.signatures.append(signature)
 
 
 class Negotiator:
@@ -89,7 +73,7 @@ class Negotiator:
         self._cache_capacity = cache_capacity
         self._fusion_threshold = fusion_threshold
         self._groups_apart = groups_apart
-        self._states: dict[Key, _RequestState] = {}
+        self._states: dict[Key, RequestState] = {}
         self._touched: dict[Key, None] = {}  # an ordered set
         self._ids = RequestIds()
         self._num_applied = 0
@@ -275,17 +259,10 @@ class Negotiator:
             self._leaving = None
         return tuple(entries)
 
-    # ---- for the monitor --------------------------------------------------------------------------------------------
-
-    def undecided(self) -> set[Key]:
-        """The requests that some rank has reported to this node."""
-        return set(self._states)
-
-    def missing(self, keys: Iterable[Key]) -> set[int]:
-        """This rank and those children that have not reported one of these undecided requests."""
+    def missing(self) -> set[int]:
+        """This rank and those children that have not reported what others have reported to this node."""
         found: set[int] = set()
-        for key in keys:
-            state = self._states[key]
+        for key, state in self._states.items():
             if not (state.mine or self._joined) and self._position.rank in self._process_sets[key[0]]:
                 found.add(self._position.rank)
             below = self._members_below(key)
@@ -327,9 +304,9 @@ class Negotiator:
 
     # ---- inside -----------------------------------------------------------------------------------------------------
 
-    def _state_of(self, key: Key) -> _RequestState:
+    def _state_of(self, key: Key) -> RequestState:
         self._touched[key] = None
-        return self._states.setdefault(key, _RequestState())
+        return self._states.setdefault(key, RequestState())
 
     def _contest(self, key: Key) -> None:
         id = self._ids.get(key)
@@ -388,7 +365,7 @@ class Negotiator:
             return CachedReport(id, first.rank, state.joined)
         return Report(key, tuple(state.signatures), state.joined)
 
-    def _refusal(self, key: Key, state: _RequestState) -> Refuse | None:
+    def _refusal(self, key: Key, state: RequestState) -> Refuse | None:
         first = state.signatures[0]
         if len(state.signatures) > 1:
             other = state.signatures[1]

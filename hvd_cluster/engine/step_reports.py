@@ -16,7 +16,6 @@ from collections.abc import Callable, Sequence
 
 from hvd_cluster.engine.messages import Awaited, StepReport
 from hvd_cluster.engine.negotiation import Negotiator
-from hvd_cluster.engine.request import Key
 from hvd_cluster.engine.shared_memory.ballot import Ballot
 from hvd_cluster.engine.submission_queue import SubmissionQueue
 from hvd_cluster.engine.world import World
@@ -72,8 +71,7 @@ class StepReports:
         self._output: MonitorOutput | None = None
         self._next_sample_s = self._next_report_s = float("inf")
         self._awaited_until_s = 0.0
-        #: What was undecided at the last sample.
-        self._undecided: set[Key] = set()
+        self._sampled_s = 0.0
         if self._is_on:
             usage = NodeMeter().measure if self._position.is_leader else None
             self._reporter = RankReporter(self._rank, step_clock, usage)
@@ -93,7 +91,7 @@ class StepReports:
             return
         now_s = time.monotonic()
         if now_s >= self._next_sample_s:
-            self._next_sample_s = now_s + _SAMPLE_S
+            self._sampled_s, self._next_sample_s = now_s, now_s + _SAMPLE_S
             if self._position.parent is None and self._position.children:
                 self._inform_awaited(now_s)
             if threading.get_ident() != step_clock.thread and self._is_awaited(now_s):
@@ -117,8 +115,10 @@ class StepReports:
     def receive(self, message: StepReport | Awaited) -> None:
         """A message of another rank."""
         if isinstance(message, Awaited):
-            self._note_awaited(time.monotonic())
+            now_s = time.monotonic()
+            self._note_awaited(now_s)
             self._send_down(message, self._children_to_inform())
+            self._next_sample_s = min(self._next_sample_s, max(now_s, self._sampled_s + _SAMPLE_S))
         elif self.job is not None:
             self.job.add(message.report)
         elif self._position.parent is not None:
@@ -141,10 +141,8 @@ class StepReports:
         return self._ballot.is_awaited or self._ballot.num_open_votes > voted
 
     def _inform_awaited(self, now_s: float) -> None:
-        """At the root: inform the ranks that have kept others waiting since the last sample."""
-        undecided = self._negotiator.undecided()
-        missing = self._negotiator.missing(self._undecided & undecided)
-        self._undecided = undecided
+        """At the root: inform the ranks that keep others waiting."""
+        missing = self._negotiator.missing()
         if not missing:
             return
         if missing.intersection(self._position.host_ranks):

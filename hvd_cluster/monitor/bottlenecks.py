@@ -44,8 +44,15 @@ class RankSteps:
     times: dict[int, StepTime] = field(default_factory=dict)
     #: Where its training thread was while others waited for it, and how often it was seen there.
     call_sites: Counter[CallSite] = field(default_factory=Counter)
-    #: Seconds in which its training thread could have run and had no core, as a share of the time.
-    core_wait_share: float = 0.0
+    #: Seconds in which its training thread could have run and had no core, and of how many seconds.
+    core_wait_s: float = 0.0
+    observed_s: float = 0.0
+
+    def fade(self) -> None:
+        """Give less weight to what was seen before: a straggler may do something else now."""
+        self.call_sites = Counter({site: count // 2 for site, count in self.call_sites.items() if count > 1})
+        self.core_wait_s /= 2
+        self.observed_s /= 2
 
 
 @dataclass(frozen=True)
@@ -122,8 +129,10 @@ def _straggler(ranks: Mapping[int, RankSteps], times: Mapping[int, Sequence[Step
         summed = [sum(excess_s[rank][activity] for rank in excess_s) for activity in range(len(ACTIVITIES))]
         return Bottleneck(_largest(summed), cost_s, None, last_shares, all_behind_s / num_steps)
     activity = _largest(excess_s[worst])
-    core_wait_s = ranks[worst].core_wait_share * sum(time.total_s for time in times[worst])
-    sites = ranks[worst].call_sites
+    straggler = ranks[worst]
+    core_wait_share = straggler.core_wait_s / straggler.observed_s if straggler.observed_s else 0.0
+    core_wait_s = core_wait_share * sum(time.total_s for time in times[worst])
+    sites = straggler.call_sites
     matching = [(site, count) for site, count in sites.most_common() if site.activity == activity]
     return Bottleneck(
         activity,

@@ -61,10 +61,11 @@ class JobMonitor:
             steps.times |= report.times()
             for step in sorted(steps.times)[:-_KEPT_STEPS]:
                 del steps.times[step]
-            # What was seen before fades: a straggler may do something else now.
-            steps.call_sites = Counter({site: count // 2 for site, count in steps.call_sites.items() if count > 1})
+            if report.packed:
+                steps.fade()
+                steps.core_wait_s += report.core_wait_s
+                steps.observed_s += report.interval_s
             steps.call_sites.update(dict(report.call_sites))
-            steps.core_wait_share = report.core_wait_share
             self.totals[report.rank] = report.totals
             if report.usage is not None:
                 self._usage[self._hosts[report.rank]] = report.usage

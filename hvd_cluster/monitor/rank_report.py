@@ -31,8 +31,9 @@ class RankReport:
     totals: tuple[int, StepTime]
     #: Where the training thread was while other ranks waited for it.
     call_sites: tuple[tuple[CallSite, int], ...]
-    #: The share of the time in which the training thread could have run and had no core.
-    core_wait_share: float
+    #: Seconds in which the training thread could have run and had no core, and seconds since the last report.
+    core_wait_s: float
+    interval_s: float
     #: Of the rank's host, from the first rank of each host.
     usage: NodeUsage | None = None
 
@@ -75,18 +76,16 @@ class RankReporter:
             packed.tobytes(),
             self._clock.totals,
             self.call_sites.take(_MAX_CALL_SITES),
-            self._core_wait_share(),
+            *self._core_wait_s(),
             None if self._usage is None else self._usage(),
         )
 
-    def _core_wait_share(self) -> float:
+    def _core_wait_s(self) -> tuple[float, float]:
         thread, before_s, at_s = self._core_wait
         native_id = next((t.native_id for t in threading.enumerate() if t.ident == self._clock.thread), None) or 0
         waited_s, now_s = core_wait_s(native_id), time.monotonic()
         self._core_wait = (native_id, waited_s, now_s)
-        if native_id != thread or now_s <= at_s:
-            return 0.0
-        return min(1.0, max(0.0, (waited_s - before_s) / (now_s - at_s)))
+        return waited_s - before_s if native_id == thread else 0.0, now_s - at_s
 
 
 def core_wait_s(native_id: int) -> float:
