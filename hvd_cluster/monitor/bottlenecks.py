@@ -101,9 +101,9 @@ def find_bottlenecks(ranks: Mapping[int, RankSteps], steps: Sequence[int]) -> li
 
 
 def _common(times: Mapping[int, Sequence[StepTime]], activity: int) -> Bottleneck:
-    """What every rank spends on an activity: what the rank with the least time spends."""
-    means = {rank: statistics.fmean(time[activity] for time in each) for rank, each in times.items()}
-    return Bottleneck(activity, min(means.values()))
+    """What every rank spends on an activity: in each step the time of the rank that spends least."""
+    steps = zip(*times.values(), strict=True)
+    return Bottleneck(activity, statistics.fmean(min(time[activity] for time in step) for step in steps))
 
 
 def _straggler(ranks: Mapping[int, RankSteps], times: Mapping[int, Sequence[StepTime]]) -> Bottleneck:

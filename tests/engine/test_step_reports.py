@@ -1,0 +1,80 @@
+"""The monitor of a job: what rank 0 writes about the steps of all ranks."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from hvd_cluster.launch import local
+
+ENV = {"OMP_NUM_THREADS": "1", "HOROVOD_MONITOR_INTERVAL_SECONDS": "0.2"}
+
+
+def train(late_rank: int, num_steps: int = 12) -> list[tuple[float, ...]]:
+    """A short job in which one rank is late; the times of its steps."""
+    import hvd_cluster.torch as hvd
+
+    hvd.init()
+    model = torch.nn.Linear(4, 4)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01), model.named_parameters())
+    for _ in range(num_steps):
+        optimizer.zero_grad()
+        if hvd.rank() == late_rank:
+            time.sleep(0.06)
+        model(torch.ones(4)).sum().backward()
+        optimizer.step()
+    times = [tuple(step) for step in hvd.step_times()]
+    hvd.shutdown()
+    return times
+
+
+@pytest.mark.parametrize("shares", ["1", "0"], ids=["ballot", "tree"])
+def test_rank_0_writes_lines_and_a_table_that_name_the_late_rank_and_its_line(
+    shares: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    local.run(train, (2, 40), num_proc=3, env={**ENV, "HOROVOD_MONITOR": "1", "HOROVOD_SHARED_MEMORY": shares})
+    lines = [line.partition("[monitor] ")[2] for line in capfd.readouterr().err.splitlines() if "[monitor]" in line]
+    assert any(line.startswith("step ") and "Rank 2 on 127.0.0.1 was last in" in line for line in lines)
+    table = lines[lines.index("39 steps") :]
+    assert [line.split()[1] for line in table[2:5]] == ["0", "1", "2"]
+    assert "the cause is forward and backward: it was in train (tests/engine/test_step_reports.py:" in table[5]
+
+
+def test_every_rank_has_its_step_times_without_a_monitor(capfd: pytest.CaptureFixture[str]) -> None:
+    late, waiting = local.run(train, (0,), num_proc=2, env=ENV)
+    assert len(late) == len(waiting) == 11
+    for mine, other in zip(late, waiting, strict=True):
+        assert mine[1] > mine[2]  # it computes
+        assert other[2] > other[1]  # it waits for the late rank
+    assert "[monitor]" not in capfd.readouterr().err
+
+
+def test_a_job_of_one_rank_is_monitored_too(capfd: pytest.CaptureFixture[str]) -> None:
+    local.run(train, (0,), num_proc=1, env={**ENV, "HOROVOD_MONITOR": "1"})
+    err = capfd.readouterr().err
+    assert "[monitor] 11 steps" in err
+    assert "last in" not in err
+
+
+def test_hvdrun_has_a_flag_for_it(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        f"import sys\nsys.path.insert(0, {str(Path(__file__).parent)!r})\n"
+        "import test_step_reports\ntest_step_reports.train(1)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "hvd_cluster.launch.cli.main", "-np", "2", "--monitor", sys.executable, str(script)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, **ENV},
+    )
+    assert done.returncode == 0, done.stderr
+    assert "[monitor] 11 steps" in done.stderr
+    assert "Rank 1 on 127.0.0.1 was last in" in done.stderr

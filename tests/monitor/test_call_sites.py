@@ -1,0 +1,69 @@
+"""Where the training thread is, as its user would say it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from hvd_cluster.monitor.call_sites import CallSite, CallSites
+from hvd_cluster.monitor.step_clock import COMPUTE, DATA, SAVE, StepClock
+
+
+def seen(work: Callable[[], object], activity: int = COMPUTE) -> CallSite:
+    """What a sampler sees most often while a thread does ``work`` again and again."""
+    clock = StepClock()
+    sites = CallSites(clock)
+    is_over = threading.Event()
+
+    def train() -> None:
+        clock.restart()
+        with clock.span(activity):
+            while not is_over.is_set():
+                work()
+
+    thread = threading.Thread(target=train)
+    thread.start()
+    try:
+        for _ in range(40):
+            time.sleep(0.01)
+            sites.sample()
+    finally:
+        is_over.set()
+        thread.join()
+    found = sites.take(100)
+    assert sum(count for _, count in found) <= 40
+    assert sites.take(100) == ()
+    return found[0][0]
+
+
+def test_a_library_is_named_with_the_line_that_calls_it(tmp_path: Path) -> None:
+    found = seen(lambda: torch.save(torch.zeros(1_000_000), tmp_path / "x.pt"))
+    assert found.text.startswith("save (tests/monitor/test_call_sites.py:")
+    assert found.activity == SAVE  # the calls inside say so
+
+
+def test_code_of_the_user_is_named_by_its_function() -> None:
+    def sleep_in_a_function() -> None:
+        time.sleep(0.05)
+
+    found = seen(sleep_in_a_function)
+    assert "sleep_in_a_function (tests/monitor/test_call_sites.py:" in found.text
+    assert found.activity == COMPUTE
+
+
+def test_the_clock_knows_better_what_an_activity_is(tmp_path: Path) -> None:
+    assert seen(lambda: torch.save(torch.zeros(1_000_000), tmp_path / "x.pt"), DATA).activity == DATA
+
+
+def test_nothing_is_seen_without_the_thread_that_trains() -> None:
+    clock = StepClock()
+    thread = threading.Thread(target=clock.restart)
+    thread.start()
+    thread.join()
+    sites = CallSites(clock)
+    sites.sample()
+    assert sites.take(10) == ()

@@ -1,0 +1,137 @@
+"""The root's view of all ranks, and how Prometheus sees it."""
+
+from __future__ import annotations
+
+import builtins
+import logging
+import socket
+import urllib.request
+from array import array
+from typing import Any
+
+import pytest
+
+from hvd_cluster.monitor.call_sites import CallSite
+from hvd_cluster.monitor.job_monitor import JobMonitor
+from hvd_cluster.monitor.metrics import MetricsServer
+from hvd_cluster.monitor.node_usage import NodeMeter, NodeUsage
+from hvd_cluster.monitor.rank_report import RankReport, RankReporter, core_wait_s
+from hvd_cluster.monitor.step_clock import DATA, StepClock, StepTime
+
+WAITING = StepTime(0.0, 0.01, 0.03, 0.0, 0.0, 0.0, 0.0)
+LATE = StepTime(0.03, 0.01, 0.0, 0.0, 0.0, 0.0, 0.0)
+
+
+def report(rank: int, first: int, steps: list[StepTime], **other: Any) -> RankReport:
+    """A report of these steps."""
+    packed = array("f", [value for step in steps for value in step]).tobytes()
+    totals = (first + len(steps) - 1, StepTime(*(value * (first + len(steps) - 1) for value in steps[0])))
+    return RankReport(
+        rank, first, packed, totals, **({"call_sites": (), "core_wait_s": 0.0, "interval_s": 1.0} | other)
+    )
+
+
+def filled() -> JobMonitor:
+    """Two ranks, of which the second is late."""
+    job = JobMonitor(["a", "b"])
+    job.add(report(0, 1, [WAITING] * 10, usage=NodeUsage(50.0, 25.0, (90.0,), (10.0,))))
+    assert job.steps() is None
+    assert job.line() is None
+    site = CallSite("read (train.py:3)", DATA)
+    job.add(report(1, 1, [LATE] * 10, call_sites=((site, 4),)))
+    return job
+
+
+def test_the_root_names_the_late_rank_when_all_have_reported() -> None:
+    job = filled().steps()
+    assert job is not None
+    assert job.step == 10
+    assert job.shares[1]["data"] == pytest.approx(0.75)
+    assert job.verdict.startswith("Rank 1 on b was last in 100% of the steps, by 30.0 ms on average")
+    assert job.verdict.endswith("it was in read (train.py:3).")
+    assert job.usage["a"].metrics() == {
+        "cpu_percent": 50.0,
+        "memory_percent": 25.0,
+        "gpu0_percent": 90.0,
+        "gpu0_memory_percent": 10.0,
+    }
+
+
+def test_what_a_straggler_did_before_is_forgotten() -> None:
+    job = filled()
+    assert "read (train.py:3)" in (job.line() or "")
+    for turn in range(1, 5):
+        job.add(report(0, 10 * turn + 1, [WAITING] * 10))
+        job.add(report(1, 10 * turn + 1, [LATE] * 10))
+    assert "read" not in (job.line() or "read")
+
+
+def test_the_summary_counts_all_steps_and_who_was_last() -> None:
+    job = JobMonitor(["a", "b"])
+    assert job.summary() is None
+    job = filled()
+    job.add(report(0, 11, [LATE] * 10))
+    job.add(report(1, 11, [WAITING] * 10))
+    first, _, rank_0, rank_1, *verdict = (job.summary() or "").splitlines()
+    assert first == "20 steps"
+    assert (rank_0.split()[-1], rank_1.split()[-1]) == ("50%", "50%")
+    assert verdict[0].startswith("Different ranks are last")
+
+
+def test_a_reporter_sends_each_step_once_and_the_totals_of_all() -> None:
+    clock = StepClock()
+    reporter = RankReporter(3, clock, lambda: NodeUsage(1.0, 2.0))
+    for _ in range(501):
+        clock.end_step()
+    first = reporter.report()
+    assert (first.rank, first.first_step, first.totals[0], first.usage) == (3, 101, 500, NodeUsage(1.0, 2.0))
+    assert len(first.times()) == 400
+    clock.end_step()
+    second = reporter.report()
+    assert list(second.times()) == [501]
+    assert reporter.report().times() == {}
+
+
+def test_the_time_without_a_core_is_unknown_for_no_thread() -> None:
+    assert core_wait_s(0) == 0.0
+
+
+def test_this_host_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = NodeMeter().measure()
+    assert usage.memory_percent is not None
+    assert 0 < usage.memory_percent <= 100
+    real = builtins.__import__
+
+    def missing(name: str, *args: Any, **kwargs: Any) -> Any:
+        if name in ("psutil", "pynvml"):
+            raise ImportError(name)
+        return real(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", missing)
+    assert NodeMeter().measure().metrics() == {}
+
+
+def test_prometheus_reads_the_numbers_over_http() -> None:
+    job = filled()
+    job.steps()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    server = MetricsServer.started(job, port)
+    assert server is not None
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+            lines = answer.read().decode().splitlines()
+    finally:
+        server.close()
+    assert 'hvd_steps_total{rank="1"} 10.0' in lines
+    assert 'hvd_last_total{rank="1"} 10.0' in lines
+    assert 'hvd_host_usage{host="a",resource="gpu0"} 90.0' in lines
+    values = dict(line.rsplit(" ", 1) for line in lines if line.startswith("hvd_step_seconds_total"))
+    assert float(values['hvd_step_seconds_total{activity="data",rank="1"}']) == pytest.approx(0.3)
+
+
+def test_a_port_that_is_taken_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    with socket.create_server(("0.0.0.0", 0)) as taken, caplog.at_level(logging.WARNING):
+        port = taken.getsockname()[1]
+        assert MetricsServer.started(filled(), port) is None
+    assert f"HOROVOD_METRICS_PORT={port} cannot be served" in caplog.text

@@ -1,0 +1,121 @@
+"""The clock of a step: every moment belongs to one activity."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from itertools import count
+
+import pytest
+
+from hvd_cluster.monitor import step_clock as module
+from hvd_cluster.monitor.step_clock import COMPUTE, DATA, OPTIMIZER, SAVE, StepClock
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[StepClock]:
+    """A clock that is one second later each time it is read, after its first step."""
+    seconds = count()
+    monkeypatch.setattr(module.time, "monotonic", lambda: float(next(seconds)))
+    made = StepClock()
+    made.restart()
+    made.end_step()
+    yield made
+    monkeypatch.undo()
+
+
+def test_the_times_of_a_step_add_up_and_its_activities_exclude_each_other(clock: StepClock) -> None:
+    with clock.span(DATA), clock.span(SAVE):
+        pass
+    with clock.span(OPTIMIZER):
+        pass
+    clock.end_step()
+    (step,) = clock.recent()
+    # Between the steps 1 s, data 1 + 1 s around a second of saving, computation 1 s, the optimizer 1 s, then 1 s more.
+    assert step == (2.0, 2.0, 0.0, 0.0, 1.0, 1.0, 1.0)
+    assert step.total_s == 7.0
+
+
+def test_without_a_wait_for_data_the_time_before_the_optimizer_is_computation(clock: StepClock) -> None:
+    with clock.span(OPTIMIZER):
+        pass
+    clock.end_step()
+    (step,) = clock.recent()
+    assert (step.compute_s, step.other_s) == (2.0, 0.0)
+
+
+def test_a_wait_is_divided_where_all_ranks_had_come(clock: StepClock) -> None:
+    with clock.span(DATA):
+        pass
+    clock.note_wait(begun_s=4.0, decided_s=4.25)  # noted at 5
+    clock.note_wait(begun_s=5.0, decided_s=0.0)  # it has failed, noted at 6
+    clock.note_wait(begun_s=6.0, decided_s=1.0)  # all had come before, noted at 7
+    clock.end_step()
+    (step,) = clock.recent()
+    assert (step.late_s, step.transfer_s) == (1.25, 1.75)
+    assert step.compute_s == 1.0  # from 7 to 8
+
+
+def test_the_first_step_is_left_out_and_the_others_are_numbered_from_it() -> None:
+    clock = StepClock()
+    clock.restart()
+    for _ in range(4):
+        clock.end_step()
+    assert clock.num_steps == 4
+    assert len(clock.recent()) == 3
+    assert len(clock.recent(2)) == 2
+    assert clock.since(0)[0] == 1
+    first, steps = clock.since(3)
+    assert (first, len(steps)) == (3, 1)
+    assert clock.since(4) == (4, [])
+    assert clock.totals[0] == 3
+    clock.restart()
+    assert (clock.num_steps, clock.recent(), clock.totals[0]) == (0, [], 0)
+
+
+def test_no_more_steps_are_kept_than_fit() -> None:
+    clock = StepClock()
+    for _ in range(3000):
+        clock.end_step()
+    assert len(clock.recent()) == 2048
+    assert clock.since(0)[0] == 3000 - 2048
+    assert clock.totals[0] == 2999
+
+
+def test_other_threads_are_ignored_unless_the_training_thread_waits_for_them(clock: StepClock) -> None:
+    def in_thread(function: object) -> None:
+        assert callable(function)
+        thread = threading.Thread(target=function)
+        thread.start()
+        thread.join()
+
+    before = clock.activity
+    in_thread(lambda: clock.enter(SAVE))
+    assert clock.activity == before
+
+    def callback() -> None:
+        with clock.in_this_thread():
+            clock.leave(clock.enter(SAVE))
+
+    in_thread(callback)
+    clock.end_step()
+    assert clock.recent()[0].save_s == 1.0
+
+
+def test_the_thread_that_ends_a_step_is_the_one_that_trains() -> None:
+    clock = StepClock()
+
+    def train() -> None:
+        clock.restart()
+        clock.end_step()
+        with clock.span(DATA):
+            time.sleep(0.01)
+        clock.end_step()
+
+    thread = threading.Thread(target=train)
+    thread.start()
+    thread.join()
+    assert clock.thread == thread.ident
+    assert clock.recent()[0].data_s >= 0.01
+    assert clock.enter(COMPUTE) == -1
