@@ -107,6 +107,8 @@ class Settings:
     timeline_max_mb: float = _knob("HOROVOD_TIMELINE_MAX_MB", 256.0, _above_zero)
     #: Write every few seconds what the ranks spend their steps on, and a table at the end.
     monitor: bool = _knob("HOROVOD_MONITOR", False, _flag)
+    #: Let the ranks report these numbers to rank 0 without writing lines, as the estimators do for their progress.
+    report_steps: bool = _knob("HOROVOD_REPORT_STEPS", False, _flag)
     #: Seconds between these lines.
     monitor_interval_s: float = _knob("HOROVOD_MONITOR_INTERVAL_SECONDS", 5.0, _above_zero)
     #: The port on which rank 0 serves these numbers as OpenMetrics; None for no port.
@@ -185,7 +187,7 @@ class Settings:
     @property
     def monitors(self) -> bool:
         """The ranks report their steps to rank 0."""
-        return self.monitor or self.metrics_port is not None
+        return self.monitor or self.report_steps or self.metrics_port is not None
 
     def common(self) -> dict[str, object]:
         """The settings that must be equal on all ranks of a world, by their environment variables."""

@@ -234,16 +234,17 @@ class DistributedEstimator(ColumnRoles, EstimatorParams, Estimator):
     def _driver_run(self, ready: Preflight, prepared: Prepared, tracker: tracking.Tracker) -> DriverRun:
         """What starts the workers, and starts them again when one dies."""
         train_fn, rows = self._train_fn(), prepared.rows
+        bar = ProgressBar(ready.run_id, enabled=self._value("verbose") > 0)
         return DriverRun(
             backend=ready.backend,
             train_fn=train_fn if rows is None else rows.wrapped(train_fn),
             store=ready.store,
             max_restarts=self._value("max_restarts"),
-            bar=ProgressBar(ready.run_id, enabled=self._value("verbose") > 0),
+            bar=bar,
             epochs=EpochListener(
                 self._value("driver_callbacks"),
                 finished=ready.checkpoint.epochs if ready.checkpoint is not None else 0,
-                views=[LossWatch(ready.run_id), *tracker.callbacks],
+                views=[LossWatch(ready.run_id), bar.show_epoch, *tracker.callbacks],
             ),
             require_held=ready.lease.require_held,
             rows=None if rows is None else rows.rows,

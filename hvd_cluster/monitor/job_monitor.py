@@ -53,6 +53,8 @@ class JobMonitor:
         self.num_last: Counter[int] = Counter()
         self.num_compared = 0
         self._compared_to = -1
+        #: What :meth:`steps` has returned last; it costs nothing, and the root calls that with each of its own reports.
+        self.last_steps: JobSteps | None = None
 
     def add(self, report: RankReport) -> None:
         """A rank has reported."""
@@ -78,13 +80,14 @@ class JobMonitor:
                 return None
             self._count_last(common)
             found = find_bottlenecks(self._ranks, common)
-            return JobSteps(
+            self.last_steps = JobSteps(
                 common[-1],
                 {rank: shares([of.times[step] for step in common]) for rank, of in self._ranks.items()},
                 found,
                 describe(found[0], self._names) if found else "",
                 dict(self._usage),
             )
+            return self.last_steps
 
     def line(self) -> str | None:
         """One line about the recent steps; None before all ranks have reported one."""

@@ -7,6 +7,8 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any
 
+from hvd_cluster.engine import current
+from hvd_cluster.estimators.view.time_shares import TimeShares
 from hvd_cluster.launch import progress
 
 if TYPE_CHECKING:
@@ -41,8 +43,8 @@ class Reports:
         if not self._is_reporting:
             return
         self._due_s = time.monotonic() + (STORE_INTERVAL_S if self._through_store else INTERVAL_S)
-        self._step = fields
-        progress.report(**fields)
+        self._step = {**fields, **_monitored()}
+        progress.report(**self._step)
         self._write()
 
     def epoch(self, record: dict[str, Any]) -> None:
@@ -67,6 +69,14 @@ class Reports:
             return
         if is_stopped:
             raise RuntimeError("a driver callback has ended the fit")
+
+
+def _monitored() -> dict[str, Any]:
+    """What the job's monitor knows of the recent steps of all ranks; empty if this is not rank 0 of a monitored job."""
+    monitor = current.engine().job_monitor if current.is_initialized() else None
+    if monitor is None or monitor.last_steps is None:
+        return {}
+    return {"time_shares": TimeShares.of_job(monitor.last_steps).to_fields()}
 
 
 def stop_path_of(store: Store, run_id: str) -> str:

@@ -9,9 +9,8 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Generic, TypeVar
 
-import torch
-
 from hvd_cluster.estimators.run.checkpoint import Checkpoint, PartialEpoch
+from hvd_cluster.estimators.run.epoch_shares import EpochShares
 from hvd_cluster.estimators.run.fingerprint import Fingerprint
 from hvd_cluster.estimators.run.reports import Reports
 from hvd_cluster.estimators.run.run_files import RunFiles
@@ -85,6 +84,7 @@ class WorkerRun(Generic[S]):
             logger.info("run %s resumes after epoch %d", spec.run_id, self.epoch)
         #: Of the current epoch.
         self.timer = EpochTimer()
+        self._shares = EpochShares(hvd.local_rank() == 0)
         #: Rows that an epoch uses a second time.
         self.padding_rows = 0
         self.reports = Reports(spec, hvd.rank())
@@ -130,12 +130,15 @@ class WorkerRun(Generic[S]):
 
     def record(self) -> dict[str, Any]:
         """The record of the current epoch without its means, the same on every rank; every rank takes part."""
-        speeds = torch.tensor([[self.timer.rows_per_s, self.timer.wait_share]], dtype=torch.float64)
-        gathered = self.hvd.allgather(speeds, name="hvd_cluster.speeds")
+        own = (self.timer.rows_per_s, self.timer.wait_share, self._shares.take(), self._shares.usage())
+        gathered = self.hvd.allgather_object(own, name="hvd_cluster.speeds")
+        speeds, waits, shares, usage = zip(*gathered, strict=True)
         return {
             "epoch": self.epoch,
-            "samples_per_s": gathered[:, 0].tolist(),
-            "data_wait_share": gathered[:, 1].tolist(),
+            "samples_per_s": list(speeds),
+            "data_wait_share": list(waits),
+            "time_share": list(shares),
+            "node_usage": {host: numbers for each in usage for host, numbers in each.items()},
             "seconds": self.timer.seconds,
             "padding_rows": self.padding_rows,
         }

@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch
 
+from hvd_cluster.settings import Settings
+from hvd_cluster.topology import export
+
 if TYPE_CHECKING:
     from hvd_cluster.estimators.spec import FitSpec
 
@@ -39,12 +42,23 @@ def initialized(spec: FitSpec) -> Iterator[Collectives]:
     if spec.mp_start_method is not None:
         multiprocessing.set_start_method(spec.mp_start_method, force=True)
     was_initialized = hvd.is_initialized()
-    hvd.init()
+    with _reporting_steps():
+        hvd.init()
     try:
         yield cast("Collectives", hvd)  # mypy does not follow `__all__ += ops.__all__`
     finally:
         if not was_initialized:
             hvd.shutdown()
+
+
+@contextlib.contextmanager
+def _reporting_steps() -> Iterator[None]:
+    """Let ``init()`` begin to report the steps of all ranks to rank 0, unless ``HOROVOD_MONITOR`` is set."""
+    before = {} if "monitor" in Settings.given() else export({"HOROVOD_REPORT_STEPS": "1"})
+    try:
+        yield
+    finally:
+        export(before)
 
 
 def choose_device(use_gpu: bool, hvd: Collectives) -> torch.device:

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import html as markup
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hvd_cluster.errors import MissingExtraError
+from hvd_cluster.estimators.view.time_shares import TimeShares
 
 _WIDTH, _HEIGHT, _MARGIN = 360, 140, 8
+#: No more hosts and ranks are listed.
+_MAX_HOSTS, _MAX_RANKS = 8, 16
 #: Part of the history -> colour of its curve, from the Okabe-Ito palette for colour-blind readers.
 _COLOURS = {"train": "#0072B2", "validation": "#D55E00"}
 
 
 def rows(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """A flat dict for each epoch: ``epoch``, ``train_loss``, ``validation_loss``, ``train_<metric>``, ...,
-    ``samples_per_s`` (all ranks together), ``data_wait_share`` (the largest of the ranks), ``seconds``."""
+    ``samples_per_s`` (all ranks together), ``data_wait_share`` (the largest of the ranks), ``seconds``, and
+    ``time_share_<activity>`` (the mean over the ranks)."""
     found = []
     for record in records:
         row: dict[str, Any] = {"epoch": record["epoch"]}
@@ -26,6 +30,8 @@ def rows(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             row["samples_per_s"] = sum(record["samples_per_s"])
             row["data_wait_share"] = max(record["data_wait_share"])
             row["seconds"] = record["seconds"]
+        if (shares := TimeShares.of_record(record)) is not None:
+            row.update({f"time_share_{name}": share for name, share in shares.mean.items()})
         found.append(row)
     return found
 
@@ -93,8 +99,25 @@ def card(kind: str, run_id: str | None, records: Sequence[dict[str, Any]]) -> st
             for name, value in table[-1].items()
             if name.startswith(("train_", "validation_"))
         )
-        parts += [f"{len(table)} epochs; last: {last}", _curves(table), _speeds(records[-1])]
+        parts += [f"{len(table)} epochs; last: {last}", _curves(table)]
+        shares = TimeShares.of_record(records[-1])
+        if shares is not None:
+            parts.append(shares.html("What each rank spent its steps on in the last epoch"))
+        parts += [_speeds(records[-1]), markup.escape(usage_text(records[-1]))]
     return '<div style="font-family: sans-serif">' + "<br>".join(part for part in parts if part) + "</div>"
+
+
+def usage_text(record: Mapping[str, Any]) -> str:
+    """How busy the hosts were in an epoch, e.g. "node-a: CPU 93%, memory 41%, GPU 0 88%"; "" if that is not known."""
+    return "; ".join(
+        f"{host}: " + ", ".join(f"{_usage_name(name)} {value:.0f}%" for name, value in numbers.items())
+        for host, numbers in list(record.get("node_usage", {}).items())[:_MAX_HOSTS]
+    )
+
+
+def _usage_name(name: str) -> str:
+    words = name.removesuffix("_percent").replace("_", " ")
+    return words.replace("cpu", "CPU").replace("gpu", "GPU ")
 
 
 def _curves(table: Sequence[dict[str, Any]]) -> str:
@@ -135,6 +158,10 @@ def _speeds(record: dict[str, Any]) -> str:
         return ""
     cells = "".join(
         f"<tr><td>{rank}</td><td>{rate:,.0f}</td><td>{wait:.0%}</td></tr>"
-        for rank, (rate, wait) in enumerate(zip(record["samples_per_s"], record["data_wait_share"], strict=True))
+        for rank, (rate, wait) in list(enumerate(zip(record["samples_per_s"], record["data_wait_share"], strict=True)))[
+            :_MAX_RANKS
+        ]
     )
+    if (num_others := len(record["samples_per_s"]) - _MAX_RANKS) > 0:
+        cells += f'<tr><td colspan="3">and {num_others} ranks more</td></tr>'
     return f"<table><tr><th>rank</th><th>samples/s</th><th>waits for data</th></tr>{cells}</table>"

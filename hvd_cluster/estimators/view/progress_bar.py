@@ -8,12 +8,16 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, TextIO
 
+from hvd_cluster.estimators.view.live_card import LiveCard
+from hvd_cluster.estimators.view.time_shares import TimeShares
+
 
 class ProgressBar:
-    """Shows epoch, step, loss, metrics, samples/s and the share of time that was spent waiting for data.
+    """Shows epoch, step, loss, metrics, samples/s, the share of time that was spent waiting for data, and what is slow.
 
-    Uses tqdm if it is installed, else prints a line for each tenth of the fit. Call it with ``(rank, fields)`` from any
-    thread; other fields than a fit's are ignored.
+    Uses tqdm if it is installed, else prints a line for each tenth of the fit. What the ranks spend their steps on is a
+    second line in a terminal, and a card in a notebook. Call it with ``(rank, fields)`` from any thread; other fields
+    than a fit's are ignored.
     """
 
     def __init__(self, label: str, enabled: bool = True, file: TextIO | None = None) -> None:
@@ -21,6 +25,10 @@ class ProgressBar:
         self._enabled = enabled
         self._file = file
         self._bar: Any = None
+        #: The line below the bar, in a terminal.
+        self._status: Any = None
+        self._shares: TimeShares | None = None
+        self._card = LiveCard.in_notebook(label) if enabled and file is None else None
         self._lock = threading.Lock()
         self._done = 0
 
@@ -33,7 +41,24 @@ class ProgressBar:
         with self._lock:
             self._enabled = False
             if self._bar is not None:
+                if self._status is not None:
+                    self._status.close()
                 self._bar.close()
+                if self._card is not None:
+                    self._card.close("finished" if error is None else "failed")
+                elif self._shares is not None:
+                    file = self._file or sys.stderr
+                    file.write(f"{self._label}: {self._shares.text()}\n")
+
+    def show_epoch(self, record: dict[str, Any]) -> None:
+        """An epoch has ended; from any thread."""
+        with self._lock:
+            if not self._enabled:
+                return
+            if self._shares is None or not self._shares.verdict:
+                self._shares = TimeShares.of_record(record) or self._shares
+            if self._card is not None:
+                self._card.show_epoch(record)
 
     def say(self, text: Callable[[], str]) -> None:
         """Show a line of text. If the bar is disabled, ``text`` is not called."""
@@ -55,9 +80,17 @@ class ProgressBar:
         if self._bar is None:
             self._bar = _new_bar(self._label, fields["epochs"] * steps, done - 1, self._file)
             self._done = done - 1
+        live = TimeShares.from_fields(fields["time_shares"]) if "time_shares" in fields else None
+        self._shares = live or self._shares
         self._bar.set_postfix_str(_text(fields), refresh=False)
         self._bar.update(max(0, done - self._done))
         self._done = max(self._done, done)
+        if self._card is not None:
+            self._card.show_step(fields, _text(fields), live)
+        elif live is not None:
+            if self._status is None:
+                self._status = _new_status(self._file or sys.stderr)
+            self._status.set_description_str(live.text())
 
 
 def _text(fields: Mapping[str, Any]) -> str:
@@ -77,6 +110,15 @@ def _new_bar(label: str, total: int, initial: int, file: TextIO | None) -> Any:
     except ImportError:
         return _Lines(label, total, initial, file or sys.stderr)
     return tqdm(desc=label, total=total, initial=initial, unit="step", file=file, dynamic_ncols=True, mininterval=0.2)
+
+
+def _new_status(file: TextIO) -> Any:
+    """The line below the bar; in a file, where lines cannot be replaced, nothing."""
+    from tqdm.auto import tqdm
+
+    return tqdm(
+        total=0, position=1, bar_format="{desc}", leave=False, file=file, disable=not file.isatty(), dynamic_ncols=True
+    )
 
 
 class _Lines:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,6 +18,20 @@ logger = logging.getLogger(__name__)
 
 #: Characters of a param's value that MLflow accepts.
 _MAX_PARAM_CHARS = 500
+#: The maximum number of metrics in one request.
+_MAX_METRICS = 1000
+
+
+def epoch_metrics(record: dict[str, Any]) -> dict[str, float]:
+    """The numbers of an epoch by their names in MLflow, e.g. "time_share/rank0/data" or "system/node-a/cpu_percent"."""
+    found = {name: float(value) for name, value in rows([record])[0].items() if name != "epoch"}
+    for rank, shares in enumerate(record.get("time_share", [])):
+        found |= {f"time_share/rank{rank}/{activity}": share for activity, share in shares.items()}
+    for host, numbers in record.get("node_usage", {}).items():
+        # MLflow takes no other characters.
+        name = re.sub(r"[^\w. -]", "_", host)
+        found |= {f"system/{name}/{resource}": value for resource, value in numbers.items()}
+    return found
 
 
 class Tracker:
@@ -37,9 +53,12 @@ class MlflowTracker(Tracker):
         self.callbacks = (self._log_epoch,)
 
     def _log_epoch(self, record: dict[str, Any]) -> None:
-        for name, value in rows([record])[0].items():
-            if name != "epoch":
-                self._client.log_metric(self.run_id, name, float(value), step=record["epoch"])
+        from mlflow.entities import Metric
+
+        now_ms = time.time_ns() // 1_000_000
+        metrics = [Metric(name, value, now_ms, record["epoch"]) for name, value in epoch_metrics(record).items()]
+        for start in range(0, len(metrics), _MAX_METRICS):
+            self._client.log_batch(self.run_id, metrics[start : start + _MAX_METRICS])
 
     def finish(self, model: Any) -> None:
         with self._mlflow.start_run(run_id=self.run_id, nested=self._mlflow.active_run() is not None):
