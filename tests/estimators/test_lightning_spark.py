@@ -74,7 +74,7 @@ def test_a_spark_frame_is_fitted_and_scored(spark, tmp_path, with_store):
     ).fit(data)
     losses = [record["train"]["loss"] for record in model.getHistory()]
     assert losses[-1] < losses[0]
-    assert len(model.getHistory()[0]["samples_per_s"]) == 2
+    assert len(model.getHistory()[0]["samples_per_s"]) == len(model.getHistory()[0]["time_share"]) == 2
     scored = model.transform(data).orderBy("id").toPandas()
     with torch.no_grad():
         expected = model.getModel()(torch.tensor(np.stack(rows()["x"].to_list()), dtype=torch.float32))

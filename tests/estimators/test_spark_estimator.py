@@ -103,7 +103,7 @@ def test_a_spark_frame_is_fitted_and_scored(spark, data, rows, tmp_path):
     model = estimator(tmp_path).fit(data)
     losses = [record["train"]["loss"] for record in model.getHistory()]
     assert losses[-1] < losses[0]
-    assert len(model.getHistory()[0]["samples_per_s"]) == 2
+    assert len(model.getHistory()[0]["samples_per_s"]) == len(model.getHistory()[0]["time_share"]) == 2
     left = {path.name for path in (tmp_path / "runs" / model.getRunId()).iterdir()}
     assert left - {"logs"} == {"checkpoint", "checkpoint.best"}
 

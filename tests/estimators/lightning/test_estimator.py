@@ -141,6 +141,8 @@ def test_a_run_that_is_resumed_ends_with_the_weights_of_an_undisturbed_one(frame
     assert difference(straight, resumed) == 0
     assert [record["epoch"] for record in resumed.getHistory()] == [0, 1, 2, 3]
     assert resumed.getHistory()[3]["train"]["loss"] == straight.getHistory()[3]["train"]["loss"]
+    shares = [shares for record in resumed.getHistory() for shares in record["time_share"]]
+    assert [sum(each.values()) for each in shares] == pytest.approx([1.0] * 8)
     with pytest.raises(DataError, match="203 rows and has 100"):
         estimator(two_workers, store=str(tmp_path / "b"), run_id="two").fit(frame[:100])
 

@@ -232,7 +232,7 @@ def test_pandas_data_is_fitted_by_ray_workers(ray_cluster: TestCluster, tmp_path
     backend = RayBackend(verbose=0)
     assert backend.num_processes() == 4  # a worker for each free CPU
     model = estimator(tmp_path, num_proc=None, backend=RayBackend(2, verbose=0)).fit(frame)
-    assert len(model.getHistory()[-1]["samples_per_s"]) == 2
+    assert len(model.getHistory()[-1]["samples_per_s"]) == len(model.getHistory()[-1]["time_share"]) == 2
     assert model.getModel().weight.detach().numpy() == pytest.approx(TRUE[None], abs=0.05)
 
 

@@ -42,6 +42,12 @@ def main() -> None:
         "params": run.data.params,
         "logged": [[one.step, one.value] for one in losses],
         "history": [[record["epoch"], record["validation"]["loss"]] for record in model.getHistory()],
+        "metrics": sorted(run.data.metrics),
+        "time_share": [
+            [one.step, one.value] for one in client.get_metric_history(run.info.run_id, "time_share/rank0/compute")
+        ],
+        "recorded": [[record["epoch"], record["time_share"][0]["compute"]] for record in model.getHistory()],
+        "hosts": list(model.getHistory()[0]["node_usage"]),
         "same_weights": torch.equal(loaded.weight, model.getModel().weight),
     }
     mlflow.set_experiment("outer")

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import sysconfig
 import threading
+import time
 import venv
 from pathlib import Path
 
@@ -18,6 +19,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import hvd_cluster.torch as hvd
 from hvd_cluster.errors import WorkerFailedError
 from hvd_cluster.estimators import TorchEstimator, TorchModel
 from hvd_cluster.estimators.backend import LocalBackend
@@ -59,6 +61,21 @@ def test_a_pandas_frame_is_fitted_in_processes_of_its_own_with_one_progress_bar(
     assert "epoch 2/2" in capfd.readouterr().err
     scored = model.transform(frame)
     assert np.mean((scored["y__output"] - frame["y"]) ** 2) < np.var(frame["y"])
+
+
+def test_the_progress_of_a_fit_says_what_its_steps_are_spent_on(frame, capfd):
+    def slow_on_rank_1(record, model):
+        """After each epoch, so that the first step of the next one is late."""
+        time.sleep(0.4 * hvd.rank())
+
+    backend = LocalBackend(2, env={"HOROVOD_MONITOR_INTERVAL_SECONDS": "0.1"})
+    model = estimator(backend, verbose=1, epochs=6, callbacks=[slow_on_rank_1]).fit(frame)
+    shown = capfd.readouterr().err
+    assert "[monitor]" not in shown
+    assert "Rank 1 on 127.0.0.1 was last in " in shown
+    shares = model.getHistory()[-1]["time_share"]
+    assert max(shares[0], key=shares[0].get) == "late"
+    assert shares[1]["late"] < shares[0]["late"]
 
 
 def test_every_kind_of_local_data_gives_the_same_model(frame, two_workers, tmp_path):

@@ -63,6 +63,11 @@ def difference(left, right):
     return max((a - b).abs().max().item() for a, b in pairs)
 
 
+def sums_of_shares(model):
+    """What the shares of each epoch and rank add up to."""
+    return [sum(shares.values()) for record in model.getHistory() for shares in record["time_share"]]
+
+
 def global_batches(frame, tmp_path, rows, epoch, remainder="pad"):
     """The batches of all ranks together, as one reader yields them."""
     data = materialize(frame, Store.create(tmp_path), columns=["x", "a", "y", "w"], num_proc=1, seed=5)
@@ -151,6 +156,7 @@ def test_a_resumed_run_ends_with_the_weights_of_an_undisturbed_one(frame, two_wo
     resumed = fit(frame, two_workers, **{**kept, "net": Net(0.3)}, epochs=4, store=tmp_path / "b", run_id="r")
     assert difference(whole, resumed) == 0.0
     assert [record["epoch"] for record in resumed.getHistory()] == [0, 1, 2, 3]
+    assert sums_of_shares(resumed) == pytest.approx([1.0] * 8)
     losses = [[record["validation"]["loss"] for record in model.getHistory()] for model in (whole, resumed)]
     assert losses[0] == losses[1]
     # Nothing is left to do: the model is that of the checkpoint.

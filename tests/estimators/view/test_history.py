@@ -7,6 +7,7 @@ import pytest
 
 from hvd_cluster.estimators import TorchModel
 from hvd_cluster.estimators.view.history import card, frame, rows
+from hvd_cluster.monitor.step_clock import ACTIVITIES
 
 RECORDS = [
     {
@@ -32,6 +33,22 @@ def test_the_card_has_a_curve_for_each_part_and_a_row_for_each_rank():
     assert "<td>1</td><td>900</td><td>50%</td>" in shown
     assert "3 epochs" in shown
     assert "(between 2 and 5)" in shown
+
+
+def test_the_card_and_the_rows_have_what_the_steps_were_spent_on():
+    shares = [dict.fromkeys(ACTIVITIES, 0.0) | {"data": share, "compute": 1 - share} for share in (0.0, 0.5)]
+    record = {**RECORDS[0], "time_share": shares, "node_usage": {"node-a": {"cpu_percent": 93.0}}}
+    shown = card("TorchModel", None, [record])
+    assert "rank 1: waiting for data, 50.0%" in shown
+    assert "node-a: CPU 93%" in shown
+    (row,) = rows([record])
+    assert (row["time_share_data"], row["time_share_compute"]) == (0.25, 0.75)
+
+
+def test_the_card_of_many_ranks_lists_some_of_them():
+    shown = card("TorchModel", None, [{**RECORDS[0], "samples_per_s": [1.0] * 100, "data_wait_share": [0.0] * 100}])
+    assert "and 84 ranks more" in shown
+    assert shown.count("<td>1</td>") == 17  # 16 rates, and rank 1
 
 
 @pytest.mark.parametrize("records", [[], [{"epoch": 0, "train": {"loss": float("nan"), "all_metrics": []}}]])

@@ -5,6 +5,8 @@ import re
 import sys
 
 from hvd_cluster.estimators.view.progress_bar import ProgressBar
+from hvd_cluster.estimators.view.time_shares import TimeShares
+from hvd_cluster.monitor.step_clock import ACTIVITIES
 
 
 def event(epoch, step, loss=0.5):
@@ -35,6 +37,43 @@ def test_without_tqdm_each_tenth_gives_a_line(monkeypatch):
     lines = out.getvalue().splitlines()
     assert len(lines) == 10
     assert lines[-1] == "run-1: step 20/20, epoch 2/2, loss 0.5, 1,234 samples/s"
+
+
+def shares(verdict):
+    ranks = {rank: dict.fromkeys(ACTIVITIES, 0.0) | {"compute": 0.75, "data": 0.25} for rank in range(2)}
+    return {"time_shares": TimeShares.of_ranks(ranks, verdict).to_fields()}
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_a_terminal_shows_what_the_steps_are_spent_on_below_the_bar():
+    out = Terminal()
+    with ProgressBar("run-1", file=out) as bar:
+        bar(0, {**event(0, 4), **shares("All ranks wait.")})
+        assert "compute 75%, data 25%. All" in out.getvalue()
+    assert out.getvalue().endswith("run-1: compute 75%, data 25%. All ranks wait.\n")
+
+
+def test_a_file_gets_what_the_steps_are_spent_on_once_at_the_end():
+    out = io.StringIO()
+    with ProgressBar("run-1", file=out) as bar:
+        bar(0, {**event(0, 4), **shares("All ranks wait.")})
+        bar(0, event(0, 5))
+        bar.show_epoch({"epoch": 0})
+    assert out.getvalue().count("compute 75%") == 1
+    assert out.getvalue().endswith("\nrun-1: compute 75%, data 25%. All ranks wait.\n")
+
+
+def test_a_fit_that_is_shorter_than_the_monitors_interval_shows_its_last_epoch(monkeypatch):
+    monkeypatch.setitem(sys.modules, "tqdm.auto", None)
+    out = io.StringIO()
+    with ProgressBar("run-1", file=out) as bar:
+        bar(0, event(0, 10))
+        bar.show_epoch({"epoch": 0, "time_share": [dict.fromkeys(ACTIVITIES, 0.0) | {"data": 1.0}]})
+    assert out.getvalue().endswith("\nrun-1: data 100%\n")
 
 
 def test_a_silent_or_finished_fit_shows_nothing():

@@ -13,8 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from hvd_cluster.monitor.step_clock import ACTIVITIES
+
 pytest.importorskip("mlflow", reason="mlflow is not installed")
 pytest.importorskip("alembic", reason="the server of mlflow needs alembic")
+pytest.importorskip("psutil", reason="the usage of hosts needs psutil")
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -66,6 +69,10 @@ def test_a_fit_is_one_run_with_params_metrics_and_the_model(server, tmp_path):
     assert plain["run"] == ["mine", "FINISHED"]
     assert (plain["params"]["epochs"], plain["params"]["loss"]) == ("3", "mse_loss")
     assert plain["logged"] == [[epoch, pytest.approx(loss)] for epoch, loss in plain["history"]]
+    assert plain["time_share"] == [[epoch, pytest.approx(share)] for epoch, share in plain["recorded"]]
+    assert {f"time_share/rank0/{activity}" for activity in ACTIVITIES} <= set(plain["metrics"])
+    (host,) = plain["hosts"]
+    assert {f"system/{host}/cpu_percent", f"system/{host}/memory_percent"} <= set(plain["metrics"])
     assert plain["same_weights"]
     assert found["inner"] == [["FINISHED"], True]
     assert found["failing"] == ["FAILED"]
