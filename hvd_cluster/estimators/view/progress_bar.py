@@ -16,8 +16,8 @@ class ProgressBar:
     """Shows epoch, step, loss, metrics, samples/s, the share of time that was spent waiting for data, and what is slow.
 
     Uses tqdm if it is installed, else prints a line for each tenth of the fit. What the ranks spend their steps on is a
-    second line in a terminal, and a card in a notebook. Call it with ``(rank, fields)`` from any thread; other fields
-    than a fit's are ignored.
+    second line in a terminal. A notebook shows a card instead. Call it with ``(rank, fields)`` from any thread;
+    other fields than a fit's are ignored.
     """
 
     def __init__(self, label: str, enabled: bool = True, file: TextIO | None = None) -> None:
@@ -40,13 +40,13 @@ class ProgressBar:
     ) -> None:
         with self._lock:
             self._enabled = False
+            if self._card is not None:
+                self._card.close("finished" if error is None else "failed")
+            if self._status is not None:
+                self._status.close()
             if self._bar is not None:
-                if self._status is not None:
-                    self._status.close()
                 self._bar.close()
-                if self._card is not None:
-                    self._card.close("finished" if error is None else "failed")
-                elif self._shares is not None:
+                if self._shares is not None:
                     file = self._file or sys.stderr
                     file.write(f"{self._label}: {self._shares.text()}\n")
 
@@ -75,19 +75,22 @@ class ProgressBar:
                 self._show(fields)
 
     def _show(self, fields: dict[str, Any]) -> None:
+        live = TimeShares.from_fields(fields["time_shares"]) if "time_shares" in fields else None
+        self._shares = live or self._shares
+        if self._card is not None:
+            self._card.show_step(fields, _text(fields), live)
+            return
         steps = fields["steps"]
         done = fields["epoch"] * steps + fields["step"]
         if self._bar is None:
             self._bar = _new_bar(self._label, fields["epochs"] * steps, done - 1, self._file)
             self._done = done - 1
-        live = TimeShares.from_fields(fields["time_shares"]) if "time_shares" in fields else None
-        self._shares = live or self._shares
-        self._bar.set_postfix_str(_text(fields), refresh=False)
+        has_lines = isinstance(self._bar, _Lines)
+        text = f"{_text(fields)}; {live.text()}" if has_lines and live is not None else _text(fields)
+        self._bar.set_postfix_str(text, refresh=False)
         self._bar.update(max(0, done - self._done))
         self._done = max(self._done, done)
-        if self._card is not None:
-            self._card.show_step(fields, _text(fields), live)
-        elif live is not None:
+        if live is not None and not has_lines:
             if self._status is None:
                 self._status = _new_status(self._file or sys.stderr)
             self._status.set_description_str(live.text())

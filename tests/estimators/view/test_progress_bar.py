@@ -67,6 +67,14 @@ def test_a_file_gets_what_the_steps_are_spent_on_once_at_the_end():
     assert out.getvalue().endswith("\nrun-1: compute 75%, data 25%. All ranks wait.\n")
 
 
+def test_without_tqdm_a_line_says_what_the_steps_are_spent_on(monkeypatch):
+    monkeypatch.setitem(sys.modules, "tqdm.auto", None)
+    out = Terminal()
+    with ProgressBar("run-1", file=out) as bar:
+        bar(0, {**event(0, 10), **shares("All ranks wait.")})
+    assert "step 10/20, epoch 1/2, loss 0.5, 1,234 samples/s; compute 75%, data 25%. All ranks wait." in out.getvalue()
+
+
 def test_a_fit_that_is_shorter_than_the_monitors_interval_shows_its_last_epoch(monkeypatch):
     monkeypatch.setitem(sys.modules, "tqdm.auto", None)
     out = io.StringIO()
