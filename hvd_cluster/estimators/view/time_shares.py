@@ -25,7 +25,7 @@ _STYLES = {
     "late": ("#D55E00", "waiting for late ranks"),
 }
 #: Ranks that wait fade, so that the one they wait for stands out.
-_FADED = {"late": ' fill-opacity="0.28"'}
+_FADED = {"late": ' fill-opacity="0.4"'}
 #: Colours of the numbers in a bar.
 _TEXT_COLOURS = {"compute": "#fff", "save": "#fff", "late": "currentColor"}
 _LABEL_WIDTH, _BAR_WIDTH, _ROW_HEIGHT, _BAR_HEIGHT = 64, 496, 22, 16
