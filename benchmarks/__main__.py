@@ -19,6 +19,7 @@ NAMES = [
     "small_tensors",
     "training_step",
     "tf_training_step",
+    "monitor",
     "two_hosts",
     "transports",
     "control_plane",

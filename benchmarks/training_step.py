@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
+
 from benchmarks.measure import Table, compare, row
 from benchmarks.report import Reports
 from hvd_cluster.launch import local
@@ -20,26 +22,16 @@ from hvd_cluster.launch import local
 PIECE = 1 << 18
 
 
-def worker(what: str) -> dict[str, dict[str, list[float]]]:
-    import torch
-    import torch.distributed as dist
+def model_and_loss(what: str) -> tuple[Callable[[], torch.nn.Module], Callable[[torch.nn.Module], torch.Tensor]]:
+    """Makes the model of a name, always with the same weights, and its loss on one batch."""
 
-    import hvd_cluster.torch as hvd
-
-    hvd.init()
-    dist.init_process_group("gloo")
-
-    def mlp() -> torch.nn.Module:
-        layers = [torch.nn.Linear(784, 2048), torch.nn.ReLU(), torch.nn.Linear(2048, 2048), torch.nn.ReLU()]
-        return torch.nn.Sequential(*layers, torch.nn.Linear(2048, 10))
-
-    def transformer() -> torch.nn.Module:
+    def make() -> torch.nn.Module:
+        torch.manual_seed(0)
+        if what == "MLP":
+            layers = [torch.nn.Linear(784, 2048), torch.nn.ReLU(), torch.nn.Linear(2048, 2048), torch.nn.ReLU()]
+            return torch.nn.Sequential(*layers, torch.nn.Linear(2048, 10))
         layer = torch.nn.TransformerEncoderLayer(320, 8, 1280, dropout=0.0, batch_first=True)
         return torch.nn.TransformerEncoder(layer, 8, enable_nested_tensor=False)
-
-    def net() -> torch.nn.Module:
-        torch.manual_seed(0)
-        return mlp() if what == "MLP" else transformer()
 
     x, y = torch.randn(64, 784), torch.randint(0, 10, (64,))
     if what != "MLP":
@@ -48,6 +40,18 @@ def worker(what: str) -> dict[str, dict[str, list[float]]]:
     def loss_of(model: torch.nn.Module) -> torch.Tensor:
         output = model(x)
         return torch.nn.functional.cross_entropy(output, y) if what == "MLP" else output.square().mean()
+
+    return make, loss_of
+
+
+def worker(what: str) -> dict[str, dict[str, list[float]]]:
+    import torch.distributed as dist
+
+    import hvd_cluster.torch as hvd
+
+    hvd.init()
+    dist.init_process_group("gloo")
+    net, loss_of = model_and_loss(what)
 
     def step_of(
         model: torch.nn.Module, optimizer: torch.optim.Optimizer, between: Callable[[], object] = lambda: None
