@@ -44,7 +44,7 @@ class JobMonitor:
     def __init__(self, hosts: Sequence[str]) -> None:
         self._lock = threading.Lock()
         self._hosts = list(hosts)
-        self._names = [f"rank {rank} on {host}" for rank, host in enumerate(hosts)]
+        self._names = {rank: f"rank {rank} on {host}" for rank, host in enumerate(hosts)}
         self._ranks = {rank: RankSteps() for rank in range(len(hosts))}
         self._usage: dict[str, NodeUsage] = {}
         #: By rank, all its steps: their number and seconds of each activity.

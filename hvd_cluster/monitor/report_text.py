@@ -18,14 +18,16 @@ def shares(times: Sequence[StepTime]) -> dict[str, float]:
     return {name: value / total for name, value in zip(ACTIVITIES, sums, strict=True)}
 
 
-def progress_line(step: int, times: Sequence[StepTime], bottlenecks: Sequence[Bottleneck], names: Sequence[str]) -> str:
+def progress_line(
+    step: int, times: Sequence[StepTime], bottlenecks: Sequence[Bottleneck], names: Mapping[int, str]
+) -> str:
     """One line about the recent steps.
 
     Args:
         step: the number of the last step.
         times: the times of recent steps of all ranks.
         bottlenecks: what slows them down, the most expensive first.
-        names: for each rank, its name, e.g. "rank 3 on node-b".
+        names: by rank, its name, e.g. "rank 3 on node-b".
     """
     mean_s = statistics.fmean(time.total_s for time in times)
     parts = sorted(shares(times).items(), key=lambda item: -item[1])
@@ -34,7 +36,7 @@ def progress_line(step: int, times: Sequence[StepTime], bottlenecks: Sequence[Bo
     return f"{line}. {describe(bottlenecks[0], names)}" if bottlenecks else line
 
 
-def describe(bottleneck: Bottleneck, names: Sequence[str]) -> str:
+def describe(bottleneck: Bottleneck, names: Mapping[int, str]) -> str:
     """A bottleneck as a sentence, e.g. "Rank 3 on node-b was last in 87 % of the steps, by 42 ms on average; ..."."""
     what = PHRASES[bottleneck.activity]
     if not bottleneck.last_shares:
@@ -57,9 +59,9 @@ def describe(bottleneck: Bottleneck, names: Sequence[str]) -> str:
     return text + (f": it was in {bottleneck.call_site}." if bottleneck.call_site else ".")
 
 
-def table(times: Mapping[int, Sequence[StepTime]], last_shares: Mapping[int, float], names: Sequence[str]) -> str:
+def table(times: Mapping[int, Sequence[StepTime]], last_shares: Mapping[int, float], names: Mapping[int, str]) -> str:
     """A line for each rank: milliseconds per step of each activity, and in how many steps it was the last."""
-    width = max(len(name) for name in names)
+    width = max(map(len, names.values()))
     header = "".join(f"{name:>11}" for name in ACTIVITIES)
     lines = [f"{'ms per step':<{width}}{header}{'total':>11}{'last':>8}"]
     for rank, of in sorted(times.items()):

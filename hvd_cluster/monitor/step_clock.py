@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from operator import add
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 #: The activities of a step. Plain numbers, because an access to a member of an Enum takes as long as a whole span.
 DATA, COMPUTE, LATE, TRANSFER, OPTIMIZER, SAVE, OTHER = range(7)
@@ -45,6 +45,16 @@ class StepTime(NamedTuple):
         return sum(self)
 
 
+class StepObserver(Protocol):
+    """Learns of everything that the clock measures; times are ``time.monotonic()``."""
+
+    def note_activity(self, activity: int, start_s: float, end_s: float) -> None:
+        """The training thread has done this without an interruption."""
+
+    def note_step(self, number: int, start_s: float, end_s: float, step: StepTime) -> None:
+        """A step has ended."""
+
+
 _ZERO = StepTime(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 #: After a step: OTHER if the step that follows waits for data later on, and its forward pass if it does not.
 _BETWEEN_STEPS = 7
@@ -64,7 +74,9 @@ class StepClock:
         self.totals: tuple[int, StepTime] = (0, _ZERO)
         self._times = [0.0] * (_BETWEEN_STEPS + 1)
         self._current = _BETWEEN_STEPS
-        self._since_s = time.monotonic()
+        self._since_s = self._began_s = time.monotonic()
+        #: The timeline, while one is recorded.
+        self.observer: StepObserver | None = None
 
     @property
     def thread(self) -> int | None:
@@ -84,7 +96,7 @@ class StepClock:
         self.totals = (0, _ZERO)
         self._times = [0.0] * (_BETWEEN_STEPS + 1)
         self._current = _BETWEEN_STEPS
-        self._since_s = time.monotonic()
+        self._since_s = self._began_s = time.monotonic()
 
     def enter(self, activity: int) -> int:
         """An activity begins. Returns what :meth:`leave` takes; -1 in threads that do not train, which are ignored."""
@@ -128,11 +140,10 @@ class StepClock:
             return
         now_s = time.monotonic()
         begun_s = max(begun_s, self._since_s)
-        late_s = (max(decided_s, begun_s) if decided_s else now_s) - begun_s
-        self._times[self._current] += begun_s - self._since_s
-        self._times[LATE] += late_s
-        self._times[TRANSFER] += now_s - begun_s - late_s
-        self._since_s = now_s
+        decided_s = max(decided_s, begun_s) if decided_s else now_s
+        self._add(self._current, begun_s)
+        self._add(LATE, decided_s)
+        self._add(TRANSFER, now_s)
 
     def end_step(self) -> None:
         """The optimizer has applied its update. The thread that calls this is the one that trains."""
@@ -142,9 +153,13 @@ class StepClock:
         times[OTHER if times[DATA] else COMPUTE] += between_s
         self._times = [0.0] * (_BETWEEN_STEPS + 1)
         if self.num_steps:  # the first one has begun with the program
-            self._steps.append((self.num_steps, StepTime(*times)))
-            self.totals = (self.totals[0] + 1, StepTime(*map(add, self.totals[1], times)))
+            step = StepTime(*times)
+            self._steps.append((self.num_steps, step))
+            self.totals = (self.totals[0] + 1, StepTime(*map(add, self.totals[1], step)))
+            if self.observer is not None:
+                self.observer.note_step(self.num_steps, self._began_s, self._since_s, step)
         self.num_steps += 1
+        self._began_s = self._since_s
 
     def recent(self, max_steps: int | None = None) -> list[StepTime]:
         """The last steps, oldest first; at most 2048 are kept, and the first one of a world never is."""
@@ -157,10 +172,15 @@ class StepClock:
         return (steps[0][0] if steps else step), [each for _, each in steps]
 
     def _switch(self, activity: int) -> None:
-        now_s = time.monotonic()
-        self._times[self._current] += now_s - self._since_s
-        self._since_s = now_s
+        self._add(self._current, time.monotonic())
         self._current = activity
+
+    def _add(self, activity: int, until_s: float) -> None:
+        """The time since the last call was ``activity``."""
+        self._times[activity] += until_s - self._since_s
+        if self.observer is not None and activity != _BETWEEN_STEPS:
+            self.observer.note_activity(activity, self._since_s, until_s)
+        self._since_s = until_s
 
 
 #: The clock of this process.

@@ -11,7 +11,7 @@ from hvd_cluster.monitor.call_sites import CallSite
 from hvd_cluster.monitor.report_text import describe, duration, progress_line, shares, table
 from hvd_cluster.monitor.step_clock import COMPUTE, DATA, OTHER, SAVE, TRANSFER, StepTime
 
-NAMES = ["rank 0 on a", "rank 1 on a", "rank 2 on b"]
+NAMES = {0: "rank 0 on a", 1: "rank 1 on a", 2: "rank 2 on b"}
 
 
 def step(**seconds: float) -> StepTime:
@@ -114,7 +114,7 @@ def test_shares_add_up_to_one_and_the_table_has_a_line_for_each_rank() -> None:
     assert sum(found.values()) == pytest.approx(1)
     assert found["transfer"] == pytest.approx(0.4)
     assert set(shares([]).values()) == {0.0}
-    header, first, second = table({1: [step(late=0.03)], 0: [step(data=0.03)]}, {0: 1.0}, NAMES[:2]).splitlines()
+    header, first, second = table({1: [step(late=0.03)], 0: [step(data=0.03)]}, {0: 1.0}, NAMES).splitlines()
     assert header.split()[-2:] == ["total", "last"]
     assert first.split()[-2:] == ["40.00", "100%"]
     assert second.startswith("rank 1 on a")

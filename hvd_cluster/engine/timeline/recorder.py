@@ -9,6 +9,8 @@ from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import Any, Final
 
+from hvd_cluster.monitor.step_clock import ACTIVITIES, StepTime, step_clock
+
 #: One line of the file: (rank, lane, whether it names that lane, JSON). Lane 0 is the rank's own.
 Record = tuple[int, int, bool, bytes]
 
@@ -19,6 +21,9 @@ _MAX_LANES = 4096
 #: Longer names are cut: an event must fit into one page of the file.
 _LONGEST_NAME = 256
 _CLOCK_READINGS = 9
+
+#: The lane of the training steps, and the name of the spans that are whole steps.
+STEPS_LANE, STEP = "steps", "STEP"
 
 _NOTHING: Final = nullcontext()
 _encode = json.JSONEncoder(separators=(",", ":")).encode
@@ -56,10 +61,13 @@ class Recorder:
         self._num_dropped = 0
         self._must_introduce = True
         self.enabled = True
+        step_clock.observer = self
 
     def stop(self) -> None:
         """Stop recording; recorded events can still be taken."""
         self.enabled = False
+        if step_clock.observer is self:
+            step_clock.observer = None
 
     def span(self, tensor: str, name: str, start_s: float, end_s: float, **args: Any) -> None:
         """Record a span from ``start_s`` to ``end_s`` (``time.monotonic()``) in the lane of ``tensor``."""
@@ -69,6 +77,15 @@ class Recorder:
     def phase(self, tensors: list[str], name: str, **args: Any) -> AbstractContextManager[None]:
         """Record the ``with`` block in the lanes of all ``tensors``."""
         return _Phase(self, tensors, name, args) if self.enabled else _NOTHING
+
+    def note_activity(self, activity: int, start_s: float, end_s: float) -> None:
+        """Record what the training thread does; see :mod:`hvd_cluster.monitor.step_clock`."""
+        if end_s > start_s:
+            self.span(STEPS_LANE, ACTIVITIES[activity].upper(), start_s, end_s)
+
+    def note_step(self, number: int, start_s: float, end_s: float, step: StepTime) -> None:
+        """Record a step, with the seconds of each activity."""
+        self.span(STEPS_LANE, STEP, start_s, end_s, number=number, seconds=[round(value, 6) for value in step])
 
     def mark_cycle(self) -> None:
         """Mark the start of a cycle of the engine, if cycles are marked."""

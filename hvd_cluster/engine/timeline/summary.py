@@ -5,9 +5,13 @@ from __future__ import annotations
 import re
 import statistics
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from hvd_cluster.engine.timeline.recorder import STEP
 from hvd_cluster.engine.timeline.trace import Interval, Span, Trace, common, length, union
+from hvd_cluster.monitor import report_text
+from hvd_cluster.monitor.bottlenecks import Bottleneck, RankSteps, common_steps, find_bottlenecks
+from hvd_cluster.monitor.step_clock import StepTime
 
 #: The span that covers a backward pass.
 BACKWARD = "BACKWARD"
@@ -29,8 +33,8 @@ class Phase:
     seconds: dict[int, float]
 
     @property
-    def slowest(self) -> int:
-        """The rank that spent most time here."""
+    def longest(self) -> int:
+        """The rank that spent most time here. In NEGOTIATE phases it waited for others, and is not the slowest."""
         return max(self.seconds, key=lambda rank: self.seconds[rank])
 
     @property
@@ -69,12 +73,18 @@ class Summary:
     overlap: dict[int, float]
     #: GPUs have communicated.
     on_gpus: bool
+    #: For each rank, the training steps that the timeline shows of all ranks.
+    steps: dict[int, list[StepTime]] = field(default_factory=dict)
+    #: What slows these steps down, the most expensive first.
+    bottlenecks: list[Bottleneck] = field(default_factory=list)
 
 
 def summarize(trace: Trace) -> Summary:
     """The numbers of ``trace``."""
     by_phase: dict[str, dict[int, list[Interval]]] = defaultdict(lambda: defaultdict(list))
     for span in trace.spans:
+        if span.name == STEP:
+            continue
         by_phase[span.name][span.rank].append((span.start_s, span.end_s))
     ranks = {span.rank for span in trace.spans} | set(trace.ranks)
     phases = [
@@ -93,6 +103,8 @@ def summarize(trace: Trace) -> Summary:
     shows_both = BACKWARD in by_phase and not on_gpus
     backward = {rank: union(by_phase[BACKWARD].get(rank, [])) for rank in busy} if shows_both else {}
     num_operations, stragglers = _stragglers(trace.spans, ranks)
+    times = {rank: RankSteps(dict(trace.steps.get(rank, {}))) for rank in sorted(ranks)}
+    common_numbers = common_steps(times, sum(map(len, trace.steps.values())))
     return Summary(
         duration_s=trace.duration_s,
         ranks={rank: trace.ranks.get(rank, f"rank {rank}") for rank in sorted(ranks)},
@@ -107,6 +119,8 @@ def summarize(trace: Trace) -> Summary:
             if backward[rank] and busy[rank]
         },
         on_gpus=on_gpus,
+        steps={rank: [of.times[number] for number in common_numbers] for rank, of in times.items() if common_numbers},
+        bottlenecks=find_bottlenecks(times, common_numbers),
     )
 
 
@@ -143,17 +157,19 @@ def table(summary: Summary, max_phases: int = 20) -> str:
         f"{len(summary.ranks)} ranks, {_seconds(summary.duration_s)}"
         + (f", {summary.num_cycles} cycles" if summary.num_cycles else ""),
         "",
-        f"{'phase':<32}{'spans':>9}{'mean/rank':>12}{'share':>8}{'slowest rank':>22}",
+        f"{'phase':<32}{'spans':>9}{'mean/rank':>12}{'share':>8}{'longest on rank':>22}",
     ]
     for phase in summary.phases[:max_phases]:
         share = phase.mean_s / summary.duration_s if summary.duration_s else 0.0
-        slowest = f"{phase.slowest}: {_seconds(phase.seconds[phase.slowest])}"
-        lines.append(f"{phase.name:<32}{phase.num_spans:>9}{_seconds(phase.mean_s):>12}{share:>8.1%}{slowest:>22}")
+        longest = f"{phase.longest}: {_seconds(phase.seconds[phase.longest])}"
+        lines.append(f"{phase.name:<32}{phase.num_spans:>9}{_seconds(phase.mean_s):>12}{share:>8.1%}{longest:>22}")
     if len(summary.phases) > max_phases:
         lines.append(f"... and {len(summary.phases) - max_phases} more phases")
     lines.append("")
     worst = summary.stragglers[0] if summary.stragglers else None
-    if summary.num_operations and worst is not None:
+    if summary.steps:
+        lines += _steps(summary)
+    elif summary.num_operations and worst is not None:
         lines.append(
             f"Slowest rank: {summary.ranks[worst.rank]} was the last to submit in {worst.num_last} of "
             f"{summary.num_operations} operations; the others waited {_seconds(worst.late_s)} for it."
@@ -168,6 +184,18 @@ def table(summary: Summary, max_phases: int = 20) -> str:
     else:
         lines.append("Communication during backward: this timeline does not show both.")
     return "\n".join(lines)
+
+
+def _steps(summary: Summary) -> list[str]:
+    """The training steps, as the monitor writes them."""
+    num_steps = len(next(iter(summary.steps.values())))
+    late = next((found.last_shares for found in summary.bottlenecks if found.last_shares), {})
+    return [
+        f"{num_steps} training steps:",
+        *report_text.table(summary.steps, late, summary.ranks).splitlines(),
+        *(report_text.describe(found, summary.ranks) for found in summary.bottlenecks),
+        "",
+    ]
 
 
 def _seconds(value_s: float) -> str:

@@ -9,6 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from hvd_cluster.engine.timeline.recorder import STEP
+from hvd_cluster.monitor.step_clock import StepTime
+
 Interval = tuple[float, float]
 
 
@@ -34,6 +37,8 @@ class Trace:
     ranks: dict[int, str] = field(default_factory=dict)
     #: Number of marked cycles.
     num_cycles: int = 0
+    #: The training steps of each rank, by their numbers.
+    steps: dict[int, dict[int, StepTime]] = field(default_factory=dict)
 
     @property
     def duration_s(self) -> float:
@@ -53,27 +58,33 @@ def read(path: str | os.PathLike[str]) -> Trace:
     spans: list[Span] = []
     ranks: dict[int, str] = {}
     num_cycles = 0
+    steps: dict[int, dict[int, StepTime]] = {}
     for file in files:
         if file == newest or file.exists():
-            named, found, cycles = _read_one(file)
-            ranks |= named
-            spans += found
-            num_cycles += cycles
+            found = _read_one(file)
+            ranks |= found.ranks
+            spans += found.spans
+            num_cycles += found.num_cycles
+            for rank, times in found.steps.items():
+                steps.setdefault(rank, {}).update(times)
     spans.sort(key=lambda span: span.end_s)
-    return Trace(spans, ranks, num_cycles)
+    return Trace(spans, ranks, num_cycles, steps)
 
 
-def _read_one(file: Path) -> tuple[dict[int, str], list[Span], int]:
+def _read_one(file: Path) -> Trace:
     lanes: dict[tuple[int, int], str] = {}
     ranks: dict[int, str] = {}
     found: list[tuple[int, int, str, float, float]] = []
     num_cycles = 0
+    steps: dict[int, dict[int, StepTime]] = {}
     for event in _events(file):
         try:
             kind, name, key = event["ph"], event["name"], (event["pid"], event["tid"])
             if kind == "X":
                 start_s = event["ts"] / 1e6
                 found.append((*key, name, start_s, start_s + event["dur"] / 1e6))
+                if name == STEP and "seconds" in event.get("args", {}):
+                    steps.setdefault(key[0], {})[event["args"]["number"]] = StepTime(*event["args"]["seconds"])
             elif kind == "M" and name == "thread_name":
                 lanes[key] = event["args"]["name"]
             elif kind == "M" and name == "process_name":
@@ -84,7 +95,7 @@ def _read_one(file: Path) -> tuple[dict[int, str], list[Span], int]:
             raise ValueError(f"{file} is not a timeline of hvd_cluster: an event lacks {error}") from error
     # Names may follow what they name.
     spans = [Span(rank, lanes.get((rank, lane), f"lane {lane}"), *rest) for rank, lane, *rest in found]  # type: ignore[arg-type]
-    return ranks, spans, num_cycles
+    return Trace(spans, ranks, num_cycles, steps)
 
 
 def _events(file: Path) -> Iterator[dict[str, Any]]:

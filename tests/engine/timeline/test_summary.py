@@ -9,6 +9,7 @@ import pytest
 from hvd_cluster.engine.timeline import Recorder, TimelineFile
 from hvd_cluster.engine.timeline.summary import summarize, table
 from hvd_cluster.engine.timeline.trace import Span, Trace, common, length, read, union
+from hvd_cluster.monitor.step_clock import COMPUTE, DATA, StepTime, step_clock
 
 
 def test_unions_merge_what_overlaps_and_what_they_share_is_counted_once() -> None:
@@ -38,7 +39,7 @@ def test_time_is_counted_once_however_many_tensors_share_it() -> None:
     assert phases["GLOO_ALLREDUCE"].seconds == pytest.approx({0: 4.0, 1: 4.0, 2: 4.0})
     assert phases["GLOO_ALLREDUCE"].num_spans == 24
     assert phases["NEGOTIATE_ALLREDUCE"].seconds == pytest.approx({0: 8.0, 1: 7.0, 2: 8.0})
-    assert phases["BACKWARD"].slowest == 2
+    assert phases["BACKWARD"].longest == 2
 
 
 def test_the_slowest_rank_is_the_one_that_the_others_waited_for() -> None:
@@ -79,6 +80,30 @@ def test_the_table_says_it_in_words() -> None:
     one = table(summarize(Trace([Span(0, "x", "NEGOTIATE_ALLREDUCE", 0.0, 0.5)], {0: "rank 0"})))
     assert "this timeline has no operation that two or more ranks have negotiated" in one
     assert "does not show both" in one
+
+
+def test_training_steps_are_read_back_and_explained_as_the_monitor_does(tmp_path: Path) -> None:
+    timeline = TimelineFile(tmp_path / "t.json", max_bytes=1 << 20)
+    waiting = StepTime(0.0, 0.01, 0.04, 0.0, 0.0, 0.0, 0.0)
+    late = StepTime(0.04, 0.01, 0.0, 0.0, 0.0, 0.0, 0.0)
+    for rank, times in enumerate((waiting, late)):
+        recorder = Recorder(rank, "node")
+        recorder.start()
+        assert step_clock.observer is recorder
+        for number in range(5 + rank):
+            recorder.note_activity(COMPUTE, number, number + 0.01)
+            recorder.note_step(number, number, number + 0.05, times)
+        recorder.stop()
+        assert step_clock.observer is None
+        timeline.write(recorder.take())
+    timeline.close()
+    found = summarize(read(tmp_path / "t.json"))
+    assert {rank: len(steps) for rank, steps in found.steps.items()} == {0: 5, 1: 5}
+    assert (found.bottlenecks[0].rank, found.bottlenecks[0].activity) == (1, DATA)
+    text = table(found)
+    assert "5 training steps:" in text
+    assert "Rank 1 (node) was last in 100% of the steps, by 40.0 ms on average; the cause is waiting for data." in text
+    assert "STEP" not in text
 
 
 def test_a_written_timeline_is_read_back_with_its_elder(tmp_path: Path) -> None:
