@@ -41,7 +41,8 @@ def seen(work: Callable[[], object], activity: int = COMPUTE) -> CallSite:
 
 
 def test_a_library_is_named_with_the_line_that_calls_it(tmp_path: Path) -> None:
-    found = seen(lambda: torch.save(torch.zeros(1_000_000), tmp_path / "x.pt"))
+    tensor = torch.zeros(1_000_000)
+    found = seen(lambda: torch.save(tensor, tmp_path / "x.pt"))
     assert found.text.startswith("save (tests/monitor/test_call_sites.py:")
     assert found.activity == SAVE  # the calls inside say so
 
@@ -56,7 +57,8 @@ def test_code_of_the_user_is_named_by_its_function() -> None:
 
 
 def test_the_clock_knows_better_what_an_activity_is(tmp_path: Path) -> None:
-    assert seen(lambda: torch.save(torch.zeros(1_000_000), tmp_path / "x.pt"), DATA).activity == DATA
+    tensor = torch.zeros(1_000_000)
+    assert seen(lambda: torch.save(tensor, tmp_path / "x.pt"), DATA).activity == DATA
 
 
 def test_nothing_is_seen_without_the_thread_that_trains() -> None:
