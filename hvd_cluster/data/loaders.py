@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from hvd_cluster.data.reading.read_ahead import ReadAhead, ReadAheadClosedError
+from hvd_cluster.monitor.step_clock import DATA, step_clock
+from hvd_cluster.monitor.timed_calls import timed_items
 
 logger = logging.getLogger(__name__)
 
@@ -25,7 +27,7 @@ class BaseDataLoader(ABC):
         """The batches of one iteration."""
 
     def __iter__(self) -> Iterator[Any]:
-        for batch in self._iterate():
+        for batch in timed_items(self._iterate()):
             yield self._process_batch(batch)
 
     def _process_batch(self, batch: Any) -> Any:
@@ -52,7 +54,7 @@ class AsyncDataLoaderMixin:
 
     def __iter__(self) -> Iterator[Any]:
         if self.async_loader_queue_size <= 0:
-            for batch in self._iterate():  # type: ignore[attr-defined]
+            for batch in timed_items(self._iterate()):  # type: ignore[attr-defined]
                 yield self._process_batch(batch)  # type: ignore[attr-defined]
             return
         batches = iter(self._iterate())  # type: ignore[attr-defined]
@@ -64,7 +66,8 @@ class AsyncDataLoaderMixin:
         try:
             while True:
                 try:
-                    batch = ahead.take()
+                    with step_clock.span(DATA):
+                        batch = ahead.take()
                 except StopIteration:
                     return
                 except ReadAheadClosedError:

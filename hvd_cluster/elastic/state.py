@@ -10,6 +10,7 @@ from enum import IntFlag
 from typing import Any
 
 from hvd_cluster.errors import HostsUpdatedInterrupt
+from hvd_cluster.monitor.step_clock import SAVE, step_clock
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +73,8 @@ class State:
         Raises:
             HostsUpdatedInterrupt: they have; raised on all ranks.
         """
-        self.save()
+        with step_clock.span(SAVE):
+            self.save()
         self.num_commits += 1
         self.check_host_updates()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import keras
@@ -18,6 +18,9 @@ from hvd_cluster.keras.loss_scale import distribute_loss_scale, patch_loss_scale
 from hvd_cluster.keras.naming import subclass_saved_as
 from hvd_cluster.keras.reduction import reduction_of_backend
 from hvd_cluster.keras.reduction.reducer import Reduction
+from hvd_cluster.keras.timed_calls import time_calls_of_keras
+from hvd_cluster.monitor.step_clock import OPTIMIZER, step_clock
+from hvd_cluster.torch.timed_calls import time_calls_of_torch
 
 
 def DistributedOptimizer(  # noqa: N802 - Horovod's name
@@ -85,6 +88,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     accumulator = GradientAccumulator(backward_passes_per_step, average=average_aggregated_gradients)
     wrapped = _distributed(optimizer, name, _Distribution(reduction, accumulator))
     patch_loss_scale_optimizer(_DistributedOptimizer)
+    _time_calls()
     if keras.backend.backend() == "tensorflow":
         _disable_auto_jit()
     return wrapped
@@ -176,15 +180,32 @@ class _DistributedOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc,un
         if trainable_variables is None and not (self.built and len(gradients) == len(self._trainable_variables)):
             super().apply(gradients)  # raises an explanation
         variables = self._trainable_variables if trainable_variables is None else list(trainable_variables)
+        self._hvd.passes.is_compiled = not self._hvd.reduction.is_eager
         if self._hvd.accumulator.steps == 1:
-            super().apply(self._hvd.reduction(gradients, variables), trainable_variables)
+            self._apply_reduced(self._hvd.reduction(gradients, variables), trainable_variables)
             return
         if not self.built:
             self.build(variables)
-        base = super().apply
         self._hvd.accumulator.add(
-            gradients, variables, self, self._hvd.reduction, lambda reduced: base(reduced, variables)
+            gradients, variables, self, self._hvd.reduction, lambda reduced: self._apply_reduced(reduced, variables)
         )
+
+    def _apply_reduced(self, gradients: list[Any], trainable_variables: Any) -> None:
+        """Apply gradients with the wrapped optimizer; a compiled step ends with the callback that has reduced them."""
+        if not self._hvd.reduction.is_eager:
+            super().apply(gradients, trainable_variables)
+            return
+        with step_clock.span(OPTIMIZER):
+            super().apply(gradients, trainable_variables)
+        step_clock.end_step()
+
+    def has_made_silent_step(self) -> bool:
+        """Whether a pass, after which this is called, was the last of a step that no callback has reported."""
+        passes = self._hvd.passes
+        if not passes.is_compiled or not self._hvd.reduction.is_alone:
+            return False
+        passes.count += 1
+        return passes.count % self._hvd.accumulator.steps == 0
 
     def _allreduce(self, grads: Any, vars: Any = None) -> list[Any]:
         """The gradients of ``vars``, reduced over all ranks, for programs that override ``apply_gradients``."""
@@ -219,12 +240,23 @@ class _DistributedOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc,un
             super().load_own_variables(store)
 
 
+@dataclass
+class _Passes:
+    """The passes of an optimizer, for the step clock."""
+
+    #: Whether the last one was traced.
+    is_compiled: bool = False
+    #: The number of compiled ones of a single rank.
+    count: int = 0
+
+
 @dataclass(frozen=True)
 class _Distribution:
     """What a distributed optimizer has in addition to the wrapped one."""
 
     reduction: Reduction
     accumulator: GradientAccumulator
+    passes: _Passes = field(default_factory=_Passes)
 
     def fresh_copy(self) -> _Distribution:
         """The same for another optimizer, without any pass so far."""
@@ -248,6 +280,22 @@ def _distributed(optimizer: Any, name: str | None, distribution: _Distribution) 
     if wrapped.built:
         distribution.accumulator.build(wrapped, wrapped._trainable_variables)
     return wrapped
+
+
+def _time_calls() -> None:
+    time_calls_of_keras(_silent_steps)
+    backend = keras.backend.backend()
+    if backend == "torch":
+        time_calls_of_torch()
+    elif backend == "tensorflow":
+        from hvd_cluster.tensorflow.timed_calls import time_calls_of_tensorflow
+
+        time_calls_of_tensorflow()
+
+
+def _silent_steps(optimizer: Any) -> Any:
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    return inner.has_made_silent_step if isinstance(inner, _DistributedOptimizer) else None
 
 
 class _Variables(list[Any]):

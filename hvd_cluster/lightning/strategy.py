@@ -22,6 +22,7 @@ from hvd_cluster.lightning.optimizers import (
     share_state,
 )
 from hvd_cluster.lightning.sync_batch_norm import HorovodSyncBatchNorm
+from hvd_cluster.monitor.step_clock import SAVE, step_clock
 from hvd_cluster.torch.functions import share_buffers
 
 _ParallelStrategy: Any = submodule("strategies").ParallelStrategy
@@ -228,6 +229,11 @@ class HorovodStrategy(_ParallelStrategy):
     def block_backward_sync(self) -> AbstractContextManager[None]:
         """Inside, the gradients of backward passes are accumulated on this rank only."""
         return no_reduction(self.optimizers)
+
+    @step_clock.span(SAVE)
+    def save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+        """Write a checkpoint; every rank takes part."""
+        super().save_checkpoint(*args, **kwargs)
 
     def teardown(self) -> None:
         """Restore the original layers and optimizers, with their trained weights and state."""

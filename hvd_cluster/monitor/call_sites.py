@@ -80,7 +80,7 @@ def _resolve(frame: FrameType) -> tuple[FrameType | None, CodeType | None, int |
         path = library_path(code.co_filename)
         if path is None:
             return innermost, called, meant
-        if path != "hvd_cluster/torch/timed_calls.py":
+        if path != "hvd_cluster/monitor/timed_calls.py":
             called = code
         if meant is None:
             name = code.co_name

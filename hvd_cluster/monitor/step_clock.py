@@ -145,6 +145,18 @@ class StepClock:
         self._add(LATE, decided_s)
         self._add(TRANSFER, now_s)
 
+    def note_data(self, until_s: float) -> None:
+        """What the thread that trains has done until ``until_s`` was to wait for data: ``time.monotonic()``."""
+        if threading.get_ident() != self._thread:
+            return
+        until_s = min(max(until_s, self._since_s), time.monotonic())
+        self._times[DATA] += until_s - self._since_s
+        self._since_s = until_s
+
+    def train_here(self) -> None:
+        """The thread that calls this is the one that trains."""
+        self._thread = threading.get_ident()
+
     def end_step(self) -> None:
         """The optimizer has applied its update. The thread that calls this is the one that trains."""
         self._thread = threading.get_ident()

@@ -11,6 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from hvd_cluster.monitor.step_clock import step_clock
 from hvd_cluster.tensorflow.gradient_accumulation import accumulation_variable, operations
 from hvd_cluster.tensorflow.gradients import GradientReducer, variable_key
 from hvd_cluster.tensorflow.v1_wrapper import V1OptimizerWrapper
@@ -61,7 +62,10 @@ class DeltaOptimizer(V1OptimizerWrapper):
                 combined = self._combine(variables, starts)
             else:
                 combined = tf.cond(is_last, lambda: self._combine(variables, starts), lambda: tf.constant(False))
-        return None if tf.executing_eagerly() else tf.group(combined)
+        if tf.executing_eagerly():
+            step_clock.end_step()
+            return None
+        return tf.group(combined)
 
     def _begin(self, variables: Sequence[Any]) -> tuple[list[tf.Tensor], Any]:
         """The start values of the variables, and whether this step is combined; None for always."""

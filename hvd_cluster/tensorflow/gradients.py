@@ -59,14 +59,16 @@ class GradientReducer:
         full = [i for i in shared if not isinstance(results[i], tf.IndexedSlices)]
         sparse = [i for i in shared if isinstance(results[i], tf.IndexedSlices)]
         for indices, values in (
-            (full, self._dense([results[i] for i in full], [variables[i] for i in full], name)),
+            (full, self._dense([results[i] for i in full], [variables[i] for i in full], name, ends_step=not sparse)),
             (sparse, self._sparse([results[i] for i in sparse], name)),
         ):
             for index, value in zip(indices, values, strict=True):
                 results[index] = value
         return results
 
-    def _dense(self, gradients: list[tf.Tensor], variables: list[Any], name: str) -> list[tf.Tensor]:
+    def _dense(
+        self, gradients: list[tf.Tensor], variables: list[Any], name: str, *, ends_step: bool
+    ) -> list[tf.Tensor]:
         if not gradients:
             return []
         config = self.config
@@ -79,7 +81,7 @@ class GradientReducer:
             prescale=1.0 / config.predivide_factor,
             postscale=config.predivide_factor,
         )
-        sums = reduced(compressed, collective, config.group_indices(variables, variable_key))
+        sums = reduced(compressed, collective, config.group_indices(variables, variable_key), ends_step=ends_step)
         return [config.compression.decompress(each, context) for each, context in zip(sums, contexts, strict=True)]
 
     def _sparse(self, gradients: list[tf.IndexedSlices], name: str) -> list[tf.IndexedSlices]:
@@ -90,7 +92,14 @@ class GradientReducer:
             raise NotImplementedError(f"op={config.op.name} of tf.IndexedSlices: use sparse_as_dense=True")
         request_name = None if tf.executing_eagerly() else label(f"{name}.sparse", gradients[0].values)
         average = config.op == ReduceOp.AVERAGE
-        return sparse_sum(gradients, config.process_set, request_name, average=average, compression=config.compression)
+        return sparse_sum(
+            gradients,
+            config.process_set,
+            request_name,
+            average=average,
+            compression=config.compression,
+            ends_step=True,
+        )
 
 
 def variable_key(variable: Any) -> int:

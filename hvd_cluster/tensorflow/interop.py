@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -31,6 +32,7 @@ from hvd_cluster.engine.engine import Engine
 from hvd_cluster.engine.membership import running_engine
 from hvd_cluster.engine.submission import Waitable
 from hvd_cluster.errors import SHUT_DOWN_TEXT, WorldEndedError
+from hvd_cluster.monitor.callback_steps import callback_steps
 from hvd_cluster.tensorflow.errors import as_tensorflow_errors
 from hvd_cluster.tensorflow.order import put_in_order
 
@@ -52,6 +54,8 @@ def call(
     inputs: Sequence[tf.Tensor],
     dtypes: Sequence[tf.DType],
     shapes: Sequence[tf.TensorShape],
+    *,
+    ends_step: bool = False,
 ) -> list[tf.Tensor]:
     """Run ``begin`` on ``inputs``, now or when the graph runs, and return the results.
 
@@ -60,6 +64,7 @@ def call(
         inputs: dense tensors.
         dtypes: the element type of each result.
         shapes: the shape of each result, as far as it is known.
+        ends_step: nothing else reduces gradients of this training step later.
 
     Raises:
         tf.errors.OpError: eagerly, as :mod:`hvd_cluster.tensorflow.errors` says.
@@ -71,10 +76,11 @@ def call(
     refuse_xla(tf.compat.v1.get_default_graph())
     graph = _graph_that_runs()
     if isinstance(graph, tf.__internal__.FuncGraph):
-        results = tf.numpy_function(lambda *arrays: _blocking(begin, arrays), inputs, list(dtypes))
+        given = [_arrival(graph), *inputs] if ends_step else inputs
+        results = tf.numpy_function(lambda *arrays: _blocking(begin, arrays, ends_step), given, list(dtypes))
         put_in_order(results[0].op)
     else:
-        results = _begun_and_awaited(begin, inputs, list(dtypes), graph)
+        results = _begun_and_awaited(begin, inputs, list(dtypes), graph, ends_step)
     for result, shape in zip(results, shapes, strict=True):
         result.set_shape(shape)
     return list(results)
@@ -106,13 +112,23 @@ def refuse_xla(graph: Any) -> None:
         )
 
 
-def _blocking(begin: Begin, arrays: Sequence[Array]) -> list[Array]:
-    with keep_error():
+def _arrival(graph: Any) -> tf.Tensor:
+    """When the function that is traced had its inputs, in seconds of ``time.time()``."""
+    held = (tf.resource, tf.variant)  # variables and the iterators of data: there from the beginning
+    with graph.as_default(), tf.control_dependencies([each for each in graph.inputs if each.dtype not in held]):
+        return tf.timestamp()
+
+
+def _blocking(begin: Begin, arrays: Sequence[Array], ends_step: bool) -> list[Array]:
+    arrived_s = 0.0
+    if ends_step:
+        arrived_s, arrays = time.monotonic() - (time.time() - float(arrays[0])), arrays[1:]
+    with callback_steps.callback(ends_step=ends_step, arrived_s=arrived_s), keep_error():
         return [_to_array(result) for result in begin([_from_array(array) for array in arrays], True).wait()]
 
 
 def _begun_and_awaited(
-    begin: Begin, inputs: Sequence[tf.Tensor], dtypes: list[tf.DType], v1_graph: Any
+    begin: Begin, inputs: Sequence[tf.Tensor], dtypes: list[tf.DType], v1_graph: Any, ends_step: bool
 ) -> list[tf.Tensor]:
     def submit(*arrays: Array) -> npt.NDArray[np.int64]:
         with keep_error():
@@ -129,7 +145,7 @@ def _begun_and_awaited(
     def fetch(number: npt.NDArray[np.int64]) -> list[Array]:
         with _lock:
             _, waitable = _under_way.pop(int(number), (None, _EndedWorld()))
-        with keep_error():
+        with callback_steps.callback(ends_step=ends_step), keep_error():
             return [_to_array(result) for result in waitable.wait()]
 
     number = tf.numpy_function(submit, inputs, tf.int64)

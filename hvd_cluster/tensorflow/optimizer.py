@@ -10,10 +10,12 @@ import tensorflow as tf
 from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
 from hvd_cluster.engine.reduction_config import Groups, ReductionConfig
 from hvd_cluster.engine.request import ReduceOp
+from hvd_cluster.monitor.step_clock import OPTIMIZER, step_clock
 from hvd_cluster.tensorflow.compression import Compression, Compressor
 from hvd_cluster.tensorflow.delta_optimizer import DeltaOptimizer
 from hvd_cluster.tensorflow.gradient_accumulation import GradientAccumulator
 from hvd_cluster.tensorflow.gradients import GradientReducer
+from hvd_cluster.tensorflow.timed_calls import time_calls_of_tensorflow
 from hvd_cluster.tensorflow.v1_wrapper import V1OptimizerWrapper
 
 
@@ -70,6 +72,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         )
     if backward_passes_per_step < 1:
         raise ValueError(f"backward_passes_per_step={backward_passes_per_step} must be >= 1")
+    time_calls_of_tensorflow()
     if _is_keras_optimizer(optimizer):
         if op == ReduceOp.ADASUM:
             raise ValueError(
@@ -148,14 +151,22 @@ class _DistributedV1Optimizer(V1OptimizerWrapper):
         """Apply the gradients; in a pass that only accumulates, increment ``global_step`` instead."""
         pairs = list(grads_and_vars)
         if self._aggregation is None:
-            return self._optimizer.apply_gradients(pairs, global_step, name)
+            return self._apply(pairs, global_step, name)
         if not tf.executing_eagerly():
             with tf.init_scope():  # slots must not be created inside a branch
                 self._optimizer._create_slots([variable for gradient, variable in pairs if gradient is not None])
         return self._aggregation.apply(
-            lambda: self._optimizer.apply_gradients(pairs, global_step, name),
+            lambda: self._apply(pairs, global_step, name),
             lambda: None if global_step is None else global_step.assign_add(1),
         )
+
+    def _apply(self, pairs: Any, global_step: Any, name: str | None) -> Any:
+        if not tf.executing_eagerly():
+            return self._optimizer.apply_gradients(pairs, global_step, name)
+        with step_clock.span(OPTIMIZER):
+            self._optimizer.apply_gradients(pairs, global_step, name)
+        step_clock.end_step()
+        return None
 
 
 def _is_keras_optimizer(optimizer: Any) -> bool:

@@ -10,8 +10,10 @@ from hvd_cluster.elastic.keras_model import variables_of_layers
 from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
 from hvd_cluster.engine.reduction_config import Groups, ReductionConfig
 from hvd_cluster.engine.request import ReduceOp
+from hvd_cluster.monitor.step_clock import step_clock
 from hvd_cluster.tensorflow.compression import Compression, Compressor
 from hvd_cluster.tensorflow.gradients import GradientReducer, variable_key
+from hvd_cluster.tensorflow.timed_calls import time_calls_of_tensorflow
 
 
 def DistributedGradientTape(  # noqa: N802 - Horovod's name
@@ -47,6 +49,7 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
         ValueError: the options contradict each other.
     """
     del device_dense, device_sparse
+    time_calls_of_tensorflow()
     # A subclass of the wrapped tape's class, so that isinstance() and the class name stay.
     kind: Any = type(type(gradtape).__name__, (_DistributedTape, type(gradtape)), {})
     tape = kind.__new__(kind)
@@ -126,7 +129,10 @@ class _DistributedTape(tf.GradientTape):  # type: ignore[misc,unused-ignore]
         del use_generic_names  # names do not depend on the variables' names
         flat = tf.nest.flatten(sources)
         own = super().gradient(target, flat, output_gradients, **kwargs)
-        return tf.nest.pack_sequence_as(sources, self._reducer(own, flat, "tape"))
+        reduced = self._reducer(own, flat, "tape")
+        if tf.executing_eagerly():
+            step_clock.end_step()
+        return tf.nest.pack_sequence_as(sources, reduced)
 
     def get_local_and_global_gradients(self, grads: Any, sources: Any) -> tuple[list[Any], list[Any]]:
         """The gradients of local sources, and the reduced gradients of the others, each in the order of ``sources``."""

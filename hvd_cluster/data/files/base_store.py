@@ -21,6 +21,7 @@ from hvd_cluster.data.files.retry import file_info, read_file, retried, write_fi
 from hvd_cluster.data.optional import load_pyarrow
 from hvd_cluster.data.reading.parquet_files import require_plain
 from hvd_cluster.errors import DataError
+from hvd_cluster.monitor.step_clock import SAVE, step_clock
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -216,6 +217,7 @@ class Store:
         """
         return read_file(self.fs, self.get_localized_path(path))
 
+    @step_clock.span(SAVE)
     def write(self, path: str, data: bytes | str) -> None:
         """Write a file so that it is there whole or not at all, also after a crash; folders above it are made.
 

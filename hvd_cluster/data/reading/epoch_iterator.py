@@ -13,6 +13,7 @@ from hvd_cluster.data.reading.interleave import Batch
 from hvd_cluster.data.reading.pipeline import Pipeline
 from hvd_cluster.data.reading.position import Planner, Position
 from hvd_cluster.data.reading.shards import ShardPlan
+from hvd_cluster.monitor.timed_calls import timed_items
 
 
 class EpochIterator:
@@ -43,7 +44,7 @@ class EpochIterator:
         try:
             plan, batches = pipeline.next_pass()
             whole = not plan.steps
-            for number, batch in enumerate(batches, 1):
+            for number, batch in enumerate(timed_items(batches), 1):
                 whole = number == plan.steps
                 yield plan, batch
         finally:

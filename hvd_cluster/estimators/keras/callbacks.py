@@ -23,6 +23,7 @@ from hvd_cluster.estimators.run.readers import Readers, rows_of
 from hvd_cluster.estimators.run.worker_run import WorkerRun
 from hvd_cluster.estimators.run.world import Collectives
 from hvd_cluster.keras.values import broadcast_variables
+from hvd_cluster.monitor.step_clock import SAVE, step_clock
 
 
 @dataclass
@@ -262,6 +263,7 @@ class SaveRun(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore]
         if self._log is not None:
             self._log(record)
 
+    @step_clock.span(SAVE)
     def _save(self, partial_epoch: PartialEpoch | None = None, is_stopped: bool = False) -> None:
         """Save the run, on rank 0."""
         if self._run.hvd.rank() == 0:

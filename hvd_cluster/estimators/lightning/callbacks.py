@@ -24,6 +24,7 @@ from hvd_cluster.estimators.torch import random_state
 from hvd_cluster.estimators.torch.means import Means
 from hvd_cluster.lightning.installed import submodule
 from hvd_cluster.lightning.optimizers import scale_rates
+from hvd_cluster.monitor.step_clock import SAVE, step_clock
 from hvd_cluster.torch.functions import share_buffers
 
 _callbacks: Any = submodule("callbacks")
@@ -180,6 +181,7 @@ class SaveRun(_callbacks.Checkpoint):
         """Whether a callback ends the fit here; before ``min_epochs`` Lightning continues."""
         return bool(trainer.should_stop) and getattr(trainer.fit_loop, "_can_stop_early", True)
 
+    @step_clock.span(SAVE)
     def _save(self, trainer: Any, done: int | None = None) -> None:
         """Save after an epoch, or after ``done`` batches of one; every rank takes part."""
         module = trainer.lightning_module

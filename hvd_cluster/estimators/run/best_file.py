@@ -12,6 +12,7 @@ import torch
 from hvd_cluster.errors import DataError
 from hvd_cluster.estimators.run.checkpoint import Checkpoint
 from hvd_cluster.estimators.run.worker_run import WorkerRun
+from hvd_cluster.monitor.step_clock import SAVE, step_clock
 
 logger = logging.getLogger(__name__)
 
@@ -27,6 +28,7 @@ class BestFile:
         self.run = run
         self._kept: tuple[Path, int] | None = None
 
+    @step_clock.span(SAVE)
     def save(self, path: Path) -> None:
         """Keep the file if it has changed. To be called on rank 0, before the run is saved with the same history."""
         if path.exists() and (version := _version(path)) != self._kept:

@@ -14,6 +14,7 @@ from hvd_cluster.errors import DataError
 from hvd_cluster.estimators.run.fingerprint import Fingerprint
 from hvd_cluster.estimators.run.run_files import RunFiles
 from hvd_cluster.estimators.run.world import Collectives
+from hvd_cluster.monitor.step_clock import SAVE, step_clock
 
 if TYPE_CHECKING:
     from hvd_cluster.estimators.spec import FitSpec
@@ -165,6 +166,7 @@ class Checkpoint:
         blob = hvd.broadcast_object(files.last() if hvd.rank() == 0 else None, name="hvd_cluster.resume")
         return None if blob is None else cls.from_bytes(blob, f"the checkpoint of run {files.run_id!r}")
 
+    @step_clock.span(SAVE)
     def save(self, files: RunFiles, best: bool = False) -> None:
         """Keep it as the run's last checkpoint, or as that of its best epoch.
 

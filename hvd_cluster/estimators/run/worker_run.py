@@ -16,6 +16,7 @@ from hvd_cluster.estimators.run.reports import Reports
 from hvd_cluster.estimators.run.run_files import RunFiles
 from hvd_cluster.estimators.run.world import Collectives
 from hvd_cluster.estimators.spec import FitSpec
+from hvd_cluster.monitor.step_clock import DATA, step_clock
 
 logger = logging.getLogger(__name__)
 
@@ -104,7 +105,7 @@ class WorkerRun(Generic[S]):
         iterator = iter(batches)
         while True:
             try:
-                with self.timer.waiting():
+                with self.timer.waiting(), step_clock.span(DATA):
                     batch = next(iterator)
             except StopIteration:
                 return

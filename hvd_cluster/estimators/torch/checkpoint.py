@@ -12,6 +12,7 @@ from hvd_cluster.estimators.torch import random_state
 from hvd_cluster.estimators.torch.means import Means
 from hvd_cluster.estimators.torch.steps import Steps
 from hvd_cluster.estimators.torch.train_state import unscaled_optimizer
+from hvd_cluster.monitor.step_clock import SAVE, step_clock
 
 
 class Checkpointing:
@@ -49,6 +50,7 @@ class Checkpointing:
             self._find_best(found)
         steps.restore(found, run.spec.run_id, run.hvd.size(), self._scale)
 
+    @step_clock.span(SAVE)
     def save_within(self, done: int, means: Means) -> None:
         """Save after ``done`` steps of an epoch; every rank takes part."""
         self._steps.share_buffers()
@@ -57,6 +59,7 @@ class Checkpointing:
         if self._run.hvd.rank() == 0:
             self._current(partial_epoch).save(self._run.files)
 
+    @step_clock.span(SAVE)
     def save_epoch(self, is_last: bool) -> None:
         """Save on rank 0 what is due after an epoch: the last checkpoint, the best one."""
         run = self._run

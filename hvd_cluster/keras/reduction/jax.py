@@ -14,17 +14,18 @@ from jax.experimental import io_callback
 from hvd_cluster.engine.compiled_steps import keep_error
 from hvd_cluster.keras.reduction.reducer import Reduction
 from hvd_cluster.keras.values import from_torch, to_torch
+from hvd_cluster.monitor.callback_steps import callback_steps
 
 
 class JaxReduction(Reduction):
     """Reduction by one callback from the compiled step, with all gradients."""
 
-    def reduce(self, tensors: Sequence[Any], groups: list[list[int]]) -> list[Any]:
+    def reduce(self, tensors: Sequence[Any], groups: list[list[int]], *, ends_step: bool = False) -> list[Any]:
         """Reduce JAX arrays, or the tracers of a compiled step."""
 
         def callback(*arrays: Any) -> tuple[Any, ...]:
             given = [to_torch(np.asarray(array)) for array in arrays]
-            with torch.no_grad(), keep_error():
+            with callback_steps.callback(ends_step=ends_step), torch.no_grad(), keep_error():
                 results = self.reduce_torch(given, groups)
             return tuple(
                 from_torch(result, np.asarray(array).dtype) for result, array in zip(results, arrays, strict=True)
@@ -33,6 +34,11 @@ class JaxReduction(Reduction):
         shape_of: Any = jax.ShapeDtypeStruct
         shapes = tuple(shape_of(tensor.shape, tensor.dtype) for tensor in tensors)
         return list(io_callback(callback, shapes, *tensors, ordered=True))
+
+    @property
+    def is_eager(self) -> bool:
+        """Never: the reduction is a callback."""
+        return False
 
     def num_members(self, dtype: Any) -> Any:
         """The number of ranks when the compiled step runs: the size of an elastic world changes."""

@@ -37,7 +37,7 @@ class Reduction(ABC):
             variables: Keras variables.
         """
         results = list(gradients)
-        if is_alone() or not takes_part(self.config.process_set):
+        if self.is_alone:
             return results
         is_local = [id(variable) in self.local_variables for variable in variables]
         for index, gradient in enumerate(results):
@@ -47,14 +47,32 @@ class Reduction(ABC):
         if not shared:
             return results
         compressed, contexts = zip(*(self.config.compression.compress(results[index]) for index in shared), strict=True)
-        reduced = self.reduce(compressed, self.config.group_indices([variables[index] for index in shared]))
+        reduced = self.reduce(
+            compressed, self.config.group_indices([variables[index] for index in shared]), ends_step=True
+        )
         for index, gradient, context in zip(shared, reduced, contexts, strict=True):
             results[index] = self.config.compression.decompress(gradient, context)
         return results
 
     @abstractmethod
-    def reduce(self, tensors: Sequence[Any], groups: list[list[int]]) -> list[Any]:
-        """Reduce tensors of the backend, those of a group together."""
+    def reduce(self, tensors: Sequence[Any], groups: list[list[int]], *, ends_step: bool = False) -> list[Any]:
+        """Reduce tensors of the backend, those of a group together.
+
+        Args:
+            tensors: the tensors.
+            groups: indices of the tensors of each group.
+            ends_step: nothing else reduces gradients of this training step later.
+        """
+
+    @property
+    @abstractmethod
+    def is_eager(self) -> bool:
+        """Whether what is called now runs now, instead of in a compiled step or a callback."""
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether there is no other rank to reduce with."""
+        return is_alone() or not takes_part(self.config.process_set)
 
     def num_members(self, dtype: Any) -> Any:
         """The number of ranks when the step runs: a number, or a tensor of ``dtype`` and shape ()."""
@@ -63,7 +81,7 @@ class Reduction(ABC):
 
     def on_all_ranks(self, condition: Any) -> Any:
         """Whether a boolean tensor of the backend, of shape (), is true on all ranks that take part."""
-        if is_alone() or not takes_part(self.config.process_set):
+        if self.is_alone:
             return condition
         (num_against,) = self.reduce([1.0 - keras.ops.cast(condition, "float32")], [])
         return keras.ops.equal(num_against, 0.0)

@@ -24,8 +24,13 @@ class TensorFlowReduction(Reduction):
         reducer = GradientReducer(self.config, local_keys)
         return reducer(gradients, variables, "keras")
 
-    def reduce(self, tensors: Sequence[Any], groups: list[list[int]]) -> list[Any]:
+    def reduce(self, tensors: Sequence[Any], groups: list[list[int]], *, ends_step: bool = False) -> list[Any]:
         """Reduce dense tensors without scaling."""
         name = None if tf.executing_eagerly() else label("keras", tensors[0])
         collective = Collective(kind=Kind.ALLREDUCE, process_set=self.config.process_set, name=name, op=self.config.op)
-        return reduced(tensors, collective, groups)
+        return reduced(tensors, collective, groups, ends_step=ends_step)
+
+    @property
+    def is_eager(self) -> bool:
+        """Whether no function is traced."""
+        return bool(tf.executing_eagerly())

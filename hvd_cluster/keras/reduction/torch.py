@@ -13,7 +13,15 @@ from hvd_cluster.torch.submission import checked
 class TorchReduction(Reduction):
     """Reduction by the engine, without conversion."""
 
-    def reduce(self, tensors: Sequence[torch.Tensor], groups: list[list[int]]) -> list[torch.Tensor]:
+    def reduce(
+        self, tensors: Sequence[torch.Tensor], groups: list[list[int]], *, ends_step: bool = False
+    ) -> list[torch.Tensor]:
         """Reduce ``tensors``; returns new tensors."""
+        del ends_step  # the optimizer, which runs as Python, ends it
         with torch.no_grad():
             return self.reduce_torch(checked(tensor.detach().contiguous() for tensor in tensors), groups)
+
+    @property
+    def is_eager(self) -> bool:
+        """Always: where torch compiles a step, it leaves this to Python."""
+        return True

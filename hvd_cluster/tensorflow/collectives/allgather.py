@@ -59,7 +59,7 @@ def grouped_allgather(
     return gathered(values, Collective(kind=Kind.ALLGATHER, process_set=process_set, name=request_name))
 
 
-def gathered(tensors: Sequence[tf.Tensor], collective: Collective) -> list[tf.Tensor]:
+def gathered(tensors: Sequence[tf.Tensor], collective: Collective, *, ends_step: bool = False) -> list[tf.Tensor]:
     """Allgather of dense tensors; differentiable."""
     process_set = collective.process_set
 
@@ -83,6 +83,7 @@ def gathered(tensors: Sequence[tf.Tensor], collective: Collective) -> list[tf.Te
                 results[i] = each[before[place] : before[place] + mine[place]]
             return results
 
-        return call(collective.begin, values, [t.dtype for t in values], [any_rows(t.shape) for t in values]), gradient
+        shapes = [any_rows(value.shape) for value in values]
+        return call(collective.begin, values, [t.dtype for t in values], shapes, ends_step=ends_step), gradient
 
     return list(differentiable(*tensors))

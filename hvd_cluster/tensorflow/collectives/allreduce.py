@@ -94,7 +94,11 @@ def grouped_allreduce(
 
 
 def reduced(
-    tensors: Sequence[tf.Tensor], collective: Collective, groups: Sequence[Sequence[int]] | None = None
+    tensors: Sequence[tf.Tensor],
+    collective: Collective,
+    groups: Sequence[Sequence[int]] | None = None,
+    *,
+    ends_step: bool = False,
 ) -> list[tf.Tensor]:
     """Allreduce of dense tensors; differentiable.
 
@@ -102,6 +106,7 @@ def reduced(
         tensors: dense tensors.
         collective: the reduction, with its name.
         groups: indices of the tensors to reduce together; None for all tensors, an empty list for an automatic choice.
+        ends_step: as for :func:`~hvd_cluster.tensorflow.interop.call`.
     """
 
     def begin(given: Tensors, is_waited_for: bool) -> Waitable:
@@ -114,7 +119,8 @@ def reduced(
         def gradient(*upstream: tf.Tensor) -> list[tf.Tensor]:
             return reduced(upstream, collective.named(gradient_label(collective.name)), groups)
 
-        return call(begin, values, [t.dtype for t in values], [t.shape for t in values]), gradient
+        shapes = [value.shape for value in values]
+        return call(begin, values, [value.dtype for value in values], shapes, ends_step=ends_step), gradient
 
     return list(differentiable(*tensors))
 
@@ -126,11 +132,12 @@ def sparse_sum(
     *,
     average: bool,
     compression: type[Compressor] = Compression.none,
+    ends_step: bool = False,
 ) -> list[tf.IndexedSlices]:
     """The gathered rows of all ranks; an index of several ranks occurs several times."""
     compressed, contexts = zip(*(compression.compress(dense(each.values)) for each in slices), strict=True)
     flat = [part for rows, each in zip(compressed, slices, strict=True) for part in (rows, dense(each.indices))]
-    parts = gathered(flat, Collective(kind=Kind.ALLGATHER, process_set=process_set, name=name))
+    parts = gathered(flat, Collective(kind=Kind.ALLGATHER, process_set=process_set, name=name), ends_step=ends_step)
     values = [compression.decompress(rows, context) for rows, context in zip(parts[::2], contexts, strict=True)]
     indices = parts[1::2]
     if average:

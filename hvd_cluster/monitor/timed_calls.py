@@ -1,0 +1,40 @@
+"""Functions and iterators whose calls count as an activity of the step clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from functools import wraps
+from typing import Any, TypeVar
+
+from hvd_cluster.monitor.step_clock import DATA, step_clock
+
+F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
+
+
+def timed(function: F, activity: int) -> F:
+    """The same function; a call of it is ``activity``."""
+
+    @wraps(function)
+    def timed_call(*args: Any, **kwargs: Any) -> Any:
+        before = step_clock.enter(activity)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            step_clock.leave(before)
+
+    return timed_call  # type: ignore[return-value]
+
+
+def timed_items(items: Iterable[T]) -> Iterator[T]:
+    """The same items; the time to get each of them is DATA."""
+    iterator = iter(items)
+    while True:
+        before = step_clock.enter(DATA)
+        try:
+            item = next(iterator)
+        except StopIteration:
+            return
+        finally:
+            step_clock.leave(before)
+        yield item
