@@ -231,9 +231,9 @@ class HorovodStrategy(_ParallelStrategy):
         return no_reduction(self.optimizers)
 
     @step_clock.span(SAVE)
-    def save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
-        """Write a checkpoint; every rank takes part."""
-        super().save_checkpoint(*args, **kwargs)
+    def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
+        """Write a checkpoint, on rank 0."""
+        super().save_checkpoint(checkpoint, filepath, storage_options)
 
     def teardown(self) -> None:
         """Restore the original layers and optimizers, with their trained weights and state."""

@@ -75,7 +75,7 @@ def test_a_wait_counts_where_it_is_and_as_late_on_the_other_rank(
     assert sum1 == pytest.approx(1)
 
 
-def test_passes_that_only_accumulate_are_no_steps(two: Any) -> None:
+def test_passes_that_only_accumulate_do_not_count_as_steps(two: Any) -> None:
     assert [num for num, _, _ in two(shares_of_fit, "", 2)] == [BATCHES // 2] * 2
 
 
