@@ -74,7 +74,7 @@ class StepReports:
         self._sampled_s = 0.0
         if self._is_on:
             usage = NodeMeter().measure if self._position.is_leader else None
-            self._reporter = RankReporter(self._rank, step_clock, usage)
+            self._reporter = RankReporter(self._rank, world.topology.size, step_clock, usage)
             now_s = time.monotonic()
             self._next_sample_s, self._next_report_s = now_s + _SAMPLE_S, now_s + self._interval_s
             if self._position.parent is None:
@@ -206,7 +206,7 @@ class LocalMonitor:
 
     def __init__(self, host: str, settings: Settings) -> None:
         self.job = JobMonitor([host])
-        self._reporter = RankReporter(0, step_clock, NodeMeter().measure)
+        self._reporter = RankReporter(0, 1, step_clock, NodeMeter().measure)
         self._output = MonitorOutput(self.job, settings)
         self._interval_s = settings.monitor_interval_s
         self._is_over = threading.Event()

@@ -13,8 +13,8 @@ from hvd_cluster.monitor.rank_report import RankReport
 from hvd_cluster.monitor.report_text import describe, progress_line, shares, table
 from hvd_cluster.monitor.step_clock import LATE, StepTime
 
-#: How many steps a verdict is about, and how many are kept for it.
-_MAX_STEPS = 200
+#: How many steps a verdict is about at most, of one rank and of all together, and how many are kept for it.
+_MAX_STEPS, _MAX_STEPS_OF_ALL = 200, 16384
 _KEPT_STEPS = 1000
 
 
@@ -46,6 +46,7 @@ class JobMonitor:
         self._hosts = list(hosts)
         self._names = {rank: f"rank {rank} on {host}" for rank, host in enumerate(hosts)}
         self._ranks = {rank: RankSteps() for rank in range(len(hosts))}
+        self._max_steps = min(_MAX_STEPS, max(_MAX_STEPS_OF_ALL // len(hosts), 20))
         self._usage: dict[str, NodeUsage] = {}
         #: By rank, all its steps: their number and seconds of each activity.
         self.totals: dict[int, tuple[int, StepTime]] = {}
@@ -75,14 +76,15 @@ class JobMonitor:
     def steps(self) -> JobSteps | None:
         """The recent steps; None before all ranks have reported one."""
         with self._lock:
-            common = common_steps(self._ranks, _MAX_STEPS)
+            ranks = self._training_ranks()
+            common = common_steps(ranks, self._max_steps)
             if not common:
                 return None
-            self._count_last(common)
-            found = find_bottlenecks(self._ranks, common)
+            self._count_last(ranks, common)
+            found = find_bottlenecks(ranks, common)
             self.last_steps = JobSteps(
                 common[-1],
-                {rank: shares([of.times[step] for step in common]) for rank, of in self._ranks.items()},
+                {rank: shares([of.times[step] for step in common]) for rank, of in ranks.items()},
                 found,
                 describe(found[0], self._names) if found else "",
                 dict(self._usage),
@@ -95,8 +97,9 @@ class JobMonitor:
         if job is None:
             return None
         with self._lock:
-            common = common_steps(self._ranks, _MAX_STEPS)
-            times = [of.times[step] for of in self._ranks.values() for step in common]
+            ranks = self._training_ranks()
+            common = common_steps(ranks, self._max_steps)
+            times = [of.times[step] for of in ranks.values() for step in common]
         return progress_line(job.step, times, job.bottlenecks, self._names)
 
     def summary(self) -> str | None:
@@ -115,9 +118,15 @@ class JobMonitor:
             lines += [describe(bottleneck, self._names) for bottleneck in job.bottlenecks]
         return "\n".join(lines)
 
-    def _count_last(self, common: Sequence[int]) -> None:
+    def _training_ranks(self) -> dict[int, RankSteps]:
+        """Those that have steps, if every rank has reported; others may be outside of a process set that trains."""
+        if len(self.totals) < len(self._hosts):
+            return {}
+        return {rank: of for rank, of in self._ranks.items() if of.times}
+
+    def _count_last(self, ranks: Mapping[int, RankSteps], common: Sequence[int]) -> None:
         for step in common:
-            if step > self._compared_to and len(self._ranks) > 1:
-                self.num_last[min(self._ranks, key=lambda rank: self._ranks[rank].times[step][LATE])] += 1
+            if step > self._compared_to and len(ranks) > 1:
+                self.num_last[min(ranks, key=lambda rank: ranks[rank].times[step][LATE])] += 1
                 self.num_compared += 1
         self._compared_to = max(self._compared_to, common[-1])

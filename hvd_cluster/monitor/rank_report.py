@@ -7,14 +7,15 @@ import time
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from hvd_cluster.monitor.call_sites import CallSite, CallSites
 from hvd_cluster.monitor.node_usage import NodeUsage
 from hvd_cluster.monitor.step_clock import ACTIVITIES, StepClock, StepTime
 
-#: The maximum number of single steps in a report; its totals count all.
-_MAX_STEPS = 400
+#: The maximum number of single steps in a report, and in the reports of all ranks together. Totals count all steps.
+_MAX_STEPS, _MAX_STEPS_OF_ALL = 200, 8192
 _MAX_CALL_SITES = 16
 
 
@@ -23,8 +24,8 @@ class RankReport:
     """The steps of one rank since its last report."""
 
     rank: int
-    #: The number of the first step in ``packed``.
-    first_step: int
+    #: The numbers of the steps in ``packed``, uint32.
+    numbers: bytes
     #: float32, the activities of one step after the other.
     packed: bytes
     #: All steps since the world began: their number, and seconds of each activity.
@@ -39,12 +40,8 @@ class RankReport:
 
     def times(self) -> dict[int, StepTime]:
         """The steps by their numbers."""
-        values = array("f", self.packed)
-        width = len(ACTIVITIES)
-        return {
-            self.first_step + index: StepTime(*values[index * width : (index + 1) * width])
-            for index in range(len(values) // width)
-        }
+        values = iter(array("f", self.packed))
+        return {number: StepTime(*islice(values, len(ACTIVITIES))) for number in array("I", self.numbers)}
 
 
 class RankReporter:
@@ -52,12 +49,14 @@ class RankReporter:
 
     Args:
         rank: this rank.
+        size: the number of ranks.
         clock: measures its steps.
         usage: measures its host; None if another rank of the host does.
     """
 
-    def __init__(self, rank: int, clock: StepClock, usage: Callable[[], NodeUsage] | None) -> None:
+    def __init__(self, rank: int, size: int, clock: StepClock, usage: Callable[[], NodeUsage] | None) -> None:
         self._rank = rank
+        self._max_steps = min(_MAX_STEPS, max(_MAX_STEPS_OF_ALL // size, 20))
         self._clock = clock
         self._usage = usage
         self._next_step = 0
@@ -68,12 +67,11 @@ class RankReporter:
         """What has happened since the last call."""
         first, steps = self._clock.since(self._next_step)
         self._next_step = first + len(steps)
-        first += max(0, len(steps) - _MAX_STEPS)
-        packed = array("f", (value for step in steps[-_MAX_STEPS:] for value in step))
+        chosen = _choose(range(first, first + len(steps)), self._max_steps)
         return RankReport(
             self._rank,
-            first,
-            packed.tobytes(),
+            array("I", chosen).tobytes(),
+            array("f", (value for number in chosen for value in steps[number - first])).tobytes(),
             self._clock.totals,
             self.call_sites.take(_MAX_CALL_SITES),
             *self._core_wait_s(),
@@ -86,6 +84,18 @@ class RankReporter:
         waited_s, now_s = core_wait_s(native_id), time.monotonic()
         self._core_wait = (native_id, waited_s, now_s)
         return waited_s - before_s if native_id == thread else 0.0, now_s - at_s
+
+
+def _choose(numbers: range, max_steps: int) -> list[int]:
+    """Not too many of these steps.
+
+    All ranks choose nearly the same ones, although they do not report at the same time. The choice is a hash of the
+    number, so it does not follow a pattern such as every other step.
+    """
+    one_in = 1
+    while len(numbers) > max_steps * one_in:
+        one_in *= 2
+    return [number for number in numbers if hash((number,)) % one_in == 0]
 
 
 def core_wait_s(native_id: int) -> float:

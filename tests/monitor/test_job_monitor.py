@@ -26,9 +26,9 @@ def report(rank: int, first: int, steps: list[StepTime], **other: Any) -> RankRe
     """A report of these steps."""
     packed = array("f", [value for step in steps for value in step]).tobytes()
     totals = (first + len(steps) - 1, StepTime(*(value * (first + len(steps) - 1) for value in steps[0])))
-    return RankReport(
-        rank, first, packed, totals, **({"call_sites": (), "core_wait_s": 0.0, "interval_s": 1.0} | other)
-    )
+    numbers = array("I", range(first, first + len(steps))).tobytes()
+    usual = {"call_sites": (), "core_wait_s": 0.0, "interval_s": 1.0}
+    return RankReport(rank, numbers, packed, totals, **(usual | other))
 
 
 def filled() -> JobMonitor:
@@ -80,16 +80,45 @@ def test_the_summary_counts_all_steps_and_who_was_last() -> None:
 
 def test_a_reporter_sends_each_step_once_and_the_totals_of_all() -> None:
     clock = StepClock()
-    reporter = RankReporter(3, clock, lambda: NodeUsage(1.0, 2.0))
-    for _ in range(501):
+    reporter = RankReporter(3, 4, clock, lambda: NodeUsage(1.0, 2.0))
+    for _ in range(151):
         clock.end_step()
     first = reporter.report()
-    assert (first.rank, first.first_step, first.totals[0], first.usage) == (3, 101, 500, NodeUsage(1.0, 2.0))
-    assert len(first.times()) == 400
+    assert (first.rank, first.totals[0], first.usage) == (3, 150, NodeUsage(1.0, 2.0))
+    assert list(first.times()) == list(range(1, 151))
     clock.end_step()
     second = reporter.report()
-    assert list(second.times()) == [501]
+    assert list(second.times()) == [151]
     assert reporter.report().times() == {}
+
+
+def test_of_many_steps_all_ranks_report_nearly_the_same_ones_and_no_pattern() -> None:
+    chosen = []
+    for num_steps in (1000, 1400):
+        clock = StepClock()
+        reporter = RankReporter(0, 512, clock, None)
+        for _ in range(num_steps + 1):
+            clock.end_step()
+        report = reporter.report()
+        assert report.totals[0] == num_steps
+        chosen.append(set(report.times()))
+    mine, other = chosen
+    assert 10 <= len(mine) <= 25
+    assert len(mine & other) >= 4
+    assert {number % 2 for number in mine} == {0, 1}
+    assert {number % 3 for number in mine} == {0, 1, 2}
+
+
+def test_ranks_that_do_not_train_are_left_out() -> None:
+    job = JobMonitor(["a", "a", "b"])
+    job.add(report(0, 1, [WAITING] * 10))
+    job.add(report(2, 1, [LATE] * 10))
+    assert job.steps() is None
+    job.add(RankReport(1, b"", b"", (0, StepTime(*[0.0] * 7)), (), 0.0, 1.0))
+    found = job.steps()
+    assert found is not None
+    assert set(found.shares) == {0, 2}
+    assert found.bottlenecks[0].rank == 2
 
 
 def test_the_time_without_a_core_is_unknown_for_no_thread() -> None:
