@@ -95,7 +95,14 @@ def _choose(numbers: range, max_steps: int) -> list[int]:
     one_in = 1
     while len(numbers) > max_steps * one_in:
         one_in *= 2
-    return [number for number in numbers if hash((number,)) % one_in == 0]
+    return [number for number in numbers if one_in == 1 or _mixed(number) % one_in == 0]
+
+
+def _mixed(number: int) -> int:
+    """A hash whose low bits show no pattern for consecutive numbers: the finalizer of MurmurHash3."""
+    number = (number ^ number >> 16) * 0x85EBCA6B & 0xFFFFFFFF
+    number = (number ^ number >> 13) * 0xC2B2AE35 & 0xFFFFFFFF
+    return number ^ number >> 16
 
 
 def core_wait_s(native_id: int) -> float:
