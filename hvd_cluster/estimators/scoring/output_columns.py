@@ -80,8 +80,14 @@ def plan(
         wrong.append(f"output_kinds has {len(kinds)} entries for {num_outputs} outputs: give one for each")
     if len(names) != len(kinds):
         wrong.append(f"output_cols has {len(names)} names for {len(kinds)} outputs")
-    if "columns" in kinds and shapes is None:
-        wrong.append("output_kinds: 'columns' needs a model that was fitted, which knows the shapes of its outputs")
+    if any(
+        kind == "columns" and (shapes is None or not _is_known(shapes[output]))
+        for kind, output in zip(kinds, outputs, strict=False)
+    ):
+        wrong.append(
+            "output_kinds: 'columns' needs the shapes of the outputs, which are known of a model that was fitted and "
+            "that takes the feature columns"
+        )
     if wrong:
         raise ValueError("\n".join(wrong))
     found: list[OutputColumn] = []
@@ -122,8 +128,16 @@ def metadata_of(spec: FitSpec) -> dict[str, Any]:
     }
 
 
+def _is_known(shape: Sequence[int]) -> bool:
+    """False for what a LightningModule returns that did not take the feature columns before the fit."""
+    return all(length >= 0 for length in shape)
+
+
 def output_type(kind: Kind, dtype: str, shape: Sequence[int]) -> str:
-    """The type of an output column: the label's for one number per row (integers are rounded), else a vector."""
-    if math.prod(shape) != 1 or kind in {Kind.LIST, Kind.VECTOR}:
+    """The type of an output column: the label's for one number per row (integers are rounded), else a vector.
+
+    It is a vector too if the shape is not known.
+    """
+    if not _is_known(shape) or math.prod(shape) != 1 or kind in {Kind.LIST, Kind.VECTOR}:
         return VECTOR
     return dtype if kind in {Kind.NUMERIC, Kind.BOOL} and dtype != "float16" else "float64"

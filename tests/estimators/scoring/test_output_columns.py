@@ -76,7 +76,9 @@ def test_contradictions_are_named():
         model(output_cols=["p"], output_kinds=["probability", "argmax"]).transform(TABLE)
     with pytest.raises(ValueError, match="output_kinds has 1 entries for 2 outputs"):
         plan(["a"], 2, [VECTOR] * 2, None, ["plain"], False)
-    with pytest.raises(ValueError, match="'columns' needs a model that was fitted"):
+    with pytest.raises(ValueError, match="'columns' needs the shapes of the outputs"):
         plan(["a"], 1, [VECTOR], None, ["columns"], False)
+    with pytest.raises(ValueError, match="'columns' needs the shapes of the outputs"):
+        plan(["a"], 1, [VECTOR], [(-1, -1)], ["columns"], False)
     with pytest.raises(ValueError, match="output_kinds='best' must be a list of 'plain'"):
         model(output_kinds="best")
