@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from hvd_cluster.errors import DataError
+from hvd_cluster.monitor.timed_calls import timed_items
 from hvd_cluster.petastorm.columns import Values
 from hvd_cluster.petastorm.fragment_reader import RowBatch
 from hvd_cluster.petastorm.reader import Reader
@@ -79,8 +80,8 @@ class LoaderBase(ABC):
         # With the reader's seed, so that a seeded reader makes the batches repeatable too.
         random = np.random.default_rng([self.reader.seed, self._num_passes])
         chunks = (self._prepared(chunk) for chunk in self.reader.row_batches())
-        for batch in batches(chunks, self.batch_size, self.shuffling_queue_capacity, random):
-            yield self._made(batch)
+        found = batches(chunks, self.batch_size, self.shuffling_queue_capacity, random)
+        yield from timed_items(self._made(batch) for batch in found)
 
     def __enter__(self) -> LoaderBase:
         return self

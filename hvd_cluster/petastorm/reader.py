@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from hvd_cluster.data.reading.read_ahead import ReadAhead, ReadAheadClosedError
+from hvd_cluster.monitor.step_clock import DATA, step_clock
 from hvd_cluster.petastorm.columns import objects
 from hvd_cluster.petastorm.epoch_order import EpochOrder
 from hvd_cluster.petastorm.errors import NoDataAvailableError
@@ -113,6 +114,10 @@ class Reader:
             StopIteration: all passes are over.
             RuntimeError: the reader was stopped.
         """
+        with step_clock.span(DATA):
+            return self._next_batch()
+
+    def _next_batch(self) -> RowBatch:
         if self._stopped:
             raise ReadAheadClosedError
         rest = list(self._rows)
