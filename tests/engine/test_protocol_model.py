@@ -100,7 +100,7 @@ def walk(model: Model, choose: Callable[[int], int]) -> None:
 
 
 def _memory_of(negotiator: Any) -> bytes:
-    state = {name: value for name, value in vars(negotiator).items() if not callable(value) and name != "_place"}
+    state = {name: value for name, value in vars(negotiator).items() if not callable(value) and name != "_position"}
     return pickle.dumps(state)
 
 
@@ -462,11 +462,7 @@ TRIPLES: dict[str, Programs] = {
     "opposite orders": [[X, Y], [Y, X], [X, Y]],
     "mismatch": [[X], [ODD_X], [X]],
     "uneven join": [[X, JOIN], [JOIN], [X, JOIN]],
-    "unnamed, in rounds of unequal length": [
-        [JOIN, UNNAMED, JOIN],
-        [UNNAMED, JOIN, JOIN],
-        [UNNAMED, JOIN, UNNAMED, JOIN],
-    ],
+    "unnamed, in rounds of unequal length": [[JOIN, UNNAMED, JOIN], [JOIN, JOIN], [UNNAMED, JOIN, UNNAMED, JOIN]],
     "shutdown with requests under way": [[X, Y], [X, LEAVE], [Y, X]],
 }
 
