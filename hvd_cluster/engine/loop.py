@@ -251,14 +251,14 @@ class Loop:
 
     def finish(self) -> None:
         """Say goodbye and release everything."""
-        with ExitStack() as ends:  # each of them, even if another one raises
+        with ExitStack() as ends:  # each of them, even if another one raises; the last one first
+            ends.callback(self.steps.close)
             for link in self._world.links.values():
                 ends.callback(link.close)
             if self.host is not None:
                 ends.callback(self.host.close)
             ends.callback(self.transports.close)
             ends.callback(self._links.send_all, Goodbye())
-            ends.callback(self.steps.close)
             ends.callback(self._timeline.close)
             ends.callback(self._timeline.stop)
 

@@ -12,7 +12,8 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from hvd_cluster.engine.messages import Awaited, StepReport
 from hvd_cluster.engine.negotiation import Negotiator
@@ -31,6 +32,8 @@ logger = logging.getLogger(__name__)
 _SAMPLE_S = 0.02
 #: How long a rank counts as awaited after it was informed.
 _AWAITED_S = 2.5 * _SAMPLE_S
+#: How long the end of a world waits for the summary to be written.
+_CLOSE_TIMEOUT_S = 5.0
 
 
 class StepReports:
@@ -89,7 +92,10 @@ class StepReports:
         """Look at the training thread, and report, if it is time."""
         if not self._is_on:
             return
-        now_s = time.monotonic()
+        with self._or_off():
+            self._tick(time.monotonic())
+
+    def _tick(self, now_s: float) -> None:
         if now_s >= self._next_sample_s:
             self._sampled_s, self._next_sample_s = now_s, now_s + _SAMPLE_S
             if self._position.parent is None and self._position.children:
@@ -98,12 +104,14 @@ class StepReports:
                 self._reporter.call_sites.sample()
         if now_s >= self._next_report_s:
             self._next_report_s = now_s + self._interval_s
-            self.report()
-            if self._output is not None:
-                self._output.write_line()
+            self._report()
 
     def report(self) -> None:
         """Report to the root what has happened since the last report."""
+        with self._or_off():
+            self._report()
+
+    def _report(self) -> None:
         if not self._is_on:
             return
         report = self._reporter.report()
@@ -114,20 +122,30 @@ class StepReports:
 
     def receive(self, message: StepReport | Awaited) -> None:
         """A message of another rank."""
-        if isinstance(message, Awaited):
-            now_s = time.monotonic()
-            self._note_awaited(now_s)
-            self._send_down(message, self._children_to_inform())
-            self._next_sample_s = min(self._next_sample_s, max(now_s, self._sampled_s + _SAMPLE_S))
-        elif self.job is not None:
-            self.job.add(message.report)
-        elif self._position.parent is not None:
-            self._send_up(message)
+        with self._or_off():
+            if isinstance(message, Awaited):
+                now_s = time.monotonic()
+                self._note_awaited(now_s)
+                self._send_down(message, self._children_to_inform())
+                self._next_sample_s = min(self._next_sample_s, max(now_s, self._sampled_s + _SAMPLE_S))
+            elif self.job is not None:
+                self.job.add(message.report)
+            elif self._position.parent is not None:
+                self._send_up(message)
 
     def close(self) -> None:
         """The world is over: write the summary."""
         if self._output is not None:
             self._output.close()
+
+    @contextmanager
+    def _or_off(self) -> Iterator[None]:
+        """Whatever the block raises switches the monitor of this rank off: a job must not end because of it."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - as said above
+            self._is_on = False
+            logger.warning("rank %d: its monitor is off: %s: %s", self._rank, type(error).__name__, error)
 
     # ---- who is awaited ---------------------------------------------------------------------------------------------
 
@@ -138,7 +156,7 @@ class StepReports:
         if self._ballot is None:
             return False
         voted = sum(request.epoch >= 0 for request in self._submissions.pending().values())
-        return self._ballot.is_awaited or self._ballot.num_open_votes > voted
+        return self._ballot.is_awaited or self._ballot.num_open > voted
 
     def _inform_awaited(self, now_s: float) -> None:
         """At the root: inform the ranks that keep others waiting."""
@@ -164,40 +182,54 @@ class StepReports:
 
 
 class MonitorOutput:
-    """Writes what the root knows: a line every few seconds, a table at the end, and metrics for Prometheus.
+    """Writes what the root knows, in a thread of its own: a line every few seconds, a table at the end, and metrics.
 
     Args:
         job: collects the reports.
-        settings: whether to write lines, and where to serve metrics.
+        settings: how often, whether to write lines, and where to serve metrics.
+        collect: called first each time.
     """
 
-    def __init__(self, job: JobMonitor, settings: Settings) -> None:
+    def __init__(self, job: JobMonitor, settings: Settings, collect: Callable[[], None] = lambda: None) -> None:
         self._job = job
+        self._collect = collect
         self._writes = settings.monitor
+        self._interval_s = settings.monitor_interval_s
         self._server = None if settings.metrics_port is None else MetricsServer.started(job, settings.metrics_port)
         self._last_step = -1
-
-    def write_line(self) -> None:
-        """A line about the recent steps, if there were any since the last one."""
-        job = self._job.steps()  # also counts which rank was the last
-        if not self._writes or job is None or job.step == self._last_step:
-            return
-        self._last_step = job.step
-        line = self._job.line()
-        if line is not None:
-            _write(line)
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="hvd-monitor", daemon=True)
+        self._thread.start()
 
     def close(self) -> None:
-        """The summary."""
-        summary = self._job.summary() if self._writes else None
-        if summary is not None:
-            _write(summary)
-        if self._server is not None:
-            self._server.close()
+        """Write the summary; does not wait for an output that does not take it."""
+        self._is_over.set()
+        self._thread.join(_CLOSE_TIMEOUT_S)
+
+    def _run(self) -> None:
+        try:
+            while not self._is_over.wait(self._interval_s):
+                self._collect()
+                self._write_line()
+            self._collect()
+            summary = self._job.summary()
+            if self._writes and summary is not None:
+                _write(summary)
+        except Exception as error:  # noqa: BLE001 - a job must not end because of its monitor
+            logger.warning("the monitor of the job ends: %s: %s", type(error).__name__, error)
+        finally:
+            if self._server is not None:
+                self._server.close()
+
+    def _write_line(self) -> None:
+        job = self._job.steps()
+        if self._writes and job is not None and job.step != self._last_step:
+            self._last_step = job.step
+            _write(job.line())
 
 
 class LocalMonitor:
-    """The monitor of a world of one rank, in a thread of its own.
+    """The monitor of a world of one rank.
 
     Args:
         host: its host.
@@ -206,24 +238,12 @@ class LocalMonitor:
 
     def __init__(self, host: str, settings: Settings) -> None:
         self.job = JobMonitor([host])
-        self._reporter = RankReporter(0, 1, step_clock, NodeMeter().measure)
-        self._output = MonitorOutput(self.job, settings)
-        self._interval_s = settings.monitor_interval_s
-        self._is_over = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="hvd-monitor", daemon=True)
-        self._thread.start()
+        reporter = RankReporter(0, 1, step_clock, NodeMeter().measure)
+        self._output = MonitorOutput(self.job, settings, lambda: self.job.add(reporter.report()))
 
     def close(self) -> None:
         """Write the summary."""
-        self._is_over.set()
-        self._thread.join()
-        self.job.add(self._reporter.report())
         self._output.close()
-
-    def _run(self) -> None:
-        while not self._is_over.wait(self._interval_s):
-            self.job.add(self._reporter.report())
-            self._output.write_line()
 
 
 def _write(text: str) -> None:

@@ -48,6 +48,9 @@ class RankSteps:
     core_wait_s: float = 0.0
     observed_s: float = 0.0
 
+    #: How many reports in a row had no steps.
+    num_idle_reports: int = 0
+
     def fade(self) -> None:
         """Give less weight to what was seen before: a straggler may do something else now."""
         self.call_sites = Counter({site: count // 2 for site, count in self.call_sites.items() if count > 1})
@@ -116,6 +119,8 @@ def _straggler(ranks: Mapping[int, RankSteps], times: Mapping[int, Sequence[Step
         step = {rank: each[index] for rank, each in times.items()}
         last, second = sorted(step, key=lambda rank: step[rank][LATE])[:2]
         late_s = step[second][LATE] - step[last][LATE]
+        if late_s <= 0:  # they came together
+            continue
         num_last[last] += 1
         behind_s[last] += late_s
         for activity in _CAUSES:
@@ -124,8 +129,10 @@ def _straggler(ranks: Mapping[int, RankSteps], times: Mapping[int, Sequence[Step
     cost_s = statistics.fmean(time[LATE] for each in times.values() for time in each)
     last_shares = {rank: count / num_steps for rank, count in num_last.most_common()}
     all_behind_s = sum(behind_s.values())
+    if not all_behind_s:
+        return Bottleneck(OTHER, 0.0)
     worst = max(behind_s, key=lambda rank: behind_s[rank])
-    if all_behind_s and behind_s[worst] < _MIN_LAST_SHARE * all_behind_s:
+    if behind_s[worst] < _MIN_LAST_SHARE * all_behind_s:
         summed = [sum(excess_s[rank][activity] for rank in excess_s) for activity in range(len(ACTIVITIES))]
         return Bottleneck(_largest(summed), cost_s, None, last_shares, all_behind_s / num_steps)
     activity = _largest(excess_s[worst])
@@ -133,14 +140,16 @@ def _straggler(ranks: Mapping[int, RankSteps], times: Mapping[int, Sequence[Step
     core_wait_share = straggler.core_wait_s / straggler.observed_s if straggler.observed_s else 0.0
     core_wait_s = core_wait_share * sum(time.total_s for time in times[worst])
     sites = straggler.call_sites
-    matching = [(site, count) for site, count in sites.most_common() if site.activity == activity]
+    # While the thread is between two steps, the clock does not know yet whether it is computing.
+    same = {activity, *({COMPUTE, OTHER} if activity in (COMPUTE, OTHER) else ())}
+    matching = [site for site, _ in sites.most_common() if site.activity in same]
     return Bottleneck(
         activity,
         cost_s,
         worst,
         last_shares,
         behind_s[worst] / num_last[worst],
-        matching[0][0].text if matching else sites.most_common(1)[0][0].text if sites else "",
+        matching[0].text if matching else "",
         activity in (COMPUTE, OPTIMIZER) and core_wait_s >= _MIN_CORE_WAIT_SHARE * excess_s[worst][activity] > 0,
     )
 

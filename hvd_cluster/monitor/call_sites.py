@@ -24,6 +24,8 @@ _MEANING = (
     ("keras/src/saving/", "save", SAVE),
     ("torch/optim/", "", OPTIMIZER),
 )
+#: Functions that only time what they call.
+_WRAPPERS = ("hvd_cluster/monitor/timed_calls.py", "hvd_cluster/torch/timed_calls.py")
 #: More different places are not counted.
 _MAX_SITES = 512
 
@@ -80,7 +82,7 @@ def _resolve(frame: FrameType) -> tuple[FrameType | None, CodeType | None, int |
         path = library_path(code.co_filename)
         if path is None:
             return innermost, called, meant
-        if path != "hvd_cluster/monitor/timed_calls.py":
+        if path not in _WRAPPERS:
             called = code
         if meant is None:
             name = code.co_name

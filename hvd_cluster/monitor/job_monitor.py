@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -13,9 +14,11 @@ from hvd_cluster.monitor.rank_report import RankReport
 from hvd_cluster.monitor.report_text import describe, progress_line, shares, table
 from hvd_cluster.monitor.step_clock import LATE, StepTime
 
-#: How many steps a verdict is about at most, of one rank and of all together, and how many are kept for it.
-_MAX_STEPS, _MAX_STEPS_OF_ALL = 200, 16384
-_KEPT_STEPS = 1000
+#: How many steps a verdict is about at most, of one rank and of all together, and how many times as many are kept.
+_MAX_STEPS, _MAX_STEPS_OF_ALL = 200, 8192
+_KEPT_FACTOR = 4
+#: A rank that has reported no steps so often, while others have, does not train any more.
+_MAX_IDLE_REPORTS = 2
 
 
 @dataclass(frozen=True)
@@ -24,6 +27,8 @@ class JobSteps:
 
     #: The number of the last step that all ranks have reported.
     step: int
+    #: The mean of the recent steps.
+    step_s: float
     #: By rank, the share of each activity in the recent steps.
     shares: dict[int, dict[str, float]]
     #: The most expensive first.
@@ -32,6 +37,10 @@ class JobSteps:
     verdict: str
     #: By host, how busy it is.
     usage: dict[str, NodeUsage] = field(default_factory=dict)
+
+    def line(self) -> str:
+        """All of this but the usage, in one line."""
+        return progress_line(self.step, self.step_s, self.shares.values(), self.verdict)
 
 
 class JobMonitor:
@@ -49,12 +58,12 @@ class JobMonitor:
         self._max_steps = min(_MAX_STEPS, max(_MAX_STEPS_OF_ALL // len(hosts), 20))
         self._usage: dict[str, NodeUsage] = {}
         #: By rank, all its steps: their number and seconds of each activity.
-        self.totals: dict[int, tuple[int, StepTime]] = {}
+        self._totals: dict[int, tuple[int, StepTime]] = {}
         #: By rank, in how many steps it was the last; and how many steps were looked at.
-        self.num_last: Counter[int] = Counter()
-        self.num_compared = 0
+        self._num_last: Counter[int] = Counter()
+        self._num_compared = 0
         self._compared_to = -1
-        #: What :meth:`steps` has returned last; it costs nothing, and the root calls that with each of its own reports.
+        #: What :meth:`steps` has returned last.
         self.last_steps: JobSteps | None = None
 
     def add(self, report: RankReport) -> None:
@@ -62,19 +71,20 @@ class JobMonitor:
         with self._lock:
             steps = self._ranks[report.rank]
             steps.times |= report.times()
-            for step in sorted(steps.times)[:-_KEPT_STEPS]:
+            for step in sorted(steps.times)[: -_KEPT_FACTOR * self._max_steps]:
                 del steps.times[step]
+            steps.num_idle_reports = 0 if report.packed else steps.num_idle_reports + 1
             if report.packed:
                 steps.fade()
                 steps.core_wait_s += report.core_wait_s
                 steps.observed_s += report.interval_s
             steps.call_sites.update(dict(report.call_sites))
-            self.totals[report.rank] = report.totals
+            self._totals[report.rank] = report.totals
             if report.usage is not None:
                 self._usage[self._hosts[report.rank]] = report.usage
 
     def steps(self) -> JobSteps | None:
-        """The recent steps; None before all ranks have reported one."""
+        """Look at the recent steps; None before all ranks have reported one."""
         with self._lock:
             ranks = self._training_ranks()
             common = common_steps(ranks, self._max_steps)
@@ -82,51 +92,54 @@ class JobMonitor:
                 return None
             self._count_last(ranks, common)
             found = find_bottlenecks(ranks, common)
+            times = {rank: [of.times[step] for step in common] for rank, of in ranks.items()}
             self.last_steps = JobSteps(
                 common[-1],
-                {rank: shares([of.times[step] for step in common]) for rank, of in ranks.items()},
+                statistics.fmean(time.total_s for each in times.values() for time in each),
+                {rank: shares(each) for rank, each in times.items()},
                 found,
                 describe(found[0], self._names) if found else "",
                 dict(self._usage),
             )
             return self.last_steps
 
-    def line(self) -> str | None:
-        """One line about the recent steps; None before all ranks have reported one."""
-        job = self.steps()
-        if job is None:
-            return None
+    def counts(self) -> tuple[dict[int, tuple[int, StepTime]], dict[int, int]]:
+        """By rank: the number of its steps so far with the seconds of each activity, and how often it was the last."""
         with self._lock:
-            ranks = self._training_ranks()
-            common = common_steps(ranks, self._max_steps)
-            times = [of.times[step] for of in ranks.values() for step in common]
-        return progress_line(job.step, times, job.bottlenecks, self._names)
+            return dict(self._totals), dict(self._num_last)
 
     def summary(self) -> str | None:
         """A table of all steps so far, and what slowed down the last ones; None if no rank has reported a step."""
         job = self.steps()
         with self._lock:
             means: Mapping[int, Sequence[StepTime]] = {
-                rank: [StepTime(*(value / num for value in sums))] for rank, (num, sums) in self.totals.items() if num
+                rank: [StepTime(*(value / num for value in sums))] for rank, (num, sums) in self._totals.items() if num
             }
             if not means:
                 return None
-            last_shares = {rank: count / self.num_compared for rank, count in self.num_last.items()}
-            num_steps = max(num for num, _ in self.totals.values())
+            last_shares = {rank: count / self._num_compared for rank, count in self._num_last.items()}
+            num_steps = max(num for num, _ in self._totals.values())
         lines = [f"{num_steps} steps", table(means, last_shares, self._names)]
         if job is not None:
             lines += [describe(bottleneck, self._names) for bottleneck in job.bottlenecks]
         return "\n".join(lines)
 
     def _training_ranks(self) -> dict[int, RankSteps]:
-        """Those that have steps, if every rank has reported; others may be outside of a process set that trains."""
-        if len(self.totals) < len(self._hosts):
+        """Those whose steps are compared, if every rank has reported.
+
+        The others are outside of a process set that trains, or have joined.
+        """
+        if len(self._totals) < len(self._hosts):
             return {}
-        return {rank: of for rank, of in self._ranks.items() if of.times}
+        ranks = {rank: of for rank, of in self._ranks.items() if of.times}
+        busy = {rank: of for rank, of in ranks.items() if of.num_idle_reports < _MAX_IDLE_REPORTS}
+        return busy or ranks
 
     def _count_last(self, ranks: Mapping[int, RankSteps], common: Sequence[int]) -> None:
         for step in common:
             if step > self._compared_to and len(ranks) > 1:
-                self.num_last[min(ranks, key=lambda rank: ranks[rank].times[step][LATE])] += 1
-                self.num_compared += 1
+                last, second = sorted(ranks, key=lambda rank: ranks[rank].times[step][LATE])[:2]
+                if ranks[last].times[step][LATE] < ranks[second].times[step][LATE]:
+                    self._num_last[last] += 1
+                self._num_compared += 1
         self._compared_to = max(self._compared_to, common[-1])

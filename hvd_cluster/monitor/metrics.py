@@ -68,18 +68,19 @@ class _Collector:
         """The metric families."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-        job = self._job.steps()
+        job = self._job.last_steps
+        totals, num_last = self._job.counts()
         steps = CounterMetricFamily("hvd_steps", "Training steps of a rank", labels=["rank"])
         seconds = CounterMetricFamily(
             "hvd_step_seconds", "Seconds that a rank's steps spent on an activity", labels=["rank", "activity"]
         )
-        for rank, (num, sums) in sorted(self._job.totals.items()):
+        for rank, (num, sums) in sorted(totals.items()):
             steps.add_metric([str(rank)], num)
             for activity, value in zip(ACTIVITIES, sums, strict=True):
                 seconds.add_metric([str(rank), activity], value)
         last = CounterMetricFamily("hvd_last", "Steps in which the other ranks waited for this one", labels=["rank"])
-        for rank in sorted(self._job.totals):
-            last.add_metric([str(rank)], self._job.num_last[rank])
+        for rank in sorted(totals):
+            last.add_metric([str(rank)], num_last.get(rank, 0))
         yield from (steps, seconds, last)
         usage = GaugeMetricFamily("hvd_host_usage", "Usage of a host, in percent", labels=["host", "resource"])
         for host, of in ({} if job is None else job.usage).items():

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
-from contextlib import suppress
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +29,7 @@ class NodeUsage:
         values = {name: value for name, value in found.items() if value is not None}
         for index, (busy, used) in enumerate(zip(self.gpu_percent, self.gpu_memory_percent, strict=True)):
             values |= {f"gpu{index}_percent": busy, f"gpu{index}_memory_percent": used}
-        return values
+        return {name: value for name, value in values.items() if not math.isnan(value)}
 
 
 class NodeMeter:
@@ -37,30 +39,52 @@ class NodeMeter:
         self._psutil: Any = None
         self._nvml: Any = None
         self._gpus: list[Any] = []
-        with suppress(ImportError):
+        self._cpu_times = (0.0, 0.0)
+        with _or_not("cores and memory"):
             import psutil
 
+            self._cpu_times = _cpu_times(psutil)
             self._psutil = psutil
-            psutil.cpu_percent()  # the first call only begins to measure
-        with suppress(ImportError):
+        with _or_not("GPUs"):
             import pynvml
 
-            try:
-                pynvml.nvmlInit()
-                self._gpus = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
-                self._nvml = pynvml
-            except pynvml.NVMLError as error:
-                logger.debug("GPUs are not measured: %s", error)
+            pynvml.nvmlInit()
+            self._gpus = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
+            self._nvml = pynvml
 
     def measure(self) -> NodeUsage:
         """The usage since the last call."""
-        busy: list[float] = []
-        used: list[float] = []
-        for gpu in self._gpus:
-            with suppress(self._nvml.NVMLError):
-                rates, memory = self._nvml.nvmlDeviceGetUtilizationRates(gpu), self._nvml.nvmlDeviceGetMemoryInfo(gpu)
-                busy.append(float(rates.gpu))
-                used.append(100.0 * memory.used / memory.total)
-        if self._psutil is None:
-            return NodeUsage(None, None, tuple(busy), tuple(used))
-        return NodeUsage(self._psutil.cpu_percent(), self._psutil.virtual_memory().percent, tuple(busy), tuple(used))
+        busy = [math.nan] * len(self._gpus)
+        used = list(busy)
+        for index, gpu in enumerate(self._gpus):
+            with _or_not(f"GPU {index}"):
+                busy[index] = float(self._nvml.nvmlDeviceGetUtilizationRates(gpu).gpu)
+                memory = self._nvml.nvmlDeviceGetMemoryInfo(gpu)
+                used[index] = 100.0 * memory.used / memory.total
+        cpu_percent = memory_percent = None
+        if self._psutil is not None:
+            with _or_not("cores and memory"):
+                before, self._cpu_times = self._cpu_times, _cpu_times(self._psutil)
+                busy_s, all_s = (now - then for now, then in zip(self._cpu_times, before, strict=True))
+                cpu_percent = 100.0 * busy_s / all_s if all_s > 0 else None
+                memory_percent = self._psutil.virtual_memory().percent
+        return NodeUsage(cpu_percent, memory_percent, tuple(busy), tuple(used))
+
+
+def _cpu_times(psutil: Any) -> tuple[float, float]:
+    """Seconds that all cores of this host were busy, and all their seconds.
+
+    ``psutil.cpu_percent()`` would measure from its last call in the same thread, whoever has made it.
+    """
+    times = psutil.cpu_times()._asdict()
+    all_s = sum(times.values()) - times.get("guest", 0.0) - times.get("guest_nice", 0.0)
+    return all_s - times["idle"] - times.get("iowait", 0.0), all_s
+
+
+@contextmanager
+def _or_not(what: str) -> Iterator[None]:
+    """The block measures ``what``. Whatever its library raises, a job must not end because of it."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 - as said above
+        logger.debug("%s are not measured: %s", what, error)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from hvd_cluster.monitor.bottlenecks import PHRASES, Bottleneck
 from hvd_cluster.monitor.step_clock import ACTIVITIES, StepTime
@@ -18,22 +18,20 @@ def shares(times: Sequence[StepTime]) -> dict[str, float]:
     return {name: value / total for name, value in zip(ACTIVITIES, sums, strict=True)}
 
 
-def progress_line(
-    step: int, times: Sequence[StepTime], bottlenecks: Sequence[Bottleneck], names: Mapping[int, str]
-) -> str:
+def progress_line(step: int, step_s: float, ranks: Iterable[Mapping[str, float]], verdict: str) -> str:
     """One line about the recent steps.
 
     Args:
         step: the number of the last step.
-        times: the times of recent steps of all ranks.
-        bottlenecks: what slows them down, the most expensive first.
-        names: by rank, its name, e.g. "rank 3 on node-b".
+        step_s: their mean duration.
+        ranks: for each rank, the share of each activity.
+        verdict: what slows them down, as a sentence; may be empty.
     """
-    mean_s = statistics.fmean(time.total_s for time in times)
-    parts = sorted(shares(times).items(), key=lambda item: -item[1])
+    each = list(ranks)
+    means = {name: statistics.fmean(rank[name] for rank in each) for name in ACTIVITIES}
+    parts = sorted(means.items(), key=lambda item: -item[1])
     text = ", ".join(f"{name} {share:.0%}" for name, share in parts if share >= 0.005)
-    line = f"step {step}: {duration(mean_s)} per step ({text})"
-    return f"{line}. {describe(bottlenecks[0], names)}" if bottlenecks else line
+    return f"step {step}: {duration(step_s)} per step ({text})" + (f". {verdict}" if verdict else "")
 
 
 def describe(bottleneck: Bottleneck, names: Mapping[int, str]) -> str:

@@ -111,6 +111,8 @@ def code_name(code: CodeType) -> str:
 @cache
 def library_path(path: str) -> str | None:
     """The path of a library's file below its folder, or None for a file of the user."""
+    if "/torchinductor_" in path or path.startswith("<eval_with_key>"):  # compiled by torch from the user's code
+        return path
     if path.startswith(("<frozen ", f"{_PACKAGE}/hvd_cluster/")):
         return path.removeprefix(f"{_PACKAGE}/")
     for library in _libraries():

@@ -66,6 +66,8 @@ class StepClock:
 
     def __init__(self) -> None:
         self._thread: int | None = threading.main_thread().ident
+        #: Threads for which the one that trains waits.
+        self._stand_ins: set[int] = set()
         #: The number of steps since :meth:`restart`.
         self.num_steps = 0
         #: Each with its number.
@@ -100,17 +102,22 @@ class StepClock:
 
     def enter(self, activity: int) -> int:
         """An activity begins. Returns what :meth:`leave` takes; -1 in threads that do not train, which are ignored."""
-        if threading.get_ident() != self._thread:
+        if not self._trains_here():
             return -1
         before = self._current
         self._switch(activity)
         return before
 
-    def leave(self, before: int) -> None:
-        """The activity ends for which :meth:`enter` has returned ``before``. What follows data is computation."""
-        if before < 0:
+    def leave(self, before: int, *, is_end_of_data: bool = False) -> None:
+        """The activity ends for which :meth:`enter` has returned ``before``. What follows data is computation.
+
+        Args:
+            before: the return value.
+            is_end_of_data: it was a wait for data, and there were none: no computation follows.
+        """
+        if before < 0 or not self._trains_here():
             return
-        is_fetched = self._current == DATA and before == _BETWEEN_STEPS
+        is_fetched = self._current == DATA and before == _BETWEEN_STEPS and not is_end_of_data
         self._switch(COMPUTE if is_fetched else before)
 
     @contextmanager
@@ -125,18 +132,21 @@ class StepClock:
     @contextmanager
     def in_this_thread(self) -> Iterator[None]:
         """The thread that trains waits for this block, whatever thread it runs in."""
-        thread, self._thread = self._thread, threading.get_ident()
+        thread = threading.get_ident()
+        is_known = self._trains_here()
+        self._stand_ins.add(thread)
         try:
             yield
         finally:
-            self._thread = thread
+            if not is_known:
+                self._stand_ins.discard(thread)
 
     def note_wait(self, begun_s: float, decided_s: float) -> None:
         """This thread has waited since ``begun_s`` for an operation that all ranks had reached at ``decided_s``.
 
         Both are ``time.monotonic()``; ``decided_s`` is 0 if the operation has failed before.
         """
-        if threading.get_ident() != self._thread:
+        if not self._trains_here():
             return
         now_s = time.monotonic()
         begun_s = max(begun_s, self._since_s)
@@ -147,7 +157,7 @@ class StepClock:
 
     def note_data(self, until_s: float) -> None:
         """What the thread that trains has done until ``until_s`` was to wait for data: ``time.monotonic()``."""
-        if threading.get_ident() != self._thread:
+        if not self._trains_here():
             return
         until_s = min(max(until_s, self._since_s), time.monotonic())
         self._times[DATA] += until_s - self._since_s
@@ -158,8 +168,9 @@ class StepClock:
         self._thread = threading.get_ident()
 
     def end_step(self) -> None:
-        """The optimizer has applied its update. The thread that calls this is the one that trains."""
-        self._thread = threading.get_ident()
+        """The optimizer has applied its update. The thread that trains calls this, or one for which it waits."""
+        if not self._trains_here():
+            self._thread = threading.get_ident()
         self._switch(_BETWEEN_STEPS)
         *times, between_s = self._times
         times[OTHER if times[DATA] else COMPUTE] += between_s
@@ -168,8 +179,9 @@ class StepClock:
             step = StepTime(*times)
             self._steps.append((self.num_steps, step))
             self.totals = (self.totals[0] + 1, StepTime(*map(add, self.totals[1], step)))
-            if self.observer is not None:
-                self.observer.note_step(self.num_steps, self._began_s, self._since_s, step)
+            observer = self.observer
+            if observer is not None:
+                observer.note_step(self.num_steps, self._began_s, self._since_s, step)
         self.num_steps += 1
         self._began_s = self._since_s
 
@@ -183,15 +195,20 @@ class StepClock:
         steps = [each for each in list(self._steps) if each[0] >= step]
         return (steps[0][0] if steps else step), [each for _, each in steps]
 
+    def _trains_here(self) -> bool:
+        thread = threading.get_ident()
+        return thread == self._thread or thread in self._stand_ins
+
     def _switch(self, activity: int) -> None:
         self._add(self._current, time.monotonic())
         self._current = activity
 
     def _add(self, activity: int, until_s: float) -> None:
         """The time since the last call was ``activity``."""
-        self._times[activity] += until_s - self._since_s
-        if self.observer is not None and activity != _BETWEEN_STEPS:
-            self.observer.note_activity(activity, self._since_s, until_s)
+        self._times[activity] += max(0.0, until_s - self._since_s)
+        observer = self.observer
+        if observer is not None and activity != _BETWEEN_STEPS:
+            observer.note_activity(activity, self._since_s, until_s)
         self._since_s = until_s
 
 

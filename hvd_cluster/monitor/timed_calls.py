@@ -18,10 +18,14 @@ def timed(function: F, activity: int) -> F:
     @wraps(function)
     def timed_call(*args: Any, **kwargs: Any) -> Any:
         before = step_clock.enter(activity)
+        is_over = False
         try:
             return function(*args, **kwargs)
+        except StopIteration:
+            is_over = True
+            raise
         finally:
-            step_clock.leave(before)
+            step_clock.leave(before, is_end_of_data=is_over)
 
     return timed_call  # type: ignore[return-value]
 
@@ -31,10 +35,12 @@ def timed_items(items: Iterable[T]) -> Iterator[T]:
     iterator = iter(items)
     while True:
         before = step_clock.enter(DATA)
+        is_over = False
         try:
             item = next(iterator)
         except StopIteration:
+            is_over = True
             return
         finally:
-            step_clock.leave(before)
+            step_clock.leave(before, is_end_of_data=is_over)
         yield item

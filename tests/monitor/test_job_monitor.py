@@ -5,10 +5,12 @@ from __future__ import annotations
 import builtins
 import logging
 import socket
+import time
 import urllib.request
 from array import array
 from typing import Any
 
+import psutil
 import pytest
 
 from hvd_cluster.monitor.call_sites import CallSite
@@ -36,7 +38,6 @@ def filled() -> JobMonitor:
     job = JobMonitor(["a", "b"])
     job.add(report(0, 1, [WAITING] * 10, usage=NodeUsage(50.0, 25.0, (90.0,), (10.0,))))
     assert job.steps() is None
-    assert job.line() is None
     site = CallSite("read (train.py:3)", DATA)
     job.add(report(1, 1, [LATE] * 10, call_sites=((site, 4),)))
     return job
@@ -59,11 +60,15 @@ def test_the_root_names_the_late_rank_when_all_have_reported() -> None:
 
 def test_what_a_straggler_did_before_is_forgotten() -> None:
     job = filled()
-    assert "read (train.py:3)" in (job.line() or "")
+    first = job.steps()
+    assert first is not None
+    assert "read (train.py:3)" in first.line()
     for turn in range(1, 5):
         job.add(report(0, 10 * turn + 1, [WAITING] * 10))
         job.add(report(1, 10 * turn + 1, [LATE] * 10))
-    assert "read" not in (job.line() or "read")
+    last = job.steps()
+    assert last is not None
+    assert "read" not in last.line()
 
 
 def test_the_summary_counts_all_steps_and_who_was_last() -> None:
@@ -138,6 +143,47 @@ def test_this_host_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(builtins, "__import__", missing)
     assert NodeMeter().measure().metrics() == {}
+
+
+def test_a_rank_without_new_steps_does_not_hold_up_the_others() -> None:
+    """It has joined."""
+    job = filled()
+    for turn in range(1, 3):
+        job.add(report(0, 10 * turn + 1, [WAITING] * 10))
+        job.add(RankReport(1, b"", b"", (10, StepTime(*[1.0] * 7)), (), 0.0, 1.0))
+    found = job.steps()
+    assert found is not None
+    assert (found.step, set(found.shares)) == (30, {0})
+
+
+def test_ranks_that_come_together_are_not_counted_as_last() -> None:
+    job = JobMonitor(["a", "b"])
+    job.add(report(0, 1, [LATE] * 10))
+    job.add(report(1, 1, [LATE] * 10))
+    job.steps()
+    assert job.counts()[1] == {}
+    assert (job.summary() or "").splitlines()[2].split()[-1] == "0%"
+
+
+def test_a_library_that_fails_is_not_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    meter = NodeMeter()
+
+    def broken(*_: Any) -> Any:
+        raise RuntimeError
+
+    monkeypatch.setattr(psutil, "cpu_times", broken)
+    assert meter.measure().cpu_percent is None
+    assert NodeMeter().measure().metrics() == {}
+
+
+def test_the_cores_of_this_host_are_measured() -> None:
+    meter = NodeMeter()
+    end_s = time.monotonic() + 0.2
+    while time.monotonic() < end_s:
+        pass
+    busy = meter.measure().cpu_percent
+    assert busy is not None
+    assert 0 < busy <= 100
 
 
 def test_prometheus_reads_the_numbers_over_http() -> None:

@@ -119,3 +119,36 @@ def test_the_thread_that_ends_a_step_is_the_one_that_trains() -> None:
     assert clock.thread == thread.ident
     assert clock.recent()[0].data_s >= 0.01
     assert clock.enter(COMPUTE) == -1
+
+
+def test_the_end_of_the_data_is_not_followed_by_computation(clock: StepClock) -> None:
+    for items in (iter([1]), iter([])):  # the last batch of an epoch, and the wait that finds its end
+        before = clock.enter(DATA)
+        has_item = next(items, None) is not None
+        clock.leave(before, is_end_of_data=not has_item)
+        if has_item:
+            clock.end_step()
+    with clock.span(DATA):
+        pass
+    clock.end_step()
+    step = clock.recent()[-1]
+    # Before and after the wait that finds the end, then data, and computation after them.
+    assert (step.other_s, step.data_s, step.compute_s) == (2.0, 2.0, 1.0)
+
+
+def test_threads_that_stand_in_may_overlap(clock: StepClock) -> None:
+    inside, outside = threading.Event(), threading.Event()
+
+    def callback() -> None:
+        with clock.in_this_thread():
+            inside.set()
+            outside.wait(10)
+
+    thread = threading.Thread(target=callback)
+    with clock.in_this_thread():
+        thread.start()
+        assert inside.wait(10)
+    outside.set()
+    thread.join()
+    assert clock.enter(SAVE) >= 0
+    assert clock.thread == threading.get_ident()

@@ -167,11 +167,10 @@ class Ballot:
                     refused.append(id)
                     continue
                 count = table[slot + 1] + 1
-                num_open += 1
                 if count == quorum:
                     complete.append(id)
-                    num_open -= count
                     count = 0
+                num_open += (count > 0) - (table[slot + 1] > 0)
                 table[slot + 1] = count
             self._header[_NUM_OPEN] = num_open
             if complete:
@@ -269,8 +268,8 @@ class Ballot:
         return bool(self._header[_IS_CLOSED])
 
     @property
-    def num_open_votes(self) -> int:
-        """How many votes are counted for requests that are not complete; a hint."""
+    def num_open(self) -> int:
+        """For how many requests some ranks have voted, and not all; a hint."""
         return self._header[_NUM_OPEN]
 
     def note_awaited(self, for_s: float) -> None:
@@ -376,7 +375,7 @@ class Ballot:
     def _shut(self, id: int) -> None:
         slot = 2 * (id % _NUM_SLOTS)
         if self._table[slot] == id + 1:
-            self._header[_NUM_OPEN] -= self._table[slot + 1]
+            self._header[_NUM_OPEN] -= self._table[slot + 1] > 0
             self._table[slot] = self._table[slot + 1] = 0
 
     def _count(self, id: int) -> int:

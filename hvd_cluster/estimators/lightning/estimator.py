@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from importlib.util import find_spec
 from typing import Any
 
@@ -132,27 +133,35 @@ class LightningEstimator(LightningEstimatorParams, ModuleEstimator):
     def _findings(self, dataset: Dataset, seed: int, is_lightning: bool) -> Findings:
         """The inputs and output shapes of the model, tried on a few rows."""
         inputs = dataclasses.replace(self._inputs(dataset), input_shapes=as_tuples(self._value("input_shapes")))
-        batch = self._first_rows(dataset, seed)
+        batch = transformed = self._first_rows(dataset, seed)
         model = with_configured_layers(self._value("model"))
-        try:
-            if is_lightning:
-                batch = {}
-                batch = self._first_rows(dataset, seed, transformed=False)
+
+        def tried(rows: Mapping[str, torch.Tensor]) -> Findings:
             return probe(
                 model,
                 inputs,
                 None if is_lightning else self._objective(),
                 self._metric_groups(),
-                batch,
+                rows,
                 dataset.schema,
                 as_stored=is_lightning,  # what training_step gets
                 batch_size=self._value("batch_size"),
             )
+
+        output_shapes: tuple[tuple[int, ...], ...] = tuple((-1, -1) for _ in inputs.label_cols)
+        try:
+            if is_lightning:
+                batch = {}
+                batch = self._first_rows(dataset, seed, transformed=False)
+            return tried(batch)
         except DataError as error:
             if not is_lightning:
                 raise
             # The module can be trained nevertheless; transform would raise this error.
             logger.warning("the module cannot be called with the feature columns, as transform calls it: %s", error)
+            if self._value("transformation_fn") is not None:
+                with suppress(DataError):  # a subclass of the model that predicts by itself has outputs of this shape
+                    output_shapes = tried(transformed).output_shapes
         floating = floating_dtype(model)
         dtypes = {name: floating if batch[name].is_floating_point() else "int64" for name in batch}
         known = dataclasses.replace(
@@ -160,7 +169,7 @@ class LightningEstimator(LightningEstimatorParams, ModuleEstimator):
             feature_dtypes=tuple(dtypes.get(name, floating) for name in inputs.feature_cols),
             label_dtypes=tuple(dtypes.get(name, floating) for name in inputs.label_cols),
         )
-        return Findings(known, tuple((-1, -1) for _ in inputs.label_cols))
+        return Findings(known, output_shapes)
 
     def _checkpoint(self, store: Store, run_id: str) -> Checkpoint | None:
         return Checkpoint.load(RunFiles(store, run_id), "lightning")

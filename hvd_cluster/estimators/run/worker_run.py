@@ -16,7 +16,7 @@ from hvd_cluster.estimators.run.reports import Reports
 from hvd_cluster.estimators.run.run_files import RunFiles
 from hvd_cluster.estimators.run.world import Collectives
 from hvd_cluster.estimators.spec import FitSpec
-from hvd_cluster.monitor.step_clock import DATA, step_clock
+from hvd_cluster.monitor.timed_calls import timed_items
 
 logger = logging.getLogger(__name__)
 
@@ -102,10 +102,10 @@ class WorkerRun(Generic[S]):
 
     def timed(self, batches: Iterable[T]) -> Iterator[T]:
         """The same batches; the time to get each of them counts as waiting in the current epoch."""
-        iterator = iter(batches)
+        iterator = timed_items(batches)
         while True:
             try:
-                with self.timer.waiting(), step_clock.span(DATA):
+                with self.timer.waiting():
                     batch = next(iterator)
             except StopIteration:
                 return

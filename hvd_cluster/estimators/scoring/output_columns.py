@@ -136,8 +136,8 @@ def _is_known(shape: Sequence[int]) -> bool:
 def output_type(kind: Kind, dtype: str, shape: Sequence[int]) -> str:
     """The type of an output column: the label's for one number per row (integers are rounded), else a vector.
 
-    It is a vector too if the shape is not known.
+    It is the label's too if the shape is not known.
     """
-    if not _is_known(shape) or math.prod(shape) != 1 or kind in {Kind.LIST, Kind.VECTOR}:
+    if (_is_known(shape) and math.prod(shape) != 1) or kind in {Kind.LIST, Kind.VECTOR}:
         return VECTOR
     return dtype if kind in {Kind.NUMERIC, Kind.BOOL} and dtype != "float16" else "float64"

@@ -358,7 +358,7 @@ def test_mistakes_are_named_before_anything_starts(frame, two_workers):
         estimator(two_workers, torch.nn.Linear(4, 1)).fit(frame)
     with pytest.raises(ValueError, match="num_gpus=2 must be 1"):
         estimator(two_workers, num_gpus=2)
-    with pytest.raises(RuntimeError, match="async_data_loader_queue_size of 'many'"):
+    with pytest.raises(RuntimeError, match="async_data_loader_queue_size='many' is not a size"):
         estimator(two_workers, train_async_data_loader_queue_size="many")
     with pytest.raises(ValueError, match="trainer_args=3 must be a dict"):
         estimator(two_workers, trainer_args=3)

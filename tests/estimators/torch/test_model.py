@@ -53,7 +53,7 @@ TABLE = pa.table({"id": [1, 2, 3], "x": [[1.0, 0.4], [2.0, 0.6], [-1.0, -0.6]]})
         (Kind.NUMERIC, "float16", (1,), "float64"),
         (Kind.STRING, "str", (1,), "float64"),
         (Kind.NUMERIC, "int64", (3,), VECTOR),
-        (Kind.NUMERIC, "int64", (-1, -1), VECTOR),  # not known
+        (Kind.NUMERIC, "int64", (-1, -1), "int64"),  # not known
         (Kind.VECTOR, "float64", (1,), VECTOR),
         (Kind.LIST, "float32", (4,), VECTOR),
     ],
