@@ -74,7 +74,7 @@ class NodeMeter:
 def _cpu_times(psutil: Any) -> tuple[float, float]:
     """Seconds that all cores of this host were busy, and all their seconds.
 
-    ``psutil.cpu_percent()`` would measure from its last call in the same thread, whoever has made it.
+    ``psutil.cpu_percent()`` would measure from its last call in the same thread, which other code may have made.
     """
     times = psutil.cpu_times()._asdict()
     all_s = sum(times.values()) - times.get("guest", 0.0) - times.get("guest_nice", 0.0)
