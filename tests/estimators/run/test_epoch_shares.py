@@ -32,7 +32,7 @@ def test_each_epoch_has_the_shares_of_its_own_steps():
         step(activity)
         found = shares.take()
         assert list(found) == list(ACTIVITIES)
-        assert sum(found.values()) == pytest.approx(1)
+        assert sum(found.values()) == pytest.approx(1, abs=1e-3)
         assert max(found, key=found.get) == ACTIVITIES[activity]
 
 
@@ -40,5 +40,7 @@ def test_each_epoch_has_the_shares_of_its_own_steps():
 def test_one_rank_of_a_host_measures_it():
     assert EpochShares(measures_host=False).usage() == {}
     pytest.importorskip("psutil")
-    ((_, numbers),) = EpochShares(measures_host=True).usage().items()
+    shares = EpochShares(measures_host=True)
+    time.sleep(0.1)  # the kernel counts in steps of 10 ms
+    ((_, numbers),) = shares.usage().items()
     assert {"cpu_percent", "memory_percent"} <= numbers.keys()
