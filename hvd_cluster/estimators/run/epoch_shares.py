@@ -28,8 +28,7 @@ class EpochShares:
         first step of the later one.
         """
         before, self._counted = self._counted, step_clock.totals[1]
-        found = shares([StepTime(*map(sub, self._counted, before))])
-        return {name: round(share, 4) for name, share in found.items()}
+        return shares([StepTime(*map(sub, self._counted, before))])
 
     def usage(self) -> dict[str, dict[str, float]]:
         """By this host's name, its percentages since the last call; empty on the other ranks of a host."""

@@ -32,7 +32,7 @@ def test_each_epoch_has_the_shares_of_its_own_steps():
         step(activity)
         found = shares.take()
         assert list(found) == list(ACTIVITIES)
-        assert sum(found.values()) == pytest.approx(1, abs=1e-3)
+        assert sum(found.values()) == pytest.approx(1)
         assert max(found, key=found.get) == ACTIVITIES[activity]
 
 
