@@ -1,6 +1,6 @@
 """What the monitor costs: steps of the MLP and of the transformer of ``training_step`` with and without it, in turns.
 
-Each turn begins a world anew. The monitor samples, reports and writes a line every second, five times as often as by
+Each turn starts a new world. The monitor samples, reports and writes a line every second, five times as often as by
 default. Every rank keeps its step times in any case; what this costs is measured by itself.
 """
 

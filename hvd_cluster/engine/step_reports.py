@@ -64,6 +64,8 @@ class StepReports:
         self._position = world.tree_position
         self._negotiator = negotiator
         self._ballot = ballot
+        #: Those that do not see in the ballot of this host that they are awaited.
+        self._children = list(self._position.children if ballot is None else self._position.remote_children)
         self._submissions = submissions
         self._send_up = send_up
         self._send_down = send_down
@@ -126,7 +128,7 @@ class StepReports:
             if isinstance(message, Awaited):
                 now_s = time.monotonic()
                 self._note_awaited(now_s)
-                self._send_down(message, self._children_to_inform())
+                self._send_down(message, self._children)
                 self._next_sample_s = min(self._next_sample_s, max(now_s, self._sampled_s + _SAMPLE_S))
             elif self.job is not None:
                 self.job.add(message.report)
@@ -140,10 +142,10 @@ class StepReports:
 
     @contextmanager
     def _or_off(self) -> Iterator[None]:
-        """Whatever the block raises switches the monitor of this rank off: a job must not end because of it."""
+        """Whatever the block raises switches the monitor of this rank off."""
         try:
             yield
-        except Exception as error:  # noqa: BLE001 - as said above
+        except Exception as error:  # noqa: BLE001 - a job must not end because of its monitor
             self._is_on = False
             logger.warning("rank %d: its monitor is off: %s: %s", self._rank, type(error).__name__, error)
 
@@ -165,20 +167,13 @@ class StepReports:
             return
         if missing.intersection(self._position.host_ranks):
             self._note_awaited(now_s)
-        late = [child for child in self._position.children if child in missing]
-        if self._ballot is not None:
-            late = [child for child in late if child not in self._position.host_ranks]
-        self._send_down(Awaited(), late)
+        self._send_down(Awaited(), [child for child in self._children if child in missing])
 
     def _note_awaited(self, now_s: float) -> None:
         if self._ballot is not None:
             self._ballot.note_awaited(_AWAITED_S)
         else:
             self._awaited_until_s = now_s + _AWAITED_S
-
-    def _children_to_inform(self) -> list[int]:
-        children = self._position.children
-        return [child for child in children if self._ballot is None or child not in self._position.host_ranks]
 
 
 class MonitorOutput:

@@ -47,7 +47,6 @@ class RankSteps:
     #: Seconds in which its training thread could have run and had no core, and of how many seconds.
     core_wait_s: float = 0.0
     observed_s: float = 0.0
-
     #: How many reports in a row had no steps.
     num_idle_reports: int = 0
 

@@ -83,8 +83,8 @@ def _cpu_times(psutil: Any) -> tuple[float, float]:
 
 @contextmanager
 def _or_not(what: str) -> Iterator[None]:
-    """The block measures ``what``. Whatever its library raises, a job must not end because of it."""
+    """The block measures ``what``, or does not."""
     try:
         yield
-    except Exception as error:  # noqa: BLE001 - as said above
+    except Exception as error:  # noqa: BLE001 - a job must not end because a library cannot measure its host
         logger.debug("%s are not measured: %s", what, error)

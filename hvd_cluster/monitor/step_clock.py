@@ -122,12 +122,16 @@ class StepClock:
 
     @contextmanager
     def span(self, activity: int) -> Iterator[None]:
-        """The block is ``activity``."""
+        """The block is ``activity``. If it is a wait for data that ends with ``StopIteration``, there were none."""
         before = self.enter(activity)
+        is_over = False
         try:
             yield
+        except StopIteration:
+            is_over = True
+            raise
         finally:
-            self.leave(before)
+            self.leave(before, is_end_of_data=is_over)
 
     @contextmanager
     def in_this_thread(self) -> Iterator[None]:
@@ -159,9 +163,7 @@ class StepClock:
         """What the thread that trains has done until ``until_s`` was to wait for data: ``time.monotonic()``."""
         if not self._trains_here():
             return
-        until_s = min(max(until_s, self._since_s), time.monotonic())
-        self._times[DATA] += until_s - self._since_s
-        self._since_s = until_s
+        self._add(DATA, min(max(until_s, self._since_s), time.monotonic()))
 
     def train_here(self) -> None:
         """The thread that calls this is the one that trains."""

@@ -17,15 +17,8 @@ def timed(function: F, activity: int) -> F:
 
     @wraps(function)
     def timed_call(*args: Any, **kwargs: Any) -> Any:
-        before = step_clock.enter(activity)
-        is_over = False
-        try:
+        with step_clock.span(activity):
             return function(*args, **kwargs)
-        except StopIteration:
-            is_over = True
-            raise
-        finally:
-            step_clock.leave(before, is_end_of_data=is_over)
 
     return timed_call  # type: ignore[return-value]
 
@@ -34,13 +27,9 @@ def timed_items(items: Iterable[T]) -> Iterator[T]:
     """The same items; the time to get each of them is DATA."""
     iterator = iter(items)
     while True:
-        before = step_clock.enter(DATA)
-        is_over = False
         try:
-            item = next(iterator)
+            with step_clock.span(DATA):
+                item = next(iterator)
         except StopIteration:
-            is_over = True
             return
-        finally:
-            step_clock.leave(before, is_end_of_data=is_over)
         yield item

@@ -236,12 +236,10 @@ class _DistributedOptimizer(Wrapper):
         return synchronized_closure
 
     def _timed_step(self, *args: Any, **kwargs: Any) -> Any:
-        before = step_clock.enter(OPTIMIZER)
-        try:
-            return super().step(*args, **kwargs)
-        finally:
-            step_clock.leave(before)
-            step_clock.end_step()
+        with step_clock.span(OPTIMIZER):
+            result = super().step(*args, **kwargs)
+        step_clock.end_step()
+        return result
 
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
         """Clear the gradients.

@@ -1,4 +1,4 @@
-"""What slows a job down, told from the times of its steps."""
+"""What slows a job down, found from the times of its steps."""
 
 from __future__ import annotations
 

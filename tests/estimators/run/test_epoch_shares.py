@@ -39,7 +39,7 @@ def test_each_epoch_has_the_shares_of_its_own_steps():
 @pytest.mark.usefixtures("alone")
 def test_one_rank_of_a_host_measures_it():
     assert EpochShares(measures_host=False).usage() == {}
-    pytest.importorskip("psutil")
+    pytest.importorskip("psutil", reason="the usage of hosts needs psutil")
     shares = EpochShares(measures_host=True)
     time.sleep(0.1)  # the kernel counts in steps of 10 ms
     ((_, numbers),) = shares.usage().items()
