@@ -159,7 +159,7 @@ class LightningEstimator(LightningEstimatorParams, ModuleEstimator):
                 raise
             # The module can be trained nevertheless; transform would raise this error.
             logger.warning("the module cannot be called with the feature columns, as transform calls it: %s", error)
-            if self._value("transformation_fn") is not None:
+            if self._value("transformation_fn") is not None and transformed.keys() >= set(inputs.feature_cols):
                 with suppress(DataError):  # a subclass of the model that predicts by itself has outputs of this shape
                     output_shapes = tried(transformed).output_shapes
         floating = floating_dtype(model)
