@@ -27,14 +27,36 @@ class _Unpicklable:
     text: str
 
 
+#: dtypes that torch's own pickles of tensors know, and those that stand for the others, by size in bytes: torch fails
+#: when it unpickles unsigned integers of more than a byte, or float8.
+_PICKLED = frozenset(
+    getattr(torch, name)
+    for name in (
+        "float64", "float32", "float16", "bfloat16", "complex128", "complex64", "int64", "int32", "int16", "int8",
+        "uint8", "bool",
+    )
+)  # fmt: skip
+_STAND_INS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
 class _Pickler(cloudpickle.CloudPickler):
-    """cloudpickle's pickler, with the reducers that Ray adds to its own copy in a process that is connected to Ray."""
+    """cloudpickle's pickler for tensors of all dtypes.
+
+    In a process that is connected to Ray it has the reducers that Ray adds to its own copy of cloudpickle.
+    """
 
     def __init__(self, file: io.BytesIO) -> None:
         if (of_ray := sys.modules.get("ray.cloudpickle")) is not None:
             own = cloudpickle.CloudPickler.dispatch_table
             self.dispatch_table = ChainMap(own, of_ray.CloudPickler.dispatch)
         super().__init__(file)
+
+    def reducer_override(self, obj: Any) -> Any:
+        if type(obj) is torch.Tensor and obj.dtype not in _PICKLED and obj.layout == torch.strided:
+            stand_in = _STAND_INS.get(obj.itemsize)
+            if stand_in is not None and not obj.is_quantized:
+                return torch.Tensor.view, (obj.detach().contiguous().view(stand_in), obj.dtype)
+        return super().reducer_override(obj)
 
 
 def dumps(obj: Any) -> bytes:

@@ -243,7 +243,7 @@ def test_a_connection_that_breaks_costs_output_and_not_the_worker(
         for pause_s in (0.0, 5.0):  # the call is over before Ray is asked, or later
             assert executor.run(cut_the_line, args=[pause_s]) == pids
         assert executor.run(os.getpid) == pids
-    assert "is there again" in caplog.text
+    assert "broke and is restored" in caplog.text
     assert "[1]<stdout>:after the cut" in capfd.readouterr().out
     with RayExecutor(RayExecutor.create_settings(timeout_s=100), min_workers=1, max_workers=1) as executor:
         assert len(executor.run(cut_the_line, args=[5.0])) == 1

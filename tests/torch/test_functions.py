@@ -91,6 +91,20 @@ def test_objects_travel_between_ranks(three: Any) -> None:
     assert three(fn) == [(2, 2000, [0, 1, 2], rank == 2) for rank in range(3)]
 
 
+@pytest.mark.parametrize("dtype", ["uint16", "uint32", "uint64", "float8_e4m3fn", "float8_e5m2", "bfloat16", "bool"])
+def test_objects_may_hold_tensors_of_any_dtype(three: Any, dtype: str) -> None:
+    def fn(hvd: Any) -> list[bool]:
+        values = torch.arange(6).reshape(2, 3) % (2 if dtype == "bool" else 7)
+        mine = {"tensors": [part.to(getattr(torch, dtype)) for part in (values, values.t(), values[0, 1], values[:0])]}
+        (*_, last) = hvd.allgather_object(mine)
+        return [
+            one.dtype == other.dtype and torch.equal(one.double(), other.double())
+            for one, other in zip(last["tensors"], mine["tensors"], strict=True)
+        ]
+
+    assert three(fn) == [[True] * 4] * 3
+
+
 def test_bytes_without_the_jobs_signature_are_never_unpickled(two: Any) -> None:
     def fn(hvd: Any) -> str:
         import cloudpickle
