@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import os
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from hvd_cluster.data.dataset import Dataset, Split
@@ -40,6 +40,7 @@ def write_arrow(
     allow_ragged: bool = False,
     float32: bool = False,
     tensors_only: bool = False,
+    raw: Collection[str] = (),
     first_rows: int | None = None,
 ) -> Dataset:
     """Write batches to the local disk as they come; a few of them are in memory at a time.
@@ -59,6 +60,7 @@ def write_arrow(
         allow_ragged: lists in a column may differ in length.
         float32: write float64 as float32.
         tensors_only: refuse columns of text and bytes too.
+        raw: columns of any type that are written as they are, as in ``materialize``.
         first_rows: the batches are the first rows of larger data, that many at most; for messages.
 
     Returns:
@@ -80,8 +82,8 @@ def write_arrow(
     if columns is None:
         columns = [name for name in first.schema.names if name != validation]
     wrong: list[str] = []
-    schema = infer(first.schema, columns, wrong=wrong)
-    if tensors_only and (text := schema.no_tensors_text()):
+    schema = infer(first.schema, columns, wrong=wrong, raw=raw)
+    if tensors_only and (text := schema.no_tensors_text(raw)):
         wrong.append(text)
     if float32:
         schema = schema.as_float32()

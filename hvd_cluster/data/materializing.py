@@ -9,7 +9,7 @@ import logging
 import os
 import socket
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -71,6 +71,7 @@ def materialize(
     own_folders: bool = False,
     in_place: bool = True,
     tensors_only: bool = False,
+    raw: Collection[str] = (),
     progress: Progress | None = None,
 ) -> Dataset:
     """Make data ready to train on.
@@ -106,6 +107,7 @@ def materialize(
         in_place: whether Parquet may be used where it is; False copies it to the folders that ``dataset_id`` names, for
             programs that know only that name.
         tensors_only: refuse columns of text and bytes, together with what else is wrong.
+        raw: columns of any type that are written as they are, nulls included, for a function over batches.
         progress: called with the rows that are written, e.g. a :class:`hvd_cluster.data.writing.progress.ProgressBar`.
 
     Returns:
@@ -136,6 +138,7 @@ def materialize(
         own_folders=own_folders,
         in_place=in_place,
         tensors_only=tensors_only,
+        raw=frozenset(raw),
         progress=progress,
     )
     writer = _Materializer(Store.create(store), options, dataset_id, reuse=reuse)
@@ -172,6 +175,8 @@ class _Options:
     own_folders: bool
     in_place: bool
     tensors_only: bool
+    #: Columns that are written as they are.
+    raw: frozenset[str]
     progress: Progress | None
 
     @property
@@ -183,7 +188,8 @@ class _Options:
     def of_address(self) -> dict[str, Any]:
         """What determines, together with the data, what is written."""
         names = ("validation", "num_proc", "num_groups", "seed", "allow_ragged", "float32")
-        return {"columns": list(self.columns), **{name: getattr(self, name) for name in names}}
+        raw = {"raw": sorted(self.raw)} if self.raw else {}
+        return {"columns": list(self.columns), **{name: getattr(self, name) for name in names}, **raw}
 
 
 class _Materializer:
@@ -252,7 +258,7 @@ class _Materializer:
         within = path == self.store.prefix or path.startswith(f"{self.store.prefix}/")
         store = self.store if within else Store.create(path)
         files = parquet.files_of(store.fs, [store.get_localized_path(path)])
-        folder = parquet.ParquetFolder(store.fs, files, self.options.columns, wrong=self.wrong)
+        folder = parquet.ParquetFolder(store.fs, files, self.options.columns, raw=self.options.raw, wrong=self.wrong)
         if not folder.rows:
             raise DataError(f"the Parquet data in {path!r} has no rows")
         mixed = self.options.own_folders and (self.options.validation is not None or store.is_file(path))
@@ -320,7 +326,7 @@ class _Materializer:
             raise DataError(unwritable_text(plan.train_folder, error)) from error
 
     def _schema_and_validation_column(self, spark_schema: Any) -> Schema:
-        schema = schema_spark.infer(spark_schema, self.options.read_columns, self.wrong)
+        schema = schema_spark.infer(spark_schema, self.options.read_columns, self.wrong, self.options.raw)
         if isinstance(self.options.validation, str) and self.options.validation in schema:
             kind = schema[self.options.validation].kind
             if kind not in {Kind.NUMERIC, Kind.BOOL}:
@@ -336,7 +342,7 @@ class _Materializer:
                 missing = [name for name in self.options.read_columns if name not in arrow_schema.names]
                 raise DataError(missing_columns_text(missing, arrow_schema.names))
             validation_rule.check_column(self.options.validation, arrow_schema.field(self.options.validation).type)
-        return self._usable(infer(arrow_schema, self.options.columns, wrong=self.wrong))
+        return self._usable(infer(arrow_schema, self.options.columns, wrong=self.wrong, raw=self.options.raw))
 
     def _countable(self, existing: Sequence[str]) -> list[str]:
         """The columns to take from data that has ``existing`` ones: all, where nothing is wrong."""
@@ -346,7 +352,7 @@ class _Materializer:
 
     def _usable(self, schema: Schema) -> Schema:
         """The schema; what is wrong with it is kept until the nulls of its columns have been counted."""
-        if self.options.tensors_only and (text := schema.no_tensors_text()):
+        if self.options.tensors_only and (text := schema.no_tensors_text(self.options.raw)):
             self.wrong.append(text)
         return schema
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from torch.utils.data import IterableDataset, get_worker_info
 
 from hvd_cluster.data.dataset import Dataset, Split
+from hvd_cluster.data.preprocessing import Preprocess
 from hvd_cluster.data.reader_config import (
     ColumnConfig,
     OrderConfig,
@@ -22,12 +23,14 @@ from hvd_cluster.data.reader_config import (
     too_small,
 )
 from hvd_cluster.data.reading import shards
+from hvd_cluster.data.reading.batch_mapping import BatchMapping
 from hvd_cluster.data.reading.blocks import BlockReader
 from hvd_cluster.data.reading.budget import Budget
 from hvd_cluster.data.reading.decoding import RawTensor
 from hvd_cluster.data.reading.epoch_iterator import EpochIterator
-from hvd_cluster.data.reading.interleave import Batch
 from hvd_cluster.data.reading.position import Planner, Position, fingerprint, position_of_state
+from hvd_cluster.data.reading.raw_blocks import RawBlockReader
+from hvd_cluster.data.reading.row_form import Batch
 from hvd_cluster.data.reading.row_group_reader import RowGroupReader
 from hvd_cluster.data.reading.row_groups import RowGroupTables
 from hvd_cluster.data.reading.row_transform import RowTransform
@@ -92,6 +95,8 @@ class ParquetReader(IterableDataset[dict[str, Any]]):
         transformation_fn: function from row (dict of NumPy scalars, arrays, str, bytes) to row (dict of numbers, arrays
             or tensors), run in the reader's threads; the columns of the first row it returns become the batches'
             columns.
+        preprocess: function from a batch of some columns, of any type and with nulls, to tensors of any names, run in
+            threads of the reader. What it draws from its generator depends on seed, epoch, rank and row only.
         arrays: "torch" for tensors, "numpy" for arrays, in the batches that iteration yields.
         storage_options: arguments for the fsspec filesystem of the URL, such as credentials.
         column_config: shapes, padding, nulls and decoding of columns.
@@ -118,6 +123,7 @@ class ParquetReader(IterableDataset[dict[str, Any]]):
         remainder: Remainder = "drop",
         filters: Any = None,
         transformation_fn: RowTransform | None = None,
+        preprocess: Preprocess | None = None,
         arrays: Literal["torch", "numpy"] = "torch",
         storage_options: Mapping[str, Any] | None = None,
         column_config: ColumnConfig | None = None,
@@ -151,9 +157,14 @@ class ParquetReader(IterableDataset[dict[str, Any]]):
             size=size,
             filters=filters,
             storage_options=storage_options,
+            raw=() if preprocess is None else preprocess.columns,
         )
+        if preprocess is not None and (transformation_fn is not None or rules.decode):
+            raise DataError("preprocess takes the place of transformation_fn and decode: give one of them")
+        made = rules.decode if preprocess is None else preprocess.columns
+        as_stored = Schema(tuple(column for column in opened.schema if column.name not in made))
         if transformation_fn is None:
-            Schema(tuple(column for column in opened.schema if column.name not in rules.decode)).require_tensors()
+            as_stored.require_tensors()
         raw = {name for name, function in rules.decode.items() if isinstance(function, RawTensor)}
         tables = RowGroupTables(
             opened.filesystem,
@@ -167,9 +178,21 @@ class ParquetReader(IterableDataset[dict[str, Any]]):
         self._split = opened.split
         self._footers = opened.footers
         self._input = opened.schema
-        self._blocks = BlockReader(
-            opened.split, RowGroupReader(tables, opened.schema, rules), opened.schema, rules, transformation_fn
+        rows = RowGroupReader(tables, opened.schema, rules)
+        self._blocks: BlockReader | RawBlockReader = BlockReader(
+            opened.split, rows, opened.schema, rules, transformation_fn
         )
+        self._mapping: BatchMapping | None = None
+        if preprocess is not None:
+            self._blocks = RawBlockReader(opened.split, rows, opened.schema)
+            self._mapping = BatchMapping(
+                preprocess=preprocess,
+                blocks=self._blocks,
+                schema=as_stored,
+                seed=order.seed,
+                rank=rank,
+                num_threads=prefetch.num_threads,
+            )
         self._batch_size = batch_size
         self._rank, self._size = rank, size
         self._order = order
@@ -206,6 +229,8 @@ class ParquetReader(IterableDataset[dict[str, Any]]):
     @property
     def schema(self) -> Schema:
         """The columns of the batches; what functions make is learned from the data's first row.
+
+        With ``preprocess`` it is the columns that are read.
 
         Raises:
             DataError: the first row cannot be read, decoded or transformed.
@@ -383,7 +408,7 @@ class ParquetReader(IterableDataset[dict[str, Any]]):
             remainder=self._remainder,
             window_rows=budget.window_rows,
         )
-        return EpochIterator(planner, self._blocks, budget, self._end_epoch)
+        return EpochIterator(planner, self._blocks, budget, self._end_epoch, self._mapping)
 
 
 def _problems(batch_size: int, rank: int, size: int, epoch: int) -> list[str]:

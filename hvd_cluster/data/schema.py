@@ -39,7 +39,7 @@ class Kind(enum.Enum):
     LIST = "list"
     #: A Spark ML vector, dense or sparse; tensors of it are dense.
     VECTOR = "vector"
-    #: Anything else, which only a decode function can use.
+    #: Anything, which only a function of the user's can use.
     OTHER = "other"
 
 
@@ -63,6 +63,11 @@ class Column:
     shape: tuple[int, ...] = ()
     #: What a time is counted in: "D", "s", "ms", "us" or "ns"; "" for everything else.
     unit: str = ""
+
+    @classmethod
+    def raw(cls, name: str) -> Column:
+        """A column that is kept as it is stored, whatever it holds."""
+        return cls(name, Kind.OTHER, "object")
 
     @property
     def has_tensor(self) -> bool:
@@ -125,15 +130,16 @@ class Schema:
         if text := self.no_tensors_text():
             raise DataError(text)
 
-    def no_tensors_text(self) -> str:
-        """What to say of the columns that cannot become tensors as they are; empty if there are none."""
-        texts = [f"{column.name!r} ({column.kind.value})" for column in self.columns if not column.has_tensor]
+    def no_tensors_text(self, others: Collection[str] = ()) -> str:
+        """What to say of the columns, without ``others``, that cannot become tensors as they are; or empty."""
+        columns = (column for column in self.columns if not column.has_tensor and column.name not in others)
+        texts = [f"{column.name!r} ({column.kind.value})" for column in columns]
         if not texts:
             return ""
         them = "them" if len(texts) > 1 else "it"
         return (
-            f"no tensor can be made of {_columns(texts)}: leave {them} out, encode {them} as numbers, or turn "
-            f"{them} into numbers with a decode function or a transformation_fn"
+            f"no tensor can be made of {_columns(texts)}: leave {them} out, encode {them} as numbers, or turn {them} "
+            "into numbers with preprocess=fn of an estimator, or ColumnConfig(decode=...) of a reader"
         )
 
 
@@ -158,6 +164,7 @@ def infer(
     columns: Sequence[str] | None = None,
     decoded: Collection[str] = (),
     wrong: list[str] | None = None,
+    raw: Collection[str] = (),
 ) -> Schema:
     """The schema for an Arrow schema; list and vector lengths that it leaves open are UNKNOWN.
 
@@ -166,12 +173,15 @@ def infer(
         columns: the columns to take, in that order; None for all.
         decoded: columns that may hold anything, because a function makes tensors of them.
         wrong: takes the problems, for a caller that has more of them; the schema is that of the other columns then.
+        raw: columns that are kept as they are stored, nulls included, for a function over batches.
 
     Raises:
         DataError: columns are missing or of a type that no tensor can hold; all problems are named at once.
     """
 
     def column(name: str) -> Column:
+        if name in raw:
+            return Column.raw(name)
         try:
             return column_of(name, arrow_schema.field(name).type)
         except DataError:

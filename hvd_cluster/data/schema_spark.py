@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hvd_cluster.data.schema import UNKNOWN, Column, Kind, Schema, each_column
@@ -25,13 +25,19 @@ _TIMES = {"date": "D", "timestamp": "us", "timestamp_ntz": "us"}
 _VECTORS = {"org.apache.spark.ml.linalg.VectorUDT", "org.apache.spark.mllib.linalg.VectorUDT"}
 
 
-def infer(spark_schema: StructType, columns: Sequence[str] | None = None, wrong: list[str] | None = None) -> Schema:
+def infer(
+    spark_schema: StructType,
+    columns: Sequence[str] | None = None,
+    wrong: list[str] | None = None,
+    raw: Collection[str] = (),
+) -> Schema:
     """The schema of a DataFrame's columns; lengths of arrays and vectors are UNKNOWN until rows are seen.
 
     Args:
         spark_schema: ``df.schema``.
         columns: the columns to take, in that order; None for all.
         wrong: takes the problems, as that of :func:`hvd_cluster.data.schema.infer`.
+        raw: columns that are kept as they are, likewise.
 
     Raises:
         DataError: columns are missing, ambiguous or of a type that no tensor can hold; all problems are named at once.
@@ -39,7 +45,11 @@ def infer(spark_schema: StructType, columns: Sequence[str] | None = None, wrong:
     """
     existing = list(spark_schema.fieldNames())
     names = existing if columns is None else columns
-    found, problems = each_column(names, existing, lambda name: column_of(name, spark_schema[name].dataType))
+
+    def column(name: str) -> Column:
+        return Column.raw(name) if name in raw else column_of(name, spark_schema[name].dataType)
+
+    found, problems = each_column(names, existing, column)
     unreadable = any(field.name in names and not _passes(field.dataType.jsonValue()) for field in spark_schema.fields)
     if wrong is not None and not unreadable:
         wrong += problems

@@ -70,6 +70,13 @@ class ColumnRoles(Stage):
                 for name in ("continuous_cols", "categorical_cols")
                 if self._value(name) is not None
             ]
+        if self._value("preprocess") is not None:
+            wrong += [
+                f"{name} and preprocess exclude each other: preprocess makes the model's arguments of the feature "
+                "columns"
+                for name in ("transformation_fn", "data_module", "input_shapes")
+                if name in self.param_rows and self._value(name) is not None
+            ]
         wrong += self._mistakes()
         named = [name for one in _LISTS_OF_COLUMNS for name in self._value(one) or []]
         more = ("sample_weight_col",) if has_validation else ("sample_weight_col", "validation")

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hvd_cluster.data.dataset import Dataset
+from hvd_cluster.data.preprocessing import Preprocess
 from hvd_cluster.data.reader import ParquetReader
 from hvd_cluster.data.schema import missing_columns_text
 from hvd_cluster.data.store import Store
@@ -191,6 +192,7 @@ class DistributedEstimator(ColumnRoles, EstimatorParams, Estimator):
                     partitions_per_process=self._value("partitions_per_process"),
                     seed=seed,
                     allow_ragged=self._value("transformation_fn") is not None,
+                    raw=self._feature_columns(names) if self._value("preprocess") is not None else (),
                 )
                 with data.sample(layout) as sample:
                     if sample is not None:
@@ -265,6 +267,7 @@ class DistributedEstimator(ColumnRoles, EstimatorParams, Estimator):
             "train_reader_threads": value("train_reader_num_workers"),
             "val_reader_threads": value("val_reader_num_workers"),
             "transformation_fn": self._transformation(),
+            "preprocess": self._preprocess(dataset),
             "callbacks": tuple(value("callbacks") or []),
             "data_module_args": {name: value(name) for name in names if value(name) is not None},
         }
@@ -274,12 +277,24 @@ class DistributedEstimator(ColumnRoles, EstimatorParams, Estimator):
         names = ("transformation_fn", "transformation_edit_fields", "transformation_removed_fields")
         return RowTransform.of(*(self._value(name) for name in names))
 
+    def _preprocess(self, dataset: Dataset) -> Preprocess | None:
+        """The function over batches of the feature columns."""
+        if self._value("preprocess") is None:
+            return None
+        return Preprocess(
+            fn=self._value("preprocess"),
+            columns=tuple(self._feature_columns(list(dataset.schema.names))),
+            batch_format=self._value("batch_format"),
+            on_error=self._value("on_error"),
+        )
+
     def _first_rows(self, dataset: Dataset, seed: int, *, transformed: bool = True) -> dict[str, torch.Tensor]:
         """A few rows to try the model on: as in a training batch, or as stored, which is what ``transform`` reads.
 
         Raises:
-            DataError: ``transformation_fn`` failed, or removed columns that are needed.
+            DataError: ``preprocess`` or ``transformation_fn`` failed, or the latter removed columns that are needed.
         """
+        preprocess = self._preprocess(dataset)
         reader = ParquetReader(
             dataset.train,
             dataset.schema,
@@ -289,6 +304,7 @@ class DistributedEstimator(ColumnRoles, EstimatorParams, Estimator):
             shuffle=False,
             remainder="pad",
             transformation_fn=self._transformation() if transformed else None,
+            preprocess=None if preprocess is None else dataclasses.replace(preprocess, training=True),
             num_threads=1,
         )
         found = next(reader.epoch(0))
@@ -301,7 +317,7 @@ class DistributedEstimator(ColumnRoles, EstimatorParams, Estimator):
         """The columns that every training batch must have."""
         inputs = self._inputs(dataset)
         return (
-            *inputs.feature_cols,
+            *(inputs.feature_cols if self._value("preprocess") is None else ()),
             *inputs.label_cols,
             *([inputs.sample_weight_col] if inputs.sample_weight_col else []),
         )
@@ -323,6 +339,7 @@ class DistributedEstimator(ColumnRoles, EstimatorParams, Estimator):
             "output_kinds": self._value("output_kinds"),
             "run_id": run_id,
             "_metadata": metadata,
+            **{name: self._value(name) for name in ("preprocess", "batch_format", "on_error")},
         }
 
     def _checkpoint_text(self, store: Store, run_id: str) -> str:

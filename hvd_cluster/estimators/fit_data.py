@@ -41,6 +41,8 @@ class Layout:
     seed: int
     #: Lists in a column may differ in length, and columns may hold text, since a ``transformation_fn`` changes them.
     allow_ragged: bool
+    #: Columns that are written as they are, whatever they hold, since ``preprocess`` changes them.
+    raw: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -147,6 +149,7 @@ class FrameData(FitData):
                         columns=layout.columns,
                         allow_ragged=layout.allow_ragged,
                         tensors_only=not layout.allow_ragged,
+                        raw=layout.raw,
                     )
             yield found
 
@@ -239,17 +242,17 @@ class StoredParquet(FitData):
         path = self.store.get_train_data_path(self.dataset_idx)
         return parquet_columns(self.store, path, f"{path!r}, where the training data should be")
 
-    def dataset(self, columns: Sequence[str], num_proc: int) -> Dataset:
+    def dataset(self, columns: Sequence[str], num_proc: int, raw: Sequence[str] = ()) -> Dataset:
         """The training data, and the validation data if its folder exists.
 
         Raises:
             DataError: the data cannot be read, or holds nulls or ragged lists.
         """
         train_dir, validation_dir = self.part_dirs
-        train = materialize(train_dir, self.store, columns=columns, num_proc=num_proc)
+        train = materialize(train_dir, self.store, columns=columns, num_proc=num_proc, raw=raw)
         if validation_dir is None:
             return train
-        validation = materialize(validation_dir, self.store, columns=columns, num_proc=num_proc)
+        validation = materialize(validation_dir, self.store, columns=columns, num_proc=num_proc, raw=raw)
         return dataclasses.replace(train, validation=validation.train)
 
     @property
@@ -261,4 +264,4 @@ class StoredParquet(FitData):
 
     @contextlib.contextmanager
     def prepared(self, store: Store, name: str, layout: Layout) -> Iterator[Prepared]:
-        yield Prepared(self.dataset(layout.columns, layout.num_proc), part_dirs=self.part_dirs)
+        yield Prepared(self.dataset(layout.columns, layout.num_proc, layout.raw), part_dirs=self.part_dirs)

@@ -12,13 +12,15 @@ from typing import Any, ClassVar
 import torch
 
 from hvd_cluster.data.columns.pandas_table import to_table
+from hvd_cluster.data.optional import load_pyarrow
+from hvd_cluster.data.preprocessing import Preprocess
 from hvd_cluster.data.schema import missing_columns_text
 from hvd_cluster.engine.objects import dumps
 from hvd_cluster.estimators.frames import Frame, column_names, kind_of
 from hvd_cluster.estimators.params import ModelParams
 from hvd_cluster.estimators.scoring import output_columns
 from hvd_cluster.estimators.scoring.output_columns import ARRAY, VECTOR
-from hvd_cluster.estimators.scoring.scorer import Framework, Scorer, ShippedModel, content_key, score_batches
+from hvd_cluster.estimators.scoring.scorer import Framework, Scored, Scorer, ShippedModel, content_key, score_batches
 from hvd_cluster.estimators.spec import Inputs
 from hvd_cluster.estimators.stages.spark_ml import Model
 from hvd_cluster.estimators.view import history
@@ -37,6 +39,7 @@ class FittedModel(ModelParams, Model):
     #: How models of this class are called.
     framework: ClassVar[Framework]
     _has_warned_of_rounding = False
+    _has_warned_of_untransformed = False
 
     @abstractmethod
     def _wrong_model(self) -> str:
@@ -86,19 +89,28 @@ class FittedModel(ModelParams, Model):
     def getOutputCols(self) -> list[str]:
         """The names of the outputs. The columns of an output of kind "columns" add ``_0``, ``_1``, ... to its name."""
         given: list[str] | None = self._value("output_cols")
-        return given or [f"{label}__output" for label in self._value("label_columns") or []]
+        names = self._value("label_columns") or []
+        metadata = self._get_metadata() or {}
+        if len(metadata.get("output_shapes") or names) != len(names):
+            names = metadata["output_names"]
+        return given or [f"{name}__output" for name in names]
 
     def get_prediction_fn(self) -> Callable[[Any, Any], Any]:
         """A function ``(model, row)`` -> the prediction for a row, or a list with one for each output.
 
         If a subclass overrides this, its function scores row by row; otherwise Arrow batches are scored.
         """
-        scorer = self._scorer(on_spark=False)
+        scorer, pyarrow = self._scorer(on_spark=False), load_pyarrow()
 
         def predict_fn(model: Any, row: Any) -> Any:
-            batch = {name: torch.as_tensor(_plain(row[name])).unsqueeze(0) for name in scorer.inputs.feature_cols}
+            names = scorer.inputs.feature_cols
             with scorer.framework.mode(model):
-                found = scorer.framework.predict(model, scorer.inputs.features(batch, torch.device("cpu")))
+                if scorer.preprocess is not None:
+                    table = pyarrow.table({name: [_plain(row[name])] for name in names})
+                    found, _ = scorer.outputs_of_raw(model, scorer.preprocess, table)
+                else:
+                    batch = {name: torch.as_tensor(_plain(row[name])).unsqueeze(0) for name in names}
+                    found = scorer.framework.predict(model, scorer.inputs.features(batch, torch.device("cpu")))
             return found[0] if len(found) == 1 else list(found)
 
         return predict_fn
@@ -115,6 +127,7 @@ class FittedModel(ModelParams, Model):
             raise ValueError("transform takes a DataFrame or a Table: read the Parquet first, for example with pandas")
         scorer = self._checked_scorer(column_names(dataset), on_spark=kind is Frame.SPARK)
         self._warn_of_rounding(scorer)
+        self._warn_of_untransformed()
         if kind is Frame.SPARK:
             return self._transform_spark(dataset, scorer)
         if kind is Frame.RAY:
@@ -122,11 +135,14 @@ class FittedModel(ModelParams, Model):
 
             predict_fn = None if self._predicts_by_batch() else self.get_prediction_fn()
             return ray_data.transform(dataset, scorer, self._pickled_model(), predict_fn)
-        named = zip((column.name for column in scorer.columns), self._score(dataset, scorer), strict=True)
+        scored = self._score(dataset, scorer)
+        named = zip((column.name for column in scorer.columns), scored.columns, strict=True)
         if kind is Frame.ARROW:
+            dataset = scored.of(dataset)
             for name, column in named:
                 dataset = dataset.append_column(name, column)
             return dataset
+        dataset = dataset if scored.kept is None else dataset.iloc[scored.kept]
         return dataset.assign(**{name: column.to_pandas().array for name, column in named})
 
     def _warn_of_rounding(self, scorer: Scorer) -> None:
@@ -142,6 +158,17 @@ class FittedModel(ModelParams, Model):
                 "%s of transform: rounded to whole numbers, like the label. Thresholds and metrics such as AUC "
                 "need the unrounded numbers: setOutputKinds(['array']), or ['probability'] for a logit",
                 ", ".join(rounded),
+            )
+
+    def _warn_of_untransformed(self) -> None:
+        """Warn once if the model was fitted on rows that went through a function which is not applied here."""
+        is_transformed = (self._get_metadata() or {}).get("is_transformed")
+        if is_transformed and self._value("transformation_fn") is None and not self._has_warned_of_untransformed:
+            self._has_warned_of_untransformed = True
+            logger.warning(
+                "the model was trained on rows that transformation_fn had changed, and transform scores the columns "
+                "as they are in the data: model.setTransformationFn(fn) applies it here too, and preprocess=fn instead "
+                "of it is applied in training and in scoring"
             )
 
     def _checked_scorer(self, names: list[str], on_spark: bool) -> Scorer:
@@ -178,8 +205,9 @@ class FittedModel(ModelParams, Model):
         features = tuple(self._value("feature_columns"))
         labels = self._value("label_columns")
         shapes = self._input_shapes()
+        shapes_of_outputs = metadata.get("output_shapes")
         return Scorer(
-            framework=self.framework,
+            framework=self._framework(),
             inputs=Inputs(
                 feature_cols=features,
                 label_cols=(),
@@ -188,24 +216,40 @@ class FittedModel(ModelParams, Model):
             ),
             columns=output_columns.plan(
                 self.getOutputCols(),
-                len(labels),
+                len(shapes_of_outputs or labels),
                 # A model that was not made by a fit has no shapes: a vector holds any of them.
                 tuple(metadata.get("output_types") or (VECTOR,) * len(labels)),
-                metadata.get("output_shapes"),
+                shapes_of_outputs,
                 self._value("output_kinds"),
                 on_spark,
             ),
             feature_units=tuple(metadata.get("feature_units") or ()),
             spark_vectors=on_spark,
             batch_size=self._value("batch_size"),
+            preprocess=self._preprocess(features),
+            transformation_fn=self._value("transformation_fn"),
         )
 
-    def _score(self, data: Any, scorer: Scorer) -> list[Any]:
+    def _preprocess(self, columns: tuple[str, ...]) -> Preprocess | None:
+        if self._value("preprocess") is None:
+            return None
+        return Preprocess(
+            fn=self._value("preprocess"),
+            columns=columns,
+            batch_format=self._value("batch_format"),
+            on_error=self._value("on_error"),
+        )
+
+    def _framework(self) -> Framework:
+        """How the model is called, given the params of this stage."""
+        return self.framework
+
+    def _score(self, data: Any, scorer: Scorer) -> Scored:
         """Score a pandas DataFrame or a pyarrow Table in this process."""
         model = self._portable_model()
         if not self._predicts_by_batch():
             records = data.to_pylist() if kind_of(data) is Frame.ARROW else data.to_dict("records")
-            return scorer.score_rows(model, self.get_prediction_fn(), records)
+            return Scored(scorer.score_rows(model, self.get_prediction_fn(), records))
         if kind_of(data) is Frame.PANDAS:
             data = to_table(data, list(scorer.inputs.feature_cols))
         return scorer.score(model, data.combine_chunks())
@@ -219,7 +263,8 @@ class FittedModel(ModelParams, Model):
         from hvd_cluster.spark.active_session import active
         from hvd_cluster.spark.task_function import MODULE_REMEDY
 
-        if self._predicts_by_batch():  # now, rather than in a task of the job that reads the result
+        # Now, rather than in a task of the job that reads the result.
+        if self._predicts_by_batch() and scorer.preprocess is None and scorer.transformation_fn is None:
             schema_spark.infer(dataset.schema, scorer.inputs.feature_cols).require_tensors()
         texts = schema_spark.texts(dataset.schema)
         dataset = cast(dataset, dict.fromkeys(texts, "string"))

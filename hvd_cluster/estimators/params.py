@@ -10,6 +10,7 @@ import operator
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
+from hvd_cluster.data.preprocessing import BATCH_FORMATS, ON_ERROR
 from hvd_cluster.estimators import values
 from hvd_cluster.estimators.stages.param_row import Row
 from hvd_cluster.estimators.stages.spark_ml import Param, Params
@@ -18,6 +19,23 @@ from hvd_cluster.estimators.values import whole
 
 C = TypeVar("C", bound=type)
 
+
+#: Params of every estimator and of the model that it returns.
+PREPROCESS_ROWS = (
+    Row(
+        "preprocess",
+        None,
+        "fn(batch of the feature columns) -> what the model gets; applied in the reader and in transform",
+        values.function,
+    ),
+    Row("batch_format", "numpy", "what preprocess gets: 'numpy' or 'pyarrow'", values.one_of(*BATCH_FORMATS)),
+    Row(
+        "on_error",
+        "raise",
+        "rows on which preprocess fails: 'raise', 'skip', or 'null' (null outputs in transform)",
+        values.one_of(*ON_ERROR),
+    ),
+)
 
 #: Params that every estimator has.
 ESTIMATOR_ROWS = (
@@ -82,6 +100,7 @@ ESTIMATOR_ROWS = (
         values.items,
     ),
     Row("transformation_removed_fields", None, "columns that transformation_fn removes", values.column_names),
+    *PREPROCESS_ROWS,
     Row(
         "train_reader_num_workers",
         2,
@@ -133,6 +152,7 @@ ESTIMATOR_ROWS = (
 #: Further params of TorchEstimator.
 TORCH_ROWS = (
     Row("input_shapes", None, "shape of each feature column's batch, -1 for the rows; None: as stored", values.shapes),
+    Row("output_fn", None, "fn(the model's output) -> what the loss, metrics and transform get of it", values.function),
     Row("loss_constructors", None, "function without arguments that makes the loss, or a list", values.functions),
     Row("train_minibatch_fn", None, "replaces a training step", values.function),
     Row("validation_minibatch_fn", None, "replaces a validation step", values.function),
@@ -184,6 +204,8 @@ MODEL_ROWS = (
         values.output_kinds,
     ),
     Row("batch_size", 1024, "rows that transform scores at once", whole(1)),
+    Row("transformation_fn", None, "fn(row) -> row that transform applies; a fit does not set it", values.function),
+    *PREPROCESS_ROWS,
     Row("run_id", None, "the run that made the model", values.text),
     Row("_metadata", None, "columns, shapes and dtypes that the model takes and returns", setters=("_Metadata",)),
 )
@@ -193,6 +215,7 @@ TORCH_MODEL_ROWS = (
     Row("optimizer", None, "the optimizer after training"),
     Row("loss", None, "the loss that it was trained with"),
     Row("loss_constructors", None, "functions that made the loss"),
+    Row("output_fn", None, "fn(the model's output) -> a tensor, or several, that transform stores", values.function),
     Row("input_shapes", None, "shape of each feature column's batch", values.shapes),
 )
 

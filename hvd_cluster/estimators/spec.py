@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from hvd_cluster.data.dataset import Dataset
+from hvd_cluster.data.preprocessing import Preprocess
 from hvd_cluster.data.store import Store
 from hvd_cluster.errors import DataError
 from hvd_cluster.estimators import exactness
@@ -18,6 +19,15 @@ from hvd_cluster.estimators.torch.objective import Objective
 from hvd_cluster.estimators.torch.optimizer_state import OptimizerState
 
 logger = logging.getLogger(__name__)
+
+
+#: The model's positional arguments, or its keyword arguments.
+Features = list[torch.Tensor] | dict[str, torch.Tensor]
+
+
+def called(model: Callable[..., Any], features: Features, **more: torch.Tensor) -> Any:
+    """What the model returns for its arguments."""
+    return model(**features, **more) if isinstance(features, dict) else model(*features, **more)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,16 +39,27 @@ class Inputs:
     sample_weight_col: str | None = None
     #: Shape of each feature's batch, -1 for the rows; None: (rows, *shape of the column).
     input_shapes: tuple[tuple[int, ...], ...] | None = None
-    #: dtype of each feature, by torch's name; the driver chooses it.
+    #: Names of what ``preprocess`` returns, in the order of the model's arguments; None without it.
+    made: tuple[str, ...] | None = None
+    #: The model gets them by name.
+    by_keyword: bool = False
+    #: Names by which the model gets the labels too, to compute its own loss; () if it does not.
+    label_keywords: tuple[str, ...] = ()
+    #: dtype of each argument, by torch's name; the driver chooses it.
     feature_dtypes: tuple[str, ...] = ()
     #: dtype of each label, likewise.
     label_dtypes: tuple[str, ...] = ()
     #: Columns with a value that its dtype cannot hold, which have been reported.
     reported: set[str] = field(default_factory=set, compare=False, repr=False)
 
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """The part of a batch that the model gets: the feature columns, or what ``preprocess`` makes of them."""
+        return self.feature_cols if self.made is None else self.made
+
     def warn_of_inexact(self, batch: Mapping[str, torch.Tensor]) -> None:
         """Warn once for each column with a value that the model's dtype cannot hold."""
-        wanted = (*zip(self.feature_cols, self.feature_dtypes), *zip(self.label_cols, self.label_dtypes))  # noqa: B905
+        wanted = (*zip(self.arguments, self.feature_dtypes), *zip(self.label_cols, self.label_dtypes))  # noqa: B905
         for name, dtype in wanted:
             if name not in batch or name in self.reported:
                 continue
@@ -46,11 +67,16 @@ class Inputs:
                 self.reported.add(name)
                 logger.warning("%s", exactness.inexact_text(name, value, dtype))
 
-    def features(self, batch: Mapping[str, torch.Tensor], device: torch.device) -> list[torch.Tensor]:
-        """The model's positional arguments: one tensor for each feature column."""
+    def features(self, batch: Mapping[str, torch.Tensor], device: torch.device) -> Features:
+        """The model's arguments, in the way in which it gets them."""
+        tensors = self.tensors(batch, device)
+        return dict(zip(self.arguments, tensors, strict=True)) if self.by_keyword else tensors
+
+    def tensors(self, batch: Mapping[str, torch.Tensor], device: torch.device) -> list[torch.Tensor]:
+        """A tensor for each feature column, or for each name that ``preprocess`` returns."""
         tensors = [
             batch[name].to(device=device, dtype=getattr(torch, dtype))
-            for name, dtype in zip(self.feature_cols, self.feature_dtypes, strict=True)
+            for name, dtype in zip(self.arguments, self.feature_dtypes, strict=True)
         ]
         if self.input_shapes is None:
             return tensors
@@ -76,6 +102,10 @@ class Inputs:
             batch[name].to(device=device, dtype=getattr(torch, dtype))
             for name, dtype in zip(self.label_cols, self.label_dtypes, strict=True)
         ]
+
+    def label_arguments(self, labels: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The labels that the model gets, by the names of its arguments."""
+        return dict(zip(self.label_keywords, labels, strict=False))
 
     def float_labels_as_int64(self, batch: Mapping[str, torch.Tensor]) -> list[str]:
         """The label columns that are stored as floats and passed to the loss as int64."""
@@ -107,6 +137,8 @@ class FitSpec:
     inputs: Inputs
     #: Shape of one row of each output.
     output_shapes: tuple[tuple[int, ...], ...]
+    #: The name of each; () if there is one for each label column.
+    output_names: tuple[str, ...] = ()
     dataset: Dataset
     #: Keeps checkpoints and logs; the data may be in another store.
     store: Store
@@ -136,6 +168,8 @@ class FitSpec:
     reader_pool_type: str = "thread"
     inmemory_cache_all: bool = False
     transformation_fn: Any = None
+    #: What makes the model's arguments of the feature columns; None if those are the arguments.
+    preprocess: Preprocess | None = None
     #: A class of the user's own that reads the data; see :mod:`hvd_cluster.estimators.run.data_module`.
     data_module: Any = None
     #: Further keyword arguments of ``data_module``.
@@ -209,7 +243,8 @@ class MakeObjective:
     constructed: bool
     loss_weights: tuple[float, ...]
     label_shapes: tuple[tuple[int, ...], ...] | None
+    output_fn: Callable[[Any], Any] | None = None
 
     def __call__(self) -> Objective:
         losses = tuple(make() for make in self.losses) if self.constructed else self.losses
-        return Objective(losses, self.loss_weights, self.label_shapes)
+        return Objective(losses, self.loss_weights, self.label_shapes, self.output_fn)

@@ -5,15 +5,19 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from hvd_cluster.data.reading.interleave import Batch
+from hvd_cluster.data.optional import load_pyarrow
+from hvd_cluster.data.reading.row_form import Batch
 from hvd_cluster.data.reading.shards import Block, RowRange
 from hvd_cluster.errors import DataError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 @dataclass(frozen=True)
@@ -65,13 +69,11 @@ def chunks_of(block: Block, max_bytes: int, row_bytes: int) -> list[Chunk]:
 
 
 class BlockBuffer:
-    """The tensors of a block, filled chunk by chunk. Several threads may use it at once."""
+    """A block, filled chunk by chunk. Several threads may use it at once."""
 
     def __init__(self, block: Block, num_chunks: int) -> None:
         self.block = block
         self.num_chunks = num_chunks
-        #: Name -> tensor of shape (block.rows, ...), complete when all chunks have been put.
-        self.tensors: Batch = {}
         self._lock = threading.Lock()
         self._places: npt.NDArray[Any] | None = None
         self._num_untaken = num_chunks
@@ -89,6 +91,22 @@ class BlockBuffer:
         places = places[chunk.begin : chunk.begin + chunk.rows]
         rows = np.flatnonzero(places >= 0)
         return rows, places[rows].astype(np.int64, copy=False)
+
+    def _places_in_block(self) -> npt.NDArray[Any]:
+        """For each row of the window its index in the block; -1 where the rank does not take it."""
+        dtype = np.int32 if self.block.window_rows < 1 << 31 else np.int64
+        places = np.full(self.block.window_rows, -1, dtype=dtype)
+        places[self.block.order()] = np.arange(self.block.rows, dtype=dtype)
+        return places
+
+
+class TensorBuffer(BlockBuffer):
+    """The tensors of a block."""
+
+    def __init__(self, block: Block, num_chunks: int) -> None:
+        super().__init__(block, num_chunks)
+        #: Name -> tensor of shape (block.rows, ...), complete when all chunks have been put.
+        self.tensors: Batch = {}
 
     def put(self, chunk: Chunk, positions: npt.NDArray[np.int64], name: str, values: torch.Tensor) -> None:
         """Put the values of a column where they belong.
@@ -115,9 +133,33 @@ class BlockBuffer:
         """The finished tensors, in the order of the names."""
         return {name: self.tensors[name] for name in names}
 
-    def _places_in_block(self) -> npt.NDArray[Any]:
-        """For each row of the window its index in the block; -1 where the rank does not take it."""
-        dtype = np.int32 if self.block.window_rows < 1 << 31 else np.int64
-        places = np.full(self.block.window_rows, -1, dtype=dtype)
-        places[self.block.order()] = np.arange(self.block.rows, dtype=dtype)
-        return places
+
+class TableBuffer(BlockBuffer):
+    """The rows of a block as an Arrow table."""
+
+    def __init__(self, block: Block, num_chunks: int) -> None:
+        super().__init__(block, num_chunks)
+        self._parts: list[tuple[npt.NDArray[np.int64], pa.Table]] = []
+        self._table: pa.Table | None = None
+
+    def put(self, positions: npt.NDArray[np.int64], table: pa.Table) -> None:
+        """Add the rows of a chunk; the last one brings all rows into the order of the block.
+
+        Args:
+            positions: the place of each row in the block, shape (n,).
+            table: n rows.
+        """
+        with self._lock:
+            self._parts.append((positions, table))
+            if len(self._parts) < self.num_chunks:
+                return
+        tables = [part for _, part in self._parts]
+        rows = tables[0] if len(tables) == 1 else load_pyarrow().concat_tables(tables)
+        order = np.argsort(np.concatenate([places for places, _ in self._parts]))
+        self._parts = []
+        self._table = rows.take(order).combine_chunks()
+
+    def complete(self, names: Sequence[str]) -> pa.Table:
+        """The finished table."""
+        assert self._table is not None
+        return self._table

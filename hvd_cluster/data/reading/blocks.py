@@ -10,10 +10,11 @@ import torch
 from hvd_cluster.data.columns.column_config import ColumnConfig
 from hvd_cluster.data.dataset import Split
 from hvd_cluster.data.reading import decoding, row_transform
-from hvd_cluster.data.reading.block_buffer import BlockBuffer, Chunk
+from hvd_cluster.data.reading.block_buffer import Chunk, TensorBuffer
+from hvd_cluster.data.reading.row_form import TensorRows
 from hvd_cluster.data.reading.row_group_reader import RowGroupReader
 from hvd_cluster.data.reading.row_transform import RowTransform
-from hvd_cluster.data.reading.shards import RowRange
+from hvd_cluster.data.reading.shards import Block, RowRange
 from hvd_cluster.data.schema import Schema
 
 
@@ -42,7 +43,7 @@ class BlockReader:
         first = RowRange(self._split.row_groups[0], 0, 1)
         place = first.row_group.place
         if self._transform is not None:
-            table = self._reader.table(first)
+            table = self._reader.table([first])
             _, output = row_transform.apply(self._transform, table, self._input, None, place, decode=self._decode)
             return output
         values = self._reader.columns([first])
@@ -54,7 +55,16 @@ class BlockReader:
         ]
         return Schema(tuple(columns))
 
-    def read(self, buffer: BlockBuffer, chunk: Chunk, stopped: Callable[[], bool]) -> None:
+    @functools.cached_property
+    def form(self) -> TensorRows:
+        """The form of the rows."""
+        return TensorRows(self.schema)
+
+    def buffer(self, block: Block, num_chunks: int) -> TensorBuffer:
+        """What a block is put together in."""
+        return TensorBuffer(block, num_chunks)
+
+    def read(self, buffer: TensorBuffer, chunk: Chunk, stopped: Callable[[], bool]) -> None:
         """Read a chunk of a block, and put the rows that the rank takes into the buffer.
 
         Args:
@@ -83,7 +93,7 @@ class BlockReader:
                 values = values.index_select(0, torch.from_numpy(rows))
             buffer.put(chunk, positions, name, values)
 
-    def _put_whole(self, buffer: BlockBuffer, chunk: Chunk) -> None:
+    def _put_whole(self, buffer: TensorBuffer, chunk: Chunk) -> None:
         """The block is this one chunk: gather its rows in order, or take them as they are."""
         block = buffer.block
         if block.seeds is not None or block.stride != 1:
@@ -95,7 +105,7 @@ class BlockReader:
             buffer.tensors[name] = values[rows].clone() if shared else values[rows]
 
     def _put_transformed(
-        self, buffer: BlockBuffer, chunk: Chunk, transform: RowTransform, stopped: Callable[[], bool]
+        self, buffer: TensorBuffer, chunk: Chunk, transform: RowTransform, stopped: Callable[[], bool]
     ) -> None:
         """The same through the user's function, which sees the rows that this rank takes and no others."""
         rows, positions = buffer.taken(chunk)
@@ -106,7 +116,7 @@ class BlockReader:
             inside = (rows >= begin) & (rows < begin + piece.rows)
             if inside.any():
                 kept = rows[inside] - begin
-                table = self._reader.table(piece).take(kept)
+                table = self._reader.table([piece]).take(kept)
                 numbers = (kept + piece.row_group.start + piece.start).tolist()
                 place = piece.row_group.place
                 part, _ = row_transform.apply(

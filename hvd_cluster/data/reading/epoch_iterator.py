@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import weakref
 from collections.abc import Generator
 from typing import Any
 
-from hvd_cluster.data.reading.blocks import BlockReader
+from hvd_cluster.data.reading.batch_mapping import BatchMapping
 from hvd_cluster.data.reading.budget import Budget
-from hvd_cluster.data.reading.interleave import Batch
-from hvd_cluster.data.reading.pipeline import Pipeline
+from hvd_cluster.data.reading.pipeline import Blocks, Pipeline
 from hvd_cluster.data.reading.position import Planner, Position
+from hvd_cluster.data.reading.row_form import Batch
 from hvd_cluster.data.reading.shards import ShardPlan
 from hvd_cluster.monitor.timed_calls import timed_items
 
@@ -24,15 +25,24 @@ class EpochIterator:
         blocks: reads what they say.
         budget: how much at a time.
         end_epoch: epochs below this one will be asked for, one after the other; None where that is not known.
+        mapping: makes batches of what ``blocks`` reads; None if that is tensors already.
     """
 
-    def __init__(self, planner: Planner, blocks: BlockReader, budget: Budget, end_epoch: int | None) -> None:
+    def __init__(
+        self,
+        planner: Planner,
+        blocks: Blocks[Any],
+        budget: Budget,
+        end_epoch: int | None,
+        mapping: BatchMapping | None = None,
+    ) -> None:
         self.planner = planner
         self.budget = budget
         self._blocks = blocks
         self._end_epoch = end_epoch
+        self._mapping = mapping
         #: The pipeline that has read beyond the end of an epoch, its position, and the callback that closes it.
-        self._ahead: tuple[Pipeline, Position, weakref.finalize[..., Any]] | None = None
+        self._ahead: tuple[Pipeline[Any], Position, weakref.finalize[..., Any]] | None = None
 
     def batches(self, position: Position) -> Generator[tuple[ShardPlan, Batch], None, None]:
         """The batches from a position to the end of its epoch, each with the plan that it is a step of.
@@ -44,9 +54,12 @@ class EpochIterator:
         try:
             plan, batches = pipeline.next_pass()
             whole = not plan.steps
-            for number, batch in enumerate(timed_items(batches), 1):
-                whole = number == plan.steps
-                yield plan, batch
+            if self._mapping is not None:
+                batches = self._mapping.mapped(plan, position.epoch, batches)
+            with contextlib.closing(batches):  # its threads end before those that it takes from
+                for number, batch in enumerate(timed_items(batches), 1):
+                    whole = number == plan.steps
+                    yield plan, batch
         finally:
             following = Position(epoch=position.epoch + 1)
             if whole and self._goes_on(following.epoch):
@@ -64,7 +77,7 @@ class EpochIterator:
             self._ahead = None
             end()
 
-    def _pipeline(self, position: Position) -> Pipeline:
+    def _pipeline(self, position: Position) -> Pipeline[Any]:
         """The pipeline that already reads ahead from a position, or a new one."""
         if self._ahead is not None:
             pipeline, reached, end = self._ahead

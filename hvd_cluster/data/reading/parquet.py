@@ -40,6 +40,7 @@ class ParquetFolder:
             folders named ``key=value`` in the latter are columns too.
         columns: the columns to read; None for all.
         decoded: columns that may hold anything, because a function makes tensors of them.
+        raw: columns that are kept as they are stored, as that of :func:`hvd_cluster.data.schema.infer`.
         texts: columns that are text even where their folders name nothing but numbers ("month=01").
         wrong: takes what is wrong with columns, as that of :func:`hvd_cluster.data.schema.infer`.
 
@@ -54,6 +55,7 @@ class ParquetFolder:
         columns: Sequence[str] | None = None,
         decoded: Collection[str] = (),
         *,
+        raw: Collection[str] = (),
         texts: Collection[str] = (),
         wrong: list[str] | None = None,
     ) -> None:
@@ -82,7 +84,7 @@ class ParquetFolder:
         }
         self.arrow_schema = self._common.schema
         #: Lengths of lists and vectors that the types leave open are UNKNOWN.
-        self.schema = infer(self.arrow_schema, columns, decoded, wrong)
+        self.schema = infer(self.arrow_schema, columns, decoded, wrong, raw)
         self._common.require(self.schema.names)
         self.row_groups = self.row_groups_of(self.schema.names)
 
@@ -114,12 +116,13 @@ class ParquetFolder:
         Only the first row group's vectors are read; the reader checks the others.
         """
         stats = TableStats()
+        counted = Schema(tuple(column for column in self.schema if column.kind is not Kind.OTHER))
         for number, group in enumerate(self.row_groups):
             footer = self.footers[group.path].row_group(group.index)
-            leaves, constants = leaves_of(self.footers[group.path], self.schema.names), dict(group.partition)
+            leaves, constants = leaves_of(self.footers[group.path], counted.names), dict(group.partition)
             doubtful = [
                 column
-                for column in self.schema
+                for column in counted
                 if (number == 0 and column.shape)
                 or constants.get(column.name, "") is None
                 or (

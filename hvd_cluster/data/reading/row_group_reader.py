@@ -14,7 +14,7 @@ import torch
 from hvd_cluster.data.columns.arrays import stores_as_is
 from hvd_cluster.data.columns.column_config import ColumnConfig
 from hvd_cluster.data.optional import load_pyarrow
-from hvd_cluster.data.reading.interleave import Batch
+from hvd_cluster.data.reading.row_form import Batch
 from hvd_cluster.data.reading.row_groups import RowGroupTables
 from hvd_cluster.data.reading.shards import RowRange
 from hvd_cluster.data.reading.tensors import to_tensor
@@ -64,9 +64,9 @@ class RowGroupReader:
             return {name: gather.of_tensor(joined.pop(name)) for name in self._schema.names}
         return joined
 
-    def table(self, piece: RowRange) -> Any:
-        """The rows of one range as an Arrow table, with nulls filled and lists padded."""
-        table = self._tables.read([piece]).combine_chunks()
+    def table(self, pieces: Sequence[RowRange]) -> Any:
+        """The rows of ranges of one file as an Arrow table, with nulls filled and lists padded."""
+        table = self._tables.read(pieces).combine_chunks()
         for index, column in enumerate(self._schema):
             table = table.set_column(index, column.name, self._prepared(table.column(index), column))
         return table

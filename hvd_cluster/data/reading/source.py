@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,6 +49,7 @@ def open_source(
     size: int,
     filters: Any = None,
     storage_options: Mapping[str, Any] | None = None,
+    raw: Collection[str] = (),
 ) -> Source:
     """Find out what there is to read.
 
@@ -61,6 +62,7 @@ def open_source(
         size: number of ranks.
         filters: conditions on rows, for paths only.
         storage_options: arguments for the fsspec filesystem of a URL.
+        raw: columns that are kept as they are stored, nulls included.
 
     Raises:
         DataError: there is nothing to read there, or the arguments do not fit the source.
@@ -89,7 +91,7 @@ def open_source(
         opened, paths = _open_paths(source, filesystem, storage_options)
         name = repr(source if isinstance(source, (str, os.PathLike)) else paths[0])
         listed = not isinstance(source, (str, os.PathLike))
-        folder = ParquetFolder(opened, files_of(opened, paths, listed=listed), _names(columns), rules.decode)
+        folder = ParquetFolder(opened, files_of(opened, paths, listed=listed), _names(columns), rules.decode, raw=raw)
         if isinstance(rules.drop_nulls, str):
             raise DataError(
                 f"drop_nulls is the text {rules.drop_nulls!r}: give a list of names, or True for all columns"
@@ -97,7 +99,7 @@ def open_source(
         valid = folder.schema.names if rules.drop_nulls is True else rules.drop_nulls or ()
         row_filter = row_filters.parse(filters, valid)
         groups = folder.row_groups if row_filter is None else folder.filtered(row_filter)
-        _require_filled(groups, [name for name in folder.schema.names if name not in rules.fill_nulls])
+        _require_filled(groups, {*folder.schema.names} - {*rules.fill_nulls, *raw})
         schema = folder.with_lengths(rules.applied(folder.schema))
         rows = sum(group.rows for group in groups)
         split = Split(groups, rows, size if lanes is None else lanes, row_filter)
@@ -116,7 +118,7 @@ def open_source(
     return found
 
 
-def _require_filled(groups: Sequence[RowGroup], names: Sequence[str]) -> None:
+def _require_filled(groups: Sequence[RowGroup], names: Collection[str]) -> None:
     """Refuse columns that whole files lack, or that a folder names null, and that no rule fills."""
     nulls: Counter[str] = Counter()
     places: dict[str, str] = {}

@@ -107,6 +107,8 @@ class TableStats:
 
 
 def _count(array: pa.Array, column: Column, seen: ColumnStats) -> None:
+    if column.kind is Kind.OTHER:
+        return  # the user's function deals with them
     types = load_pyarrow("pyarrow.types")
     if types.is_dictionary(array.type):
         array = array.dictionary_decode()

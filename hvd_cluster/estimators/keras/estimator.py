@@ -92,13 +92,15 @@ class KerasEstimator(KerasEstimatorParams, KerasStage, DistributedEstimator):
         value = self._value
         objects, compilation = value("custom_objects"), self._compilation()
         trial = PackedModel.of(value("model"), objects, compilation).load(run_eagerly=True)
-        shapes = value("label_shapes")
+        shapes, batch = value("label_shapes"), self._first_rows(dataset, seed)
+        others = self._batch_columns(dataset)
         columns, output_shapes = try_model(
             trial,
             self._inputs(dataset),
             None if shapes is None else tuple(tuple(shape) for shape in shapes),
-            self._first_rows(dataset, seed),
+            batch,
             dataset.schema,
+            None if value("preprocess") is None else [name for name in batch if name not in others],
         )
         built = PackedModel.of(trial, objects, compilation)  # the trial has built the weights
         built.load(rate_factor=2.0 if value("scale_lr") else 1.0)  # raises if the rate cannot be multiplied

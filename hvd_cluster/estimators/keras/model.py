@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from hvd_cluster.engine.objects import dumps
+from hvd_cluster.estimators.keras.arguments import with_arguments
 from hvd_cluster.estimators.keras.data import flat, inputs_of, keys_of, structured
 from hvd_cluster.estimators.keras.packed_model import PackedModel, Unpacking
 from hvd_cluster.estimators.keras.params import KERAS_MODEL_ROWS, KerasStage, wrong_model
@@ -40,7 +41,7 @@ class KerasModel(KerasModelParams, KerasStage, FittedModel):
         DataError: a feature column holds nulls, or the model does not take it.
     """
 
-    framework = Framework(predict=predict)
+    framework = Framework(predict=predict, with_arguments=with_arguments)
 
     def getHistory(self) -> dict[str, list[float]]:
         """The numbers of each epoch under Keras's names, as in ``keras.callbacks.History.history``."""

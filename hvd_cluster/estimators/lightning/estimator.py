@@ -22,10 +22,11 @@ from hvd_cluster.estimators.params import ESTIMATOR_ROWS, with_params
 from hvd_cluster.estimators.run.checkpoint import Checkpoint
 from hvd_cluster.estimators.run.run_files import RunFiles
 from hvd_cluster.estimators.spec import Inputs, TrainResult
+from hvd_cluster.estimators.torch.arguments import floating_dtype
 from hvd_cluster.estimators.torch.model_pickling import module_on_cpu
-from hvd_cluster.estimators.torch.module_estimator import ModuleEstimator, as_tuples, unsized
+from hvd_cluster.estimators.torch.module_estimator import ModuleEstimator, unsized
 from hvd_cluster.estimators.torch.optimizer_state import OptimizerState
-from hvd_cluster.estimators.torch.probe import Findings, floating_dtype, probe
+from hvd_cluster.estimators.torch.probe import Findings, probe
 from hvd_cluster.estimators.typed_params import LightningEstimatorParams
 
 logger = logging.getLogger(__name__)
@@ -88,6 +89,9 @@ class LightningEstimator(LightningEstimatorParams, ModuleEstimator):
             return []
         return [f"trainer_args has enable_checkpointing=False, and callbacks has {found[0]}: leave one of the two out"]
 
+    def _label_keywords(self) -> tuple[str, ...]:
+        return () if self._is_lightning_module() else super()._label_keywords()
+
     def _is_lightning_module(self) -> bool:
         return _is_a(self._value("model"), "core.module.LightningModule")
 
@@ -114,6 +118,7 @@ class LightningEstimator(LightningEstimatorParams, ModuleEstimator):
             floating_dtype=floating_dtype(with_configured_layers(model)),
             inputs=findings.inputs,
             output_shapes=findings.output_shapes,
+            output_names=findings.output_names,
             trainer_args=value("trainer_args") or {},
             **shared,
             **{name: value(name) for name in same},
@@ -132,9 +137,9 @@ class LightningEstimator(LightningEstimatorParams, ModuleEstimator):
 
     def _findings(self, dataset: Dataset, seed: int, is_lightning: bool) -> Findings:
         """The inputs and output shapes of the model, tried on a few rows."""
-        inputs = dataclasses.replace(self._inputs(dataset), input_shapes=as_tuples(self._value("input_shapes")))
         batch = transformed = self._first_rows(dataset, seed)
         model = with_configured_layers(self._value("model"))
+        inputs = self._module_inputs(dataset, batch, model)
 
         def tried(rows: Mapping[str, torch.Tensor]) -> Findings:
             return probe(
@@ -146,6 +151,7 @@ class LightningEstimator(LightningEstimatorParams, ModuleEstimator):
                 dataset.schema,
                 as_stored=is_lightning,  # what training_step gets
                 batch_size=self._value("batch_size"),
+                output_fn=self._value("output_fn"),
             )
 
         output_shapes: tuple[tuple[int, ...], ...] = tuple((-1, -1) for _ in inputs.label_cols)

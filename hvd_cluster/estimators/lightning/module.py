@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from hvd_cluster.estimators.spec import called
 from hvd_cluster.estimators.torch.model_pickling import copied
 from hvd_cluster.lightning.installed import lightning
 
@@ -28,9 +29,9 @@ class LossModule(_LightningModule):
         #: Losses that are modules move to the device with this one.
         self.losses = torch.nn.ModuleList(loss for loss in self._objective.losses if isinstance(loss, torch.nn.Module))
 
-    def forward(self, *inputs: torch.Tensor) -> Any:
+    def forward(self, *inputs: torch.Tensor, **named: torch.Tensor) -> Any:
         """The model's outputs."""
-        return self.net(*inputs)
+        return self.net(*inputs, **named)
 
     def on_fit_start(self) -> None:
         """Move metrics that are modules to the device: as parts of this module they would be in its checkpoints."""
@@ -55,8 +56,8 @@ class LossModule(_LightningModule):
         columns = self._spec.inputs
         columns.warn_of_inexact(batch)
         labels, weights = columns.labels(batch, self.device), columns.sample_weights(batch, self.device)
-        outputs, shaped = self._objective.transform_outputs(self.net(*columns.features(batch, self.device)), labels)
-        loss = self._objective(outputs, shaped, weights)
+        raw = called(self.net, columns.features(batch, self.device), **columns.label_arguments(labels))
+        outputs, shaped, loss = self._objective.evaluated(raw, labels, weights)
         logged: dict[str, Any] = {f"{part}_loss": loss.detach()}
         for names, group in zip(self._spec.metric_names, self._spec.metrics, strict=True):
             for name, metric, output, label in zip(names, group, outputs, shaped, strict=True):

@@ -44,6 +44,7 @@ LIGHTNING_ROWS = (
     Row(
         "loss_constructors", None, "function without arguments that makes the loss, or a list of them", values.functions
     ),
+    Row("output_fn", None, "fn(the model's output) -> what the loss, metrics and transform get of it", values.function),
     Row("train_minibatch_fn", None, "no effect: a LightningModule has its training_step", values.function),
     Row("scale_lr", False, "multiply the learning rates by the number of workers", values.flag),
     Row(

@@ -14,7 +14,7 @@ from typing import Any
 from hvd_cluster.data.materializing import OnPart, RemoteParts
 from hvd_cluster.data.writing.assembly import NO_ROWS_TEXT
 from hvd_cluster.errors import DataError
-from hvd_cluster.estimators.scoring.scorer import Scorer, ShippedModel, content_key, score_batches
+from hvd_cluster.estimators.scoring.scorer import Scorer, ShippedModel, content_key, score
 
 #: Blocks per CPU that are written or queued; a queued block stays in the object store.
 _TASKS_PER_CPU = 2
@@ -76,8 +76,8 @@ def transform(dataset: Any, scorer: Scorer, model: bytes, predict_fn: Callable[.
     from hvd_cluster.ray.pickling import MODULE_REMEDY
 
     shipped = ShippedModel(content_key(model), _Stored(ray.put(model)), remedy=MODULE_REMEDY)
-    score = functools.partial(_score_table, scorer, shipped, predict_fn)
-    return dataset.map_batches(score, batch_format="pyarrow", batch_size=None, zero_copy_batch=True)
+    append = functools.partial(_score_table, scorer, shipped, predict_fn)
+    return dataset.map_batches(append, batch_format="pyarrow", batch_size=None, zero_copy_batch=True)
 
 
 class _Stored:
@@ -95,15 +95,11 @@ class _Stored:
 
 
 def _score_table(scorer: Scorer, shipped: ShippedModel, predict_fn: Callable[..., Any] | None, table: Any) -> Any:
-    import pyarrow as pa
-
     # Other columns may be of any type.
     taken = table if predict_fn is not None else table.select(list(dict.fromkeys(scorer.inputs.feature_cols)))
-    batches = plain(taken).combine_chunks().to_batches()
-    scored = list(score_batches(scorer, shipped, predict_fn, iter(batches)))
-    outputs = pa.Table.from_batches(scored) if scored else None
-    for column, arrow_type in zip(scorer.columns, scorer.arrow_types(), strict=True):
-        values = pa.array([], type=arrow_type) if outputs is None else outputs[column.name]
+    scored = score(scorer, shipped.load(), predict_fn, plain(taken).combine_chunks())
+    table = scored.of(table)
+    for column, values in zip(scorer.columns, scored.columns, strict=True):
         table = table.append_column(column.name, values)
     return table
 

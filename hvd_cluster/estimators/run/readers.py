@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
@@ -29,7 +30,7 @@ class RepeatedRow(dict[str, Any]):
 
 def rows_of(batch: Any) -> int:
     """The number of rows of a batch that count in means."""
-    return 0 if isinstance(batch, RepeatedRow) else len(next(iter(batch.values())))
+    return 0 if isinstance(batch, RepeatedRow) or not batch else len(next(iter(batch.values())))
 
 
 class Readers(ABC):
@@ -88,6 +89,7 @@ class ParquetReaders(Readers):
             remainder="pad",
             num_threads=spec.train_reader_threads,
             num_epochs=spec.epochs if has_next else None,
+            training=True,
         )
         self._validation: ParquetReader | None = None
         if data.validation is not None:
@@ -108,8 +110,11 @@ class ParquetReaders(Readers):
     def __exit__(self, *exc_info: Any) -> None:
         self._train.close()
 
-    def _reader(self, split: Split, rank: int, size: int, *, num_threads: int, **options: Any) -> ParquetReader:
+    def _reader(
+        self, split: Split, rank: int, size: int, *, num_threads: int, training: bool = False, **options: Any
+    ) -> ParquetReader:
         spec = self._spec
+        preprocess = spec.preprocess
         return ParquetReader(
             split,
             spec.dataset.schema,
@@ -117,6 +122,7 @@ class ParquetReaders(Readers):
             rank=rank,
             size=size,
             transformation_fn=spec.transformation_fn,
+            preprocess=None if preprocess is None else dataclasses.replace(preprocess, training=training),
             **options_of_pool(spec.reader_pool_type, num_threads, spec.inmemory_cache_all),
             **options,
         )

@@ -30,6 +30,8 @@ class EpochTimer:
     def __init__(self) -> None:
         #: Rows that this rank has trained on; the training loop adds them.
         self.rows = 0
+        #: Rows that batches lacked, because ``preprocess`` failed on them.
+        self.left_out_rows = 0
         self._start_s = time.perf_counter()
         self._waited_s = 0.0
 
@@ -109,6 +111,7 @@ class WorkerRun(Generic[S]):
                     batch = next(iterator)
             except StopIteration:
                 return
+            self.timer.left_out_rows += getattr(batch, "num_left_out", 0)
             yield batch
 
     def start_epoch(self) -> None:
@@ -131,9 +134,11 @@ class WorkerRun(Generic[S]):
 
     def record(self) -> dict[str, Any]:
         """The record of the current epoch without its means, the same on every rank; every rank takes part."""
-        own = (self.timer.rows_per_s, self.timer.wait_share, self._shares.take(), self._shares.usage())
+        timer = self.timer
+        own = (timer.rows_per_s, timer.wait_share, timer.left_out_rows, self._shares.take(), self._shares.usage())
         gathered = self.hvd.allgather_object(own, name="hvd_cluster.speeds")
-        speeds, waits, shares, usage = zip(*gathered, strict=True)
+        speeds, waits, left_out, shares, usage = zip(*gathered, strict=True)
+        skips = self.spec.preprocess is not None and self.spec.preprocess.on_error != "raise"
         return {
             "epoch": self.epoch,
             "samples_per_s": list(speeds),
@@ -142,6 +147,7 @@ class WorkerRun(Generic[S]):
             "node_usage": {host: numbers for each in usage for host, numbers in each.items()},
             "seconds": self.timer.seconds,
             "padding_rows": self.padding_rows,
+            **({"left_out_rows": sum(left_out)} if skips else {}),
         }
 
     def is_checkpoint_due(self, is_last: bool) -> bool:

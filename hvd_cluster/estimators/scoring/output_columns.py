@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from hvd_cluster.data.schema import Kind
+from hvd_cluster.data.schema import Column, Kind
 
 if TYPE_CHECKING:
     from hvd_cluster.estimators.spec import FitSpec
@@ -114,17 +114,21 @@ def metadata_of(spec: FitSpec) -> dict[str, Any]:
     saved models do not have them.
     """
     schema, inputs = spec.dataset.schema, spec.inputs
-    labels = [schema[name] for name in inputs.label_cols]
+    shapes = spec.output_shapes
+    labels: list[Column] = [schema[name] for name in inputs.label_cols]
+    if len(shapes) != len(labels):  # outputs of a model that computes its own loss
+        labels = [Column(name, Kind.NUMERIC, "float64") for name in spec.output_names]
     return {
         "feature_cols": inputs.feature_cols,
         "label_cols": inputs.label_cols,
         "feature_dtypes": inputs.feature_dtypes,
         "feature_units": tuple(schema[name].unit for name in inputs.feature_cols),
         "output_types": tuple(
-            output_type(label.kind, label.dtype, shape)
-            for label, shape in zip(labels, spec.output_shapes, strict=False)
+            output_type(label.kind, label.dtype, shape) for label, shape in zip(labels, shapes, strict=False)
         ),
-        "output_shapes": spec.output_shapes,
+        "output_shapes": shapes,
+        "output_names": spec.output_names,
+        "is_transformed": spec.transformation_fn is not None,
     }
 
 

@@ -7,13 +7,17 @@ import hashlib
 import importlib
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from hvd_cluster.data.columns.vectors import vector_type
+from hvd_cluster.data.preprocessing import Preprocess
+from hvd_cluster.data.reading.row_transform import RowTransform, apply
 from hvd_cluster.data.reading.tensors import to_arrow, to_tensors
 from hvd_cluster.data.schema import Kind, Schema, infer
 from hvd_cluster.errors import DataError, LaunchError
@@ -36,10 +40,26 @@ _cache_lock = threading.Lock()
 class Framework:
     """How models of one framework are called. Both functions can be imported, because they are pickled."""
 
-    #: (model, one CPU tensor for each feature) -> one CPU tensor for each output, without gradients.
-    predict: Callable[[Any, list[torch.Tensor]], Sequence[torch.Tensor]]
+    #: (model, CPU tensors of its features) -> one CPU tensor for each output, without gradients.
+    predict: Callable[[Any, Any], Sequence[torch.Tensor]]
     #: A context in which the model is in inference mode.
     mode: Callable[[Any], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
+    #: (inputs, model, what preprocess returned) -> the inputs with the model's arguments.
+    with_arguments: Callable[[Inputs, Any, Mapping[str, torch.Tensor]], Inputs] | None = None
+
+
+@dataclass(frozen=True)
+class Scored:
+    """What the rows of a table were scored with."""
+
+    #: One Arrow array for each output column.
+    columns: list[Any]
+    #: The rows of the table that they are for, shape (rows of each array,); None for all.
+    kept: npt.NDArray[np.int64] | None = None
+
+    def of(self, data: Any) -> Any:
+        """The rows of an Arrow table or batch that have outputs."""
+        return data if self.kept is None else data.take(self.kept)
 
 
 @dataclass(frozen=True)
@@ -55,6 +75,10 @@ class Scorer:
     spark_vectors: bool
     #: Rows per call of the model.
     batch_size: int
+    #: Makes the model's arguments of the feature columns.
+    preprocess: Preprocess | None = None
+    #: Makes the feature columns of each row, from those of the data.
+    transformation_fn: RowTransform | None = None
 
     def arrow_types(self) -> list[Any]:
         """The Arrow type of each output column."""
@@ -64,38 +88,88 @@ class Scorer:
         special = {VECTOR: vector_type() if self.spark_vectors else array, ARRAY: array}
         return [special.get(column.type) or pa.from_numpy_dtype(column.type) for column in self.columns]
 
-    def score(self, model: Any, table: Any) -> list[Any]:
-        """One Arrow array for each output column, with the rows of ``table`` (a RecordBatch or Table).
+    def score(self, model: Any, table: Any) -> Scored:
+        """The output columns of the rows of ``table`` (a RecordBatch or Table).
 
         Raises:
-            DataError: a feature column is missing or holds nulls, or the model cannot take it.
+            DataError: a feature column is missing or holds nulls, ``preprocess`` failed, or the model cannot take its
+                arguments.
         """
         import pyarrow as pa
 
         types = self.arrow_types()
         chunks: list[list[Any]] = [[] for _ in types]
+        rows: list[npt.NDArray[np.int64]] = []
         features = table.select(list(dict.fromkeys(self.inputs.feature_cols)))
         with self.framework.mode(model):
             for start in range(0, table.num_rows, self.batch_size):
                 part = features.slice(start, self.batch_size)
-                outputs = self._outputs(model, part)
-                for chunk, array in zip(chunks, self._to_arrays(outputs, part.num_rows, types), strict=True):
+                arrays, kept = self._score_part(model, part, start, types)
+                rows.append(start + (np.arange(part.num_rows) if kept is None else kept))
+                for chunk, array in zip(chunks, arrays, strict=True):
                     chunk.append(array)
-        return [
+        columns = [
             pa.concat_arrays(chunk) if chunk else pa.array([], type=arrow_type)
             for chunk, arrow_type in zip(chunks, types, strict=True)
         ]
+        all_kept = np.concatenate(rows) if rows else np.arange(0)
+        return Scored(columns, None if len(all_kept) == table.num_rows else all_kept)
 
-    def _outputs(self, model: Any, part: Any) -> Sequence[torch.Tensor]:
-        """The model's outputs for some rows of the feature columns."""
-        schema = self._in_trained_units(infer(part.schema))
-        tensors = to_tensors(part, schema)
-        self.inputs.warn_of_inexact(tensors)
+    def _score_part(
+        self, model: Any, part: Any, start: int, types: Sequence[Any]
+    ) -> tuple[list[Any], npt.NDArray[np.int64] | None]:
+        """The output columns of some rows, and the rows that they are for; None for all."""
+        import pyarrow as pa
+
+        if self.preprocess is None:
+            schema = self._in_trained_units(infer(part.schema))
+            if self.transformation_fn is None:
+                tensors = to_tensors(part, schema)
+            else:
+                tensors, _ = apply(self.transformation_fn, part, schema, None, f"the rows from {start} on")
+            outputs = self._outputs(model, self.inputs, tensors, schema)
+            return self._to_arrays(outputs, part.num_rows, types), None
+        rows = pa.Table.from_batches([part]) if isinstance(part, pa.RecordBatch) else part
+        outputs, kept = self.outputs_of_raw(model, self.preprocess, rows, start)
+        if kept is not None and not len(kept):
+            arrays = [pa.array([], type=arrow_type) for arrow_type in types]
+        else:
+            arrays = self._to_arrays(outputs, part.num_rows if kept is None else len(kept), types)
+        if kept is None or self.preprocess.on_error == "skip":
+            return arrays, kept
+        places = np.full(part.num_rows, -1)
+        places[kept] = np.arange(len(kept))
+        indices = pa.array(places, mask=places < 0)
+        return [array.take(indices) for array in arrays], None
+
+    def outputs_of_raw(
+        self, model: Any, preprocess: Preprocess, rows: Any, start: int = 0
+    ) -> tuple[Sequence[torch.Tensor], npt.NDArray[np.int64] | None]:
+        """The model's outputs for the rows of an Arrow table of raw columns, and the rows that they are for.
+
+        Args:
+            start: number of the first row, for messages.
+
+        Returns:
+            As :class:`Preprocess`; no outputs if no row is left.
+        """
+        made, kept = preprocess(rows, (start,), lambda row: f"row {start + row} of the rows to score")
+        if not made:
+            return [], kept
+        assert self.framework.with_arguments is not None
+        return self._outputs(model, self.framework.with_arguments(self.inputs, model, made), made, Schema(())), kept
+
+    def _outputs(
+        self, model: Any, inputs: Inputs, tensors: Mapping[str, torch.Tensor], schema: Schema
+    ) -> Sequence[torch.Tensor]:
+        """The model's outputs for some rows, given as a tensor for each argument."""
+        inputs.warn_of_inexact(tensors)
         try:
-            return self.framework.predict(model, self.inputs.features(tensors, _CPU))
+            return self.framework.predict(model, inputs.features(tensors, _CPU))
         except Exception as error:  # the user's model may raise anything
-            text = f"the model failed on the feature columns: {type(error).__name__}: {error}"
-            raise DataError(f"{text}\n{shapes_text(self.inputs, tensors, schema)}") from error
+            what = "the feature columns" if inputs.made is None else "what preprocess returned"
+            text = f"the model failed on {what}: {type(error).__name__}: {error}"
+            raise DataError(f"{text}\n{shapes_text(inputs, tensors, schema)}") from error
 
     def _in_trained_units(self, schema: Schema) -> Schema:
         """The schema, with times in the units of the training: those of pandas and Spark differ."""
@@ -186,6 +260,15 @@ def content_key(blob: bytes) -> str:
     return hashlib.sha256(blob).hexdigest()
 
 
+def score(scorer: Scorer, model: Any, predict_fn: Callable[..., Any] | None, rows: Any) -> Scored:
+    """Score an Arrow table or batch, through the user's function for one row if there is one."""
+    if predict_fn is None:
+        return scorer.score(model, rows)
+    from hvd_cluster.estimators.spark.rows import rows_of
+
+    return Scored(scorer.score_rows(model, predict_fn, rows_of(rows)))
+
+
 def score_batches(
     scorer: Scorer, shipped: ShippedModel, predict_fn: Callable[..., Any] | None, batches: Iterator[Any]
 ) -> Iterator[Any]:
@@ -194,11 +277,6 @@ def score_batches(
 
     model = shipped.load()
     for batch in batches:
-        if predict_fn is None:
-            outputs = scorer.score(model, batch)
-        else:
-            from hvd_cluster.estimators.spark.rows import rows_of
-
-            outputs = scorer.score_rows(model, predict_fn, rows_of(batch))
+        scored = score(scorer, model, predict_fn, batch)
         names = [*batch.schema.names, *(column.name for column in scorer.columns)]
-        yield pa.RecordBatch.from_arrays([*batch.columns, *outputs], names=names)
+        yield pa.RecordBatch.from_arrays([*scored.of(batch).columns, *scored.columns], names=names)

@@ -39,6 +39,7 @@ def direct_rows(
     seed: int,
     allow_ragged: bool,
     tensors_only: bool,
+    raw: Sequence[str],
 ) -> tuple[Dataset, DirectRows]:
     """A few rows of ``frame`` as a data set in the driver's ``store``, and all of its rows for the workers.
 
@@ -54,9 +55,10 @@ def direct_rows(
         columns=columns,
         allow_ragged=allow_ragged,
         tensors_only=tensors_only,
+        raw=raw,
         first_rows=_SAMPLE_ROWS,
     )
-    schema = schema_spark.infer(frame.schema, columns)
+    schema = schema_spark.infer(frame.schema, columns, raw=raw)
     plan = PartPlan(
         store=store,
         schema=schema,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 
 import torch
@@ -15,7 +14,7 @@ from hvd_cluster.estimators.run.run_files import RunFiles
 from hvd_cluster.estimators.spec import TrainResult, TrainSpec
 from hvd_cluster.estimators.torch.class_weights import ClassWeights
 from hvd_cluster.estimators.torch.model_pickling import copied, module_on_cpu
-from hvd_cluster.estimators.torch.module_estimator import ModuleEstimator, as_tuples
+from hvd_cluster.estimators.torch.module_estimator import ModuleEstimator
 from hvd_cluster.estimators.torch.optimizer_state import OptimizerState
 from hvd_cluster.estimators.torch.probe import probe
 from hvd_cluster.estimators.torch.train import train
@@ -82,13 +81,14 @@ class TorchEstimator(TorchEstimatorParams, ModuleEstimator):
         batch = self._first_rows(dataset, seed)
         findings = probe(
             model,
-            dataclasses.replace(self._inputs(dataset), input_shapes=as_tuples(value("input_shapes"))),
+            self._module_inputs(dataset, batch, model),
             objective if value("train_minibatch_fn") is None else None,
             metrics,
             batch,
             dataset.schema,
             weighted=value("class_weights") is not None,
             batch_size=value("batch_size"),
+            output_fn=value("output_fn"),
         )
         if value("class_weights") is not None:
             name = findings.inputs.label_cols[0]
@@ -102,6 +102,7 @@ class TorchEstimator(TorchEstimatorParams, ModuleEstimator):
             optimizer=OptimizerState.of(value("optimizer"), value("model")),
             inputs=findings.inputs,
             output_shapes=findings.output_shapes,
+            output_names=findings.output_names,
             objective=objective,
             metrics=metrics,
             metric_names=self._metric_names(),

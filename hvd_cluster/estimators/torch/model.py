@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import functools
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -12,16 +14,19 @@ import torch
 from hvd_cluster.estimators.model import FittedModel
 from hvd_cluster.estimators.params import MODEL_ROWS, TORCH_MODEL_ROWS, with_params
 from hvd_cluster.estimators.scoring.scorer import Framework
+from hvd_cluster.estimators.spec import Features, called
+from hvd_cluster.estimators.torch.arguments import floating_dtype, with_arguments
 from hvd_cluster.estimators.torch.model_pickling import make_picklable, module_on_cpu
 from hvd_cluster.estimators.torch.objective import as_outputs
-from hvd_cluster.estimators.torch.probe import floating_dtype
 from hvd_cluster.estimators.typed_params import TorchModelParams
 
 
-def predict(model: torch.nn.Module, features: list[torch.Tensor]) -> list[torch.Tensor]:
+def predict(
+    model: torch.nn.Module, features: Features, output_fn: Callable[[Any], Any] | None = None
+) -> list[torch.Tensor]:
     """The outputs of ``model`` as a list, without gradients."""
     with torch.no_grad():
-        return as_outputs(model(*features))
+        return as_outputs(called(model, features), output_fn)
 
 
 @contextlib.contextmanager
@@ -52,12 +57,18 @@ class TorchModel(TorchModelParams, FittedModel):
         DataError: a feature column holds nulls, or the model does not take it.
     """
 
-    framework = Framework(predict=predict, mode=evaluating)
+    framework = Framework(predict=predict, mode=evaluating, with_arguments=with_arguments)
 
     def _wrong_model(self) -> str:
         if isinstance(self._value("model"), torch.nn.Module):
             return ""
         return f"this {type(self).__name__} has no model: give model=, or setModel()"
+
+    def _framework(self) -> Framework:
+        output_fn = self._value("output_fn")
+        if output_fn is None:
+            return self.framework
+        return dataclasses.replace(self.framework, predict=functools.partial(predict, output_fn=output_fn))
 
     def _default_dtype(self) -> str:
         return floating_dtype(self._value("model"))

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
+from hvd_cluster.data.dataset import Dataset
 from hvd_cluster.errors import LaunchError
 from hvd_cluster.estimators.column_roles import as_group, wrong_counts
 from hvd_cluster.estimators.estimator import DistributedEstimator
 from hvd_cluster.estimators.run.checkpoint import unpacked
-from hvd_cluster.estimators.spec import MakeObjective, TrainResult
+from hvd_cluster.estimators.spec import Inputs, MakeObjective, TrainResult
+from hvd_cluster.estimators.torch.arguments import label_keywords, with_arguments
 from hvd_cluster.estimators.torch.model import TorchModel
 from hvd_cluster.estimators.torch.model_pickling import copied, make_picklable, module_on_cpu, unpicklable_text
 from hvd_cluster.estimators.torch.optimizer_state import OptimizerState
@@ -49,7 +53,16 @@ class ModuleEstimator(DistributedEstimator):
         if value("loss") is not None and value("loss_constructors") is not None:
             wrong.append("only one of loss_constructors and loss parameters can be specified.")
         if value("loss") is None and value("loss_constructors") is None:
-            wrong.append("loss is required: give fn(output, label) -> scalar tensor")
+            if not self._label_keywords():
+                wrong.append(
+                    "loss is required: give fn(output, label) -> scalar tensor, or a model whose forward() takes the "
+                    "labels, as 'labels' or by their columns' names, and returns its own loss"
+                )
+            wrong += [
+                f"{name} has no effect on the loss that the model computes itself: give loss="
+                for name in ("loss_weights", "sample_weight_col", "class_weights")
+                if name in self.param_rows and value(name) is not None
+            ]
         return wrong + _classes({"loss": value("loss"), "metrics": value("metrics")})
 
     def _count_mistakes(self) -> list[str]:
@@ -65,14 +78,39 @@ class ModuleEstimator(DistributedEstimator):
             )
         return wrong
 
+    def _label_keywords(self) -> tuple[str, ...]:
+        """The parameters by which the model gets the labels, if there is no other loss than its own."""
+        if self._value("loss") is not None or self._value("loss_constructors") is not None:
+            return ()
+        model = self._value("model")
+        return label_keywords(model, self._value("label_cols") or []) if isinstance(model, torch.nn.Module) else ()
+
+    def _module_inputs(self, dataset: Dataset, batch: Mapping[str, torch.Tensor], model: torch.nn.Module) -> Inputs:
+        """The inputs of a module, of which the trial then finds the dtypes.
+
+        Args:
+            batch: a few rows as in training.
+        """
+        inputs = dataclasses.replace(
+            self._inputs(dataset),
+            input_shapes=as_tuples(self._value("input_shapes")),
+            label_keywords=self._label_keywords(),
+        )
+        if self._value("preprocess") is None:
+            return inputs
+        made = {name: tensor for name, tensor in batch.items() if name not in self._batch_columns(dataset)}
+        return with_arguments(inputs, model, made)
+
     def _objective(self) -> MakeObjective:
         value = self._value
         count, make = len(value("label_cols")), value("loss_constructors")
+        given = make if make is not None else value("loss")
         return MakeObjective(
-            losses=tuple(module_on_cpu(one) for one in as_group(make if make is not None else value("loss"), count)),
+            losses=() if given is None else tuple(module_on_cpu(one) for one in as_group(given, count)),
             constructed=make is not None,
             loss_weights=tuple(value("loss_weights") or [1 / count] * count),
             label_shapes=as_tuples(value("label_shapes")),
+            output_fn=value("output_fn"),
         )
 
     def _metric_groups(self) -> tuple[tuple[Any, ...], ...]:
@@ -130,6 +168,7 @@ class ModuleEstimator(DistributedEstimator):
             "input_shapes": self._value("input_shapes"),
             "loss": self._value("loss"),
             "loss_constructors": self._value("loss_constructors"),
+            "output_fn": self._value("output_fn"),
         }
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,11 +12,42 @@ import torch
 from torch import Tensor
 
 
-def as_outputs(outputs: Any) -> list[Tensor]:
-    """A model's outputs as a list, whether it returned one tensor, or a tuple, list or dict of them."""
+def named_outputs(outputs: Any) -> dict[str, Any]:
+    """A model's outputs by name, whether it returned one tensor or several in a tuple, list, dict or dataclass.
+
+    Without names they are numbered. Of a dict or dataclass, entries that are None, and the loss, are left out, and so
+    is what cannot be an output: the caches of transformers' ``ModelOutput``.
+    """
     if isinstance(outputs, Tensor):
-        return [outputs]
-    return list(outputs.values()) if isinstance(outputs, dict) else list(outputs)
+        return {"0": outputs}
+    if dataclasses.is_dataclass(outputs) and not isinstance(outputs, Mapping):
+        outputs = {field.name: getattr(outputs, field.name) for field in dataclasses.fields(outputs)}
+    if isinstance(outputs, Mapping):
+        kept = {name: value for name, value in outputs.items() if isinstance(value, Tensor) and value.dim()}
+        return kept or dict(outputs)
+    if hasattr(outputs, "_asdict"):
+        return dict(outputs._asdict())
+    return {str(index): value for index, value in enumerate(outputs)}
+
+
+def as_outputs(outputs: Any, output_fn: Callable[[Any], Any] | None = None) -> list[Tensor]:
+    """A model's outputs, or what ``output_fn`` takes of them, as a list; see :func:`named_outputs`."""
+    return list(named_outputs(outputs if output_fn is None else output_fn(outputs)).values())
+
+
+def own_loss(outputs: Any) -> Tensor:
+    """The loss that a model has computed itself, from labels among its arguments.
+
+    Raises:
+        ValueError: it returned none.
+    """
+    found = outputs.get("loss") if isinstance(outputs, Mapping) else getattr(outputs, "loss", None)
+    if not isinstance(found, Tensor):
+        raise ValueError(
+            f"the model returned no loss ({type(outputs).__name__}): give loss=, or let forward() return an output "
+            "with an attribute or key 'loss' when it gets the labels"
+        )
+    return found
 
 
 @dataclass(frozen=True)
@@ -23,12 +55,26 @@ class Objective:
     """The loss over all label columns."""
 
     #: fn(output, label) -> scalar for each label column. With row weights it is called with ``reduction="none"`` and
-    #: returns one number for each row.
+    #: returns one number for each row. Without any the model computes its own loss.
     losses: tuple[Any, ...]
     #: One weight for each label column.
     loss_weights: tuple[float, ...]
     #: Shape of each label's batch, or None for the output's.
     label_shapes: tuple[tuple[int, ...], ...] | None = None
+    #: Takes what counts of the model's outputs.
+    output_fn: Callable[[Any], Any] | None = None
+
+    def evaluated(
+        self, raw: Any, labels: Sequence[Tensor], sample_weights: Tensor | None
+    ) -> tuple[list[Tensor], list[Tensor], Tensor]:
+        """The outputs, the labels in the shape that the loss needs, and the loss, of what the model returned.
+
+        Raises:
+            ValueError: the model was to compute the loss, and has returned none.
+        """
+        outputs, shaped = self.transform_outputs(raw, labels)
+        loss = self(outputs, shaped, sample_weights) if self.losses else own_loss(raw)
+        return outputs, shaped, loss
 
     def transform_outputs(self, outputs: Any, labels: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
         """Outputs as a list, and labels in the shape that the loss needs.
@@ -36,15 +82,17 @@ class Objective:
         A label with as many elements as its output gets the output's shape: (rows,) and (rows, 1) would otherwise be
         broadcast to (rows, rows).
         """
-        listed = as_outputs(outputs)
+        listed = as_outputs(outputs, self.output_fn)
+        return listed, self.shaped_labels(listed, labels)
+
+    def shaped_labels(self, outputs: Sequence[Tensor], labels: Sequence[Tensor]) -> list[Tensor]:
+        """The labels in the shape that the loss needs; see :meth:`transform_outputs`."""
         if self.label_shapes is not None:
-            shaped = [label.reshape(shape) for label, shape in zip(labels, self.label_shapes, strict=True)]
-        else:
-            shaped = [
-                label.reshape(output.shape) if label.numel() == output.numel() else label
-                for output, label in zip(listed, labels, strict=False)
-            ]
-        return listed, shaped
+            return [label.reshape(shape) for label, shape in zip(labels, self.label_shapes, strict=True)]
+        return [
+            label.reshape(output.shape) if label.numel() == output.numel() else label
+            for output, label in zip(outputs, labels, strict=False)
+        ]
 
     def __call__(
         self, outputs: Sequence[Tensor], labels: Sequence[Tensor], sample_weights: Tensor | None = None

@@ -22,15 +22,18 @@ from torch import Tensor
 from hvd_cluster.data.schema import Schema
 from hvd_cluster.errors import DataError
 from hvd_cluster.estimators.exactness import inexact_value
-from hvd_cluster.estimators.spec import Inputs
+from hvd_cluster.estimators.spec import Inputs, called
+from hvd_cluster.estimators.torch.arguments import floating_dtype
 from hvd_cluster.estimators.torch.model_pickling import copied
-from hvd_cluster.estimators.torch.objective import Objective, as_outputs, per_row
+from hvd_cluster.estimators.torch.objective import Objective, named_outputs, own_loss, per_row
 
 logger = logging.getLogger(__name__)
 
 #: The warning of torch's losses if the label is broadcast against the output.
 _BROADCAST_WARNING = "Using a target size"
 _CPU = torch.device("cpu")
+_OUTPUTS_TEXT = "the model must return a tensor, or a tuple, list or dict of tensors"
+_OUTPUT_FN_TEXT = "output_fn must return a tensor of what the model returns, or a tuple, list or dict of tensors"
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,8 @@ class Findings:
     inputs: Inputs
     #: Shape of one row of each output.
     output_shapes: tuple[tuple[int, ...], ...]
+    #: Their names, or numbers where they have none.
+    output_names: tuple[str, ...] = ()
 
 
 class _Refused(Exception):
@@ -60,6 +65,7 @@ def probe(
     weighted: bool = False,
     as_stored: bool = False,
     batch_size: int = 32,
+    output_fn: Callable[[Any], Any] | None = None,
 ) -> Findings:
     """Run one small batch through a copy of ``model`` and through the loss and the metrics.
 
@@ -70,6 +76,7 @@ def probe(
         as_stored: training passes whole numbers to the model as stored: these are tried first.
         batch_size: rows of a training batch. No more rows are tried, and exactly this many if ``input_shapes`` have no
             -1.
+        output_fn: takes what counts of the model's outputs.
 
     Raises:
         DataError: the model or the loss does not fit the columns; the text has the columns' shapes and the error of the
@@ -86,9 +93,13 @@ def probe(
         try:
             with torch.random.fork_rng(devices=[]):
                 for rows in dict.fromkeys(tried):
-                    shapes = _try(trial, candidate, make_objective, metrics, _repeat(batch, rows), weighted)
+                    # A model may keep what it concluded from the dtypes of an earlier trial.
+                    tried_on = copied(trial) if inputs.label_keywords else trial
+                    found = _try(
+                        tried_on, candidate, make_objective, metrics, _repeat(batch, rows), weighted, output_fn
+                    )
                     # With 5 rows an output of 5 values may fit by chance, so another number of rows is tried too.
-                    if make_objective is None or not any(rows in shape for shape in shapes):
+                    if make_objective is None or not any(rows in shape for shape in found.values()):
                         break
         except _Refused as refusal:
             refusals.append(refusal)
@@ -96,7 +107,7 @@ def probe(
             candidate.warn_of_inexact(batch)
             for name in candidate.float_labels_as_int64(batch):
                 logger.info("label %r: the loss takes no floats, so it is given the whole numbers as int64", name)
-            return Findings(candidate, shapes)
+            return Findings(candidate, tuple(found.values()), tuple(found))
     refusals = refusals[len(exact) :] + refusals[: len(exact)]  # the errors of the usual choice come first
     raise DataError(f"{_error_text(refusals)}\n{shapes_text(inputs, batch, schema)}")
 
@@ -111,11 +122,6 @@ def _error_text(refusals: Sequence[_Refused]) -> str:
     return "\n".join([first, *(f"with whole numbers as int64: {text.splitlines()[0]}" for text in others)])
 
 
-def floating_dtype(model: torch.nn.Module) -> str:
-    """torch's name of the model's floating dtype."""
-    return _name(next((p.dtype for p in model.parameters() if p.dtype.is_floating_point), torch.float32))
-
-
 def _choices(
     model: torch.nn.Module, inputs: Inputs, batch: Mapping[str, Tensor]
 ) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
@@ -127,11 +133,16 @@ def _choices(
         dtypes = (batch[name].dtype for name in names)
         return tuple(_name(floating if dtype.is_floating_point or not own else _whole(dtype)) for dtype in dtypes)
 
-    features = [dtypes_of(inputs.feature_cols, own) for own in (False, True)]
-    labels = [dtypes_of(inputs.label_cols, own) for own in (False, True)]
+    if inputs.made is None:
+        features = [dtypes_of(inputs.feature_cols, own) for own in (False, True)]
+    else:  # the user's function has chosen
+        own = (batch[name].dtype for name in inputs.made)
+        features = [tuple(_name(floating if dtype.is_floating_point else dtype) for dtype in own)]
+    # A model that computes its own loss may choose it by the labels' dtype.
+    labels = [dtypes_of(inputs.label_cols, whole) for whole in ((True,) if inputs.label_keywords else (False, True))]
     whole_labels = tuple(
         "int64" if batch[name].is_floating_point() and _are_whole(batch[name]) else dtype
-        for name, dtype in zip(inputs.label_cols, labels[1], strict=True)
+        for name, dtype in zip(inputs.label_cols, labels[-1], strict=True)
     )
     return list(dict.fromkeys([*itertools.product(features, labels), *((each, whole_labels) for each in features)]))
 
@@ -144,6 +155,8 @@ def _exact_choices(
     model: torch.nn.Module, inputs: Inputs, batch: Mapping[str, Tensor], as_stored: bool
 ) -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
     """Choices that keep whole numbers which the model's floating dtype cannot hold, or all with ``as_stored``."""
+    if inputs.made is not None:
+        return
     floating = floating_dtype(model)
     dtypes = []
     for name in inputs.feature_cols:
@@ -163,36 +176,43 @@ def _try(
     metrics: Sequence[Sequence[Any]],
     batch: Mapping[str, Tensor],
     weighted: bool,
-) -> tuple[tuple[int, ...], ...]:
-    """One forward and backward pass and the metrics; returns the shape of one row of each output."""
+    output_fn: Callable[[Any], Any] | None,
+) -> dict[str, tuple[int, ...]]:
+    """One forward and backward pass and the metrics; returns the shape of one row of each output, by name."""
     rows = len(next(iter(batch.values())))
     model.train()
     features = _attempt(lambda: inputs.features(batch, _CPU), "input_shapes does not fit the feature columns", 0)
     raw = _attempt(
-        lambda: model(*features), "the model does not take the feature columns", 1, _advice_on_features(inputs, batch)
+        lambda: called(model, features, **inputs.label_arguments(inputs.labels(batch, _CPU))),
+        f"the model does not take {'what preprocess returns' if inputs.made is not None else 'the feature columns'}",
+        1,
+        _advice_on_features(inputs, batch),
     )
-    outputs = _attempt(lambda: as_outputs(raw), "the model must return a tensor, or a tuple or list of tensors", 1)
+    named = _attempt(
+        lambda: named_outputs(raw if output_fn is None else output_fn(raw)),
+        _OUTPUTS_TEXT if output_fn is None else _OUTPUT_FN_TEXT,
+        1,
+    )
+    outputs = list(named.values())
     for output in outputs:
         if not isinstance(output, Tensor) or not output.dim() or len(output) != rows:
             shown = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
             raise _Refused(
                 f"the model must return tensors with one row for each row of its input ({rows}), not {shown}", 2
             )
-    shapes = tuple(tuple(output.shape[1:]) for output in outputs)
+    shapes = {name: tuple(output.shape[1:]) for name, output in named.items()}
     if make_objective is None:
         return shapes
-    if text := wrong_outputs(outputs, inputs):
-        raise _Refused(text, 2)
     objective = _attempt(make_objective, "the loss cannot be constructed", 2)
+    if (objective.losses or metrics) and (text := wrong_outputs(outputs, inputs)):
+        raise _Refused(text, 2)
     labels = inputs.labels(batch, _CPU)
-    _, shaped = _attempt(
-        lambda: objective.transform_outputs(outputs, labels), "label_shapes does not fit the labels", 2
-    )
+    shaped = _attempt(lambda: objective.shaped_labels(outputs, labels), "label_shapes does not fit the labels", 2)
     weights = inputs.sample_weights(batch, _CPU)
     if weighted and weights is None:
         weights = torch.ones(rows)
-    total: Any = 0.0
-    for name, fn, output, label in zip(inputs.label_cols, objective.losses, outputs, shaped, strict=True):
+    total: Any = 0.0 if objective.losses else _attempt(lambda: own_loss(raw), "there is no loss", 3)
+    for name, fn, output, label in zip(inputs.label_cols, objective.losses, outputs, shaped, strict=False):
         total = total + _try_loss(name, fn, output, label, weights)
     if not isinstance(total, Tensor) or not total.requires_grad:
         raise _Refused("the loss does not depend on any trainable parameter of the model: no gradient reaches them", 4)
@@ -260,6 +280,9 @@ def _attempt(what: Callable[[], Any], complaint: str, progress: int, advice: str
 
 def _advice_on_features(inputs: Inputs, batch: Mapping[str, Tensor]) -> str:
     """Lines on how columns become arguments, if the shapes suggest a misunderstanding; else empty."""
+    if inputs.made is not None:
+        how = "by name" if inputs.by_keyword else "in this order"
+        return f"\nit gets {', '.join(inputs.made)} {how}; names that are all parameters of its forward() go by name"
     sizes = [batch[name].shape[1:] for name in inputs.feature_cols]
     lines = []
     if inputs.input_shapes is None and not all(sizes):
@@ -281,8 +304,8 @@ def _repeat(batch: Mapping[str, Tensor], rows: int) -> dict[str, Tensor]:
 def shapes_text(inputs: Inputs, batch: Mapping[str, Tensor], schema: Schema) -> str:
     """A line for each column, with its role and shape."""
     lines = []
-    for index, name in enumerate((*inputs.feature_cols, *inputs.label_cols)):
-        role = "feature" if index < len(inputs.feature_cols) else "label"
+    for index, name in enumerate((*inputs.arguments, *inputs.label_cols)):
+        role = "feature" if index < len(inputs.arguments) else "label"
         stored = f", {schema[name].kind.value} in the data" if name in schema else ""
         line = f"  {role} {name!r}: batch of shape (rows{''.join(f', {n}' for n in batch[name].shape[1:])}){stored}"
         if role == "feature" and inputs.input_shapes is not None:

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from hvd_cluster.estimators.run.worker_run import WorkerRun
-from hvd_cluster.estimators.spec import TrainSpec
-from hvd_cluster.estimators.torch.objective import Objective
+from hvd_cluster.estimators.spec import Features, TrainSpec, called
+from hvd_cluster.estimators.torch.objective import Objective, as_outputs
 from hvd_cluster.estimators.torch.train_state import TrainState
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -49,7 +49,7 @@ class Steps(TrainState):
         self.objective = objective
 
     def train(
-        self, inputs: Sequence[Tensor], labels: Sequence[Tensor], weights: Tensor | None, step: int, steps: int
+        self, inputs: Features, labels: Sequence[Tensor], weights: Tensor | None, step: int, steps: int
     ) -> tuple[Sequence[Tensor], Tensor]:
         """Train on one batch; returns the outputs and the loss, detached.
 
@@ -75,7 +75,7 @@ class Steps(TrainState):
         return outputs, loss.detach()
 
     def validate(
-        self, inputs: Sequence[Tensor], labels: Sequence[Tensor], weights: Tensor | None, step: int
+        self, inputs: Features, labels: Sequence[Tensor], weights: Tensor | None, step: int
     ) -> tuple[Sequence[Tensor], Tensor]:
         """The outputs and the loss of one batch, without training."""
         with self.precision():
@@ -83,14 +83,19 @@ class Steps(TrainState):
                 outputs, loss = self.spec.validation_minibatch_fn(
                     self.model, self.objective.transform_outputs, self.objective, inputs, labels, weights, step
                 )
-                return self.objective.transform_outputs(outputs, labels)[0], loss
+                return self._listed(outputs), loss
             return self._forward(inputs, labels, weights)
 
     def _forward(
-        self, inputs: Sequence[Tensor], labels: Sequence[Tensor], weights: Tensor | None
+        self, inputs: Features, labels: Sequence[Tensor], weights: Tensor | None
     ) -> tuple[Sequence[Tensor], Tensor]:
-        outputs, shaped = self.objective.transform_outputs(self.model(*inputs), labels)
-        return outputs, self.objective(outputs, shaped, weights)
+        raw = called(self.model, inputs, **self.spec.inputs.label_arguments(labels))
+        outputs, _, loss = self.objective.evaluated(raw, labels, weights)
+        return outputs, loss
+
+    def _listed(self, outputs: Any) -> list[Tensor]:
+        """What a user's step returned: a list has gone through ``transform_outputs`` already."""
+        return outputs if isinstance(outputs, list) else as_outputs(outputs, self.objective.output_fn)
 
     def step_scheduler(self, metric: Any) -> None:
         """One step of the scheduler, if there is one; ``metric`` is for ``ReduceLROnPlateau``."""
@@ -126,7 +131,7 @@ class Steps(TrainState):
         return torch.autocast(self.device.type, dtype=_DTYPES[self.spec.mixed_precision])
 
     def _custom_step(
-        self, inputs: Sequence[Tensor], labels: Sequence[Tensor], weights: Tensor | None, step: int
+        self, inputs: Features, labels: Sequence[Tensor], weights: Tensor | None, step: int
     ) -> tuple[Sequence[Tensor], Tensor]:
         """A step of the user's ``train_minibatch_fn``."""
         with self.precision():
@@ -141,7 +146,7 @@ class Steps(TrainState):
                 self.spec.backward_passes_per_step,
                 step,
             )
-        return self.objective.transform_outputs(outputs, labels)[0], loss
+        return self._listed(outputs), loss
 
     def _update(self) -> bool:
         """Average the gradients over the ranks, clip them, and update the weights.

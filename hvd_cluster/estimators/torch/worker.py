@@ -12,7 +12,7 @@ from torch import Tensor
 from hvd_cluster.estimators.run.finite_check import FiniteCheck, all_finite
 from hvd_cluster.estimators.run.readers import Readers, rows_of
 from hvd_cluster.estimators.run.worker_run import WorkerRun
-from hvd_cluster.estimators.spec import TrainSpec
+from hvd_cluster.estimators.spec import Features, TrainSpec
 from hvd_cluster.estimators.torch.class_weights import ClassWeights
 from hvd_cluster.estimators.torch.means import Means
 from hvd_cluster.estimators.torch.steps import Steps
@@ -81,7 +81,7 @@ class Worker:
                 means.add(loss, self._metrics(outputs, labels), rows_of(batch))
         return means.over_ranks(self.run.hvd, "hvd_cluster.validation_means")
 
-    def _arguments(self, batch: Mapping[str, Tensor]) -> tuple[list[Tensor], list[Tensor], Tensor | None]:
+    def _arguments(self, batch: Mapping[str, Tensor]) -> tuple[Features, list[Tensor], Tensor | None]:
         """Features, labels and row weights of a batch, on the device."""
         columns, device = self.run.spec.inputs, self.steps.device
         columns.warn_of_inexact(batch)
@@ -98,7 +98,7 @@ class Worker:
         if not groups:
             return []
         with torch.no_grad():
-            shaped = self.steps.objective.transform_outputs(list(outputs), labels)[1]
+            shaped = self.steps.objective.shaped_labels(outputs, labels)
             pairs = list(zip(outputs, shaped, strict=False))
             return [
                 metric(output.detach(), label)

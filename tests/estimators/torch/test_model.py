@@ -217,5 +217,7 @@ def test_days_are_counted_in_the_unit_that_the_model_was_trained_on(unit, count)
 def test_a_model_knows_the_units_of_what_it_was_trained_on():
     table = pa.table({"when": pa.array([NOON], pa.timestamp("us")), "day": pa.array([1], pa.date32()), "y": [1.0]})
     inputs = Inputs(feature_cols=("y", "day", "when"), label_cols=("y",), feature_dtypes=("float32",) * 3)
-    spec = SimpleNamespace(inputs=inputs, dataset=SimpleNamespace(schema=infer(table.schema)), output_shapes=((1,),))
+    schema = SimpleNamespace(schema=infer(table.schema))
+    outputs = {"output_shapes": ((1,),), "output_names": ("0",)}
+    spec = SimpleNamespace(inputs=inputs, dataset=schema, transformation_fn=None, **outputs)
     assert metadata_of(spec)["feature_units"] == ("", "D", "us")

@@ -1,0 +1,88 @@
+"""Tables -> batches of tensors, through the user's function over batches, in threads of its own."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Generator, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hvd_cluster.data.preprocessing import Preprocess
+from hvd_cluster.data.reading.raw_blocks import RawBlockReader
+from hvd_cluster.data.reading.row_form import Batch, TensorRows
+from hvd_cluster.data.reading.shards import ShardPlan
+from hvd_cluster.data.reading.tensors import to_tensors
+from hvd_cluster.data.schema import Schema
+from hvd_cluster.errors import DataError
+from hvd_cluster.monitor.activities import activity, describe_activities
+from hvd_cluster.settings import Settings
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+logger = logging.getLogger(__name__)
+
+
+def _result(future: Future[Batch]) -> Batch:
+    """The result, with a warning if it takes long."""
+    if not future.done():
+        settings = Settings.from_env()
+        if not wait([future], settings.stall_warning_s).done and not settings.stall_check_disable:
+            doing = "; ".join(describe_activities())
+            logger.warning("the next batch has not come for %.0f s: %s", settings.stall_warning_s, doing)
+    return future.result()
+
+
+class PreprocessedBatch(Batch):
+    """A batch that lacks rows on which the user's function failed."""
+
+    #: How many, without those that only fill up the batch.
+    num_left_out: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchMapping:
+    """What makes batches of tables: the columns of the user's function through that, the others as they are."""
+
+    preprocess: Preprocess
+    blocks: RawBlockReader
+    #: The other columns.
+    schema: Schema
+    seed: int
+    rank: int
+    num_threads: int
+
+    def mapped(self, plan: ShardPlan, epoch: int, tables: Iterator[pa.Table]) -> Generator[Batch, None, None]:
+        """The batch of each step; a few are made ahead. What a function draws depends on the position only."""
+        waiting: deque[Future[Batch]] = deque()
+        pool = ThreadPoolExecutor(self.num_threads, thread_name_prefix="hvd-preprocess")
+        try:
+            for step, table in enumerate(tables):
+                seeds = (self.seed, epoch, self.rank, plan.position_at(step))
+                waiting.append(pool.submit(self._batch, table, seeds, plan.fresh_in(step)))
+                if len(waiting) > 2 * self.num_threads:
+                    yield _result(waiting.popleft())
+            while waiting:
+                yield _result(waiting.popleft())
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+    def _batch(self, table: pa.Table, seeds: tuple[int, ...], num_fresh: int) -> Batch:
+        """The batch of a table, whose first ``num_fresh`` rows come for the first time in the epoch."""
+        if not table.num_rows:
+            return TensorRows(self.schema).empty()
+
+        def place(row: int) -> str:
+            return self.blocks.place(table, row)
+
+        with activity(f"calling preprocess on {place(0)} and what follows it", warns=False):
+            made, kept = self.preprocess(table, seeds, place)
+        left = table if kept is None else table.take(kept)
+        others = to_tensors(left.select(self.schema.names), self.schema)
+        if both := [name for name in made if name in others]:
+            raise DataError(f"preprocess returned {both[0]!r}, which is another column's name: choose another name")
+        batch = PreprocessedBatch(made | others)
+        batch.num_left_out = 0 if kept is None else num_fresh - int((kept < num_fresh).sum())
+        return batch

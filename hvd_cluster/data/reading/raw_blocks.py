@@ -1,0 +1,60 @@
+"""Blocks of a plan -> Arrow tables with the rows that the rank takes, for a function that makes tensors of batches."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from hvd_cluster.data.dataset import Split
+from hvd_cluster.data.optional import load_pyarrow
+from hvd_cluster.data.reading.block_buffer import Chunk, TableBuffer
+from hvd_cluster.data.reading.row_form import TableRows
+from hvd_cluster.data.reading.row_group_reader import RowGroupReader
+from hvd_cluster.data.reading.shards import Block, RowRange
+from hvd_cluster.data.schema import Schema
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+#: The column that says where in the data a row is: number of its row group in the split, and its row in that.
+_PLACE = "__hvd_cluster_place__"
+_ROW_BITS = 32
+
+
+class RawBlockReader:
+    """Reads blocks as tables. Several threads may use it at once."""
+
+    def __init__(self, split: Split, reader: RowGroupReader, schema: Schema) -> None:
+        self._reader = reader
+        self.schema = schema
+        self.form = TableRows()
+        self._groups = split.row_groups
+        self._numbers = {(group.path, group.index, group.start): i for i, group in enumerate(split.row_groups)}
+
+    def buffer(self, block: Block, num_chunks: int) -> TableBuffer:
+        """What a block is put together in."""
+        return TableBuffer(block, num_chunks)
+
+    def read(self, buffer: TableBuffer, chunk: Chunk, stopped: Callable[[], bool]) -> None:
+        """Read a chunk of a block, and put the rows that the rank takes into the buffer."""
+        files = [list(run) for _, run in itertools.groupby(chunk.ranges, key=lambda piece: piece.row_group.path)]
+        tables = [self._reader.table(pieces) for pieces in files]
+        table = tables[0] if len(tables) == 1 else load_pyarrow().concat_tables(tables)
+        places = np.concatenate([self._places(piece) for piece in chunk.ranges])
+        rows, positions = buffer.taken(chunk)
+        table = table.append_column(_PLACE, load_pyarrow().array(places))
+        buffer.put(positions, table if len(rows) == len(table) else table.take(rows))
+
+    def place(self, table: pa.Table, row: int) -> str:
+        """Where in the data a row of a table is, for messages."""
+        group, number = divmod(table.column(_PLACE)[row].as_py(), 1 << _ROW_BITS)
+        return f"row {number} of {self._groups[group].place}"
+
+    def _places(self, piece: RowRange) -> npt.NDArray[np.int64]:
+        group = piece.row_group
+        first = (self._numbers[group.path, group.index, group.start] << _ROW_BITS) + group.start + piece.start
+        return np.arange(first, first + piece.rows, dtype=np.int64)

@@ -1,0 +1,312 @@
+"""Raw columns: strings, bytes, structs and nulls through ``preprocess``, in training and in scoring."""
+
+from __future__ import annotations
+
+import io
+import sys
+
+import cloudpickle
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+import torch
+import torch.nn.functional as F
+from PIL import Image
+
+from hvd_cluster.errors import DataError, WorkerFailedError
+from hvd_cluster.estimators import TorchEstimator, TorchModel
+from hvd_cluster.estimators.spec import Inputs
+from hvd_cluster.estimators.torch.arguments import label_keywords, with_arguments
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+WORDS = ["good", "bad", "fine", "awful", "nice", "poor"]
+
+
+def tokens(batch):
+    ids = np.zeros((len(batch["text"]), 4), np.int64)
+    for row, text in enumerate(batch["text"]):
+        if text is not None:
+            ids[row, :3] = [WORDS.index(word) + 1 for word in text.split()]
+    return {"input_ids": ids, "mask": (ids > 0).astype(np.float64)}
+
+
+class Classifier(torch.nn.Module):
+    """Like those of transformers: arguments by name, an output of several parts, and its own loss."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = torch.nn.Embedding(7, 8)
+        self.last = torch.nn.Linear(8, 2)
+
+    def forward(self, input_ids, mask=None, labels=None):
+        assert input_ids.dtype == torch.int64
+        assert mask.dtype == torch.float32
+        hidden = (self.embedding(input_ids) * mask.unsqueeze(-1)).mean(1)
+        logits = self.last(hidden)
+        output = {"logits": logits, "hidden": hidden, "cache": None}
+        if labels is not None:
+            output["loss"] = F.cross_entropy(logits, labels)
+        return output
+
+
+@pytest.fixture(scope="module")
+def reviews():
+    rng = np.random.default_rng(0)
+    texts = [" ".join(rng.choice(WORDS, 3)) if row % 11 else None for row in range(160)]
+    labels = [int(text is not None and ("good" in text or "nice" in text)) for text in texts]
+    return pd.DataFrame({"text": texts, "label": labels})
+
+
+def estimator(backend, model=None, **params):
+    torch.manual_seed(0)
+    model = Classifier() if model is None else model
+    given = {
+        "model": model,
+        "optimizer": torch.optim.Adam(model.parameters(), lr=0.05),
+        "feature_cols": ["text"],
+        "label_cols": ["label"],
+        "preprocess": tokens,
+        "batch_size": 16,
+        "epochs": 3,
+        "verbose": 0,
+        "random_seed": 1,
+        "backend": backend,
+        **params,
+    }
+    return TorchEstimator(**given)
+
+
+def local_scores(model, frame, fn=tokens):
+    net, made = model.getModel().eval(), fn({"text": frame["text"].to_numpy()})
+    with torch.no_grad():
+        return net(torch.from_numpy(made["input_ids"]), torch.from_numpy(made["mask"]).float())
+
+
+def test_a_model_with_its_own_loss_learns_from_text_and_scores_it(reviews, two_workers, tmp_path):
+    model = estimator(two_workers, validation=0.2).fit(reviews)
+    losses = [record["train"]["loss"] for record in model.getHistory()]
+    assert losses[-1] < 0.8 * losses[0]
+    assert "validation" in model.getHistory()[-1]
+    scored = model.transform(reviews)
+    expected = local_scores(model, reviews)
+    # Two outputs for one label column: they go by their own names.
+    assert list(scored) == ["text", "label", "logits__output", "hidden__output"]
+    assert np.array_equal(np.stack(scored["logits__output"]), expected["logits"])
+    assert np.array_equal(np.stack(scored["hidden__output"]), expected["hidden"])
+    model.save(str(tmp_path / "model"))
+    again = TorchModel.load(str(tmp_path / "model"))
+    assert again.transform(reviews).equals(scored)
+    table = again.transform(pa.Table.from_pandas(reviews))
+    assert table["logits__output"].to_pylist() == [list(row) for row in scored["logits__output"]]
+
+
+def test_output_fn_takes_what_loss_metrics_and_transform_use(reviews, two_workers):
+    fit = estimator(
+        two_workers,
+        loss=F.cross_entropy,
+        output_fn=lambda output: output["logits"],
+        metrics={"right": lambda output, label: (output.argmax(1) == label).float().mean()},
+        output_kinds=["argmax"],
+        output_cols=["guess"],
+    )
+    model = fit.fit(reviews)
+    scored = model.transform(reviews)
+    assert scored["guess"].tolist() == local_scores(model, reviews)["logits"].argmax(1).tolist()
+    assert model.getHistory()[-1]["train"]["all_metrics"][0]["right"] > 0.6
+    row = model.get_prediction_fn()(model.getModel(), {"text": "good bad nice"})
+    assert torch.allclose(row, local_scores(model, pd.DataFrame({"text": ["good bad nice"]}))["logits"])
+
+
+def pixels(batch):
+    return np.stack([np.asarray(Image.open(io.BytesIO(data)), np.float32) / 255 for data in batch["image"]])
+
+
+def png(array):
+    file = io.BytesIO()
+    Image.fromarray(array).save(file, "png")
+    return file.getvalue()
+
+
+@pytest.fixture(scope="module")
+def images():
+    rng = np.random.default_rng(0)
+    arrays = rng.integers(0, 256, (60, 4, 4), dtype=np.uint8)
+    return pd.DataFrame({"image": [png(one) for one in arrays], "y": arrays.mean((1, 2)) / 255})
+
+
+def image_estimator(backend, **params):
+    net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, 1))
+    given = {"feature_cols": ["image"], "label_cols": ["y"], "preprocess": pixels, "loss": F.mse_loss, **params}
+    return estimator(backend, net, **given)
+
+
+@pytest.mark.parametrize("pool", ["thread", "dummy", "process"])
+def test_images_are_decoded_where_the_reader_runs(images, two_workers, pool):
+    model = image_estimator(two_workers, reader_pool_type=pool, epochs=2).fit(images)
+    with torch.no_grad():
+        expected = model.getModel()(torch.from_numpy(pixels({"image": images["image"]}))).flatten()
+    assert np.array_equal(model.transform(images)["y__output"].to_numpy(np.float32), expected.numpy())
+
+
+def test_bad_rows_are_left_out_and_counted_or_end_the_fit(images, two_workers):
+    broken = images.copy()
+    broken.loc[17, "image"] = b"not an image"
+    with pytest.raises((DataError, WorkerFailedError), match=r"preprocess failed on row \d+ of .*: UnidentifiedImage"):
+        image_estimator(two_workers, epochs=1).fit(broken)
+    model = image_estimator(two_workers, epochs=2, on_error="skip", validation=None).fit(broken)
+    assert [record["left_out_rows"] for record in model.getHistory()] == [1, 1]
+    assert model.history["left_out_rows"].tolist() == [1, 1]
+    assert model.transform(broken).index.tolist() == [row for row in range(60) if row != 17]
+    scored = model.copy({model.on_error: "null"}).transform(broken)
+    assert np.flatnonzero(scored["y__output"].isna()).tolist() == [17]
+    assert model.copy({model.on_error: "null"}).transform(broken[17:18])["y__output"].isna().all()
+    with pytest.raises(DataError, match="preprocess failed on row 17 of the rows to score: UnidentifiedImageError"):
+        model.copy({model.on_error: "raise"}).transform(broken)
+
+
+def noisy(batch, *, training, rng):
+    values = pixels(batch)
+    return values + rng.normal(size=values.shape) if training else values
+
+
+def test_augmentation_is_the_same_to_the_bit_after_a_resume(images, two_workers, tmp_path):
+    def weights(**params):
+        given = {"preprocess": noisy, "store": str(tmp_path / "store"), "batch_size": 4, "validation": 0.2, **params}
+        model = image_estimator(two_workers, **given).fit(images)
+        return torch.cat([one.flatten() for one in model.getModel().state_dict().values()]), model
+
+    whole, _ = weights(epochs=4, run_id="whole")
+    weights(epochs=2, run_id="parts")
+    resumed, model = weights(epochs=4, run_id="parts")
+    assert torch.equal(resumed, whole)
+    without, _ = weights(epochs=4, run_id="plain", preprocess=pixels)
+    assert not torch.equal(whole, without)
+    twice = [model.transform(images)["y__output"] for _ in range(2)]
+    assert twice[0].equals(twice[1])
+
+
+def test_many_kinds_of_columns_become_the_arguments_of_a_tabular_net(two_workers):
+    rows = 80
+    frame = pd.DataFrame(
+        {
+            "city": pd.Categorical([["Rome", "Oslo"][row % 2] for row in range(rows)]),
+            "price": [None if row % 5 == 0 else row / 10 for row in range(rows)],
+            "day": pd.date_range("2024-01-01", periods=rows),
+            "tags": [["a"] * (row % 3) for row in range(rows)],
+            "size": pd.array([row if row % 4 else None for row in range(rows)], dtype="Int64"),
+            "y": np.arange(rows, dtype=np.float32),
+        }
+    )
+
+    def encode(batch):
+        month = batch["day"].astype("datetime64[M]").astype(np.int64) % 12
+        numbers = [np.nan_to_num(batch["price"]), [len(tags) for tags in batch["tags"]], np.nan_to_num(batch["size"])]
+        return {
+            "city": (batch["city"] == "Rome").astype(np.int64),
+            "month": month,
+            "numbers": np.stack(numbers, axis=1),
+        }
+
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.city, self.month = torch.nn.Embedding(2, 3), torch.nn.Embedding(12, 3)
+            self.last = torch.nn.Linear(9, 1)
+
+        def forward(self, numbers, city, month):  # by name: in another order than the function returns them
+            return self.last(torch.cat([numbers, self.city(city), self.month(month)], 1))
+
+    fit = estimator(
+        two_workers, Net(), feature_cols=None, label_cols=["y"], preprocess=encode, loss=F.mse_loss, batch_size=8
+    )
+    model = fit.fit(frame)
+    assert model.getFeatureColumns() == ["city", "price", "day", "tags", "size"]
+    batch = encode({name: frame[name].to_numpy() for name in model.getFeatureColumns()})
+    with torch.no_grad():
+        numbers = torch.from_numpy(np.asarray(batch["numbers"], np.float32))
+        expected = model.getModel()(numbers, torch.from_numpy(batch["city"]), torch.from_numpy(batch["month"]))
+    assert np.array_equal(model.transform(frame)["y__output"].to_numpy(np.float32), expected.flatten().numpy())
+
+
+def test_a_model_that_was_not_fitted_scores_raw_columns_too(reviews):
+    torch.manual_seed(0)
+    model = TorchModel(
+        model=Classifier(),
+        preprocess=tokens,
+        output_fn=lambda output: output["logits"],
+        feature_columns=["text"],
+        label_columns=["label"],
+    )
+    found = np.stack(model.transform(reviews)["label__output"])
+    assert np.array_equal(found, local_scores(model, reviews)["logits"])
+
+
+def test_mistakes_are_named_before_any_worker_starts(reviews, two_workers):
+    runs = two_workers.runs
+    with pytest.raises(ValueError, match="transformation_fn and preprocess exclude each other"):
+        estimator(two_workers, transformation_fn=dict).fit(reviews)
+    with pytest.raises(ValueError, match="input_shapes and preprocess exclude each other"):
+        estimator(two_workers, input_shapes=[[-1, 4]]).fit(reviews)
+    with pytest.raises(ValueError, match="sample_weight_col has no effect on the loss that the model computes itself"):
+        estimator(two_workers, sample_weight_col="label").fit(reviews)
+    net = torch.nn.Linear(4, 1)
+    with pytest.raises(ValueError, match=r"loss is required: .*, or a model whose forward\(\) takes the labels"):
+        estimator(two_workers, net).fit(reviews)
+    with pytest.raises(
+        DataError, match="the model does not take what preprocess returns(.|\n)*it gets input_ids, mask in"
+    ):
+        estimator(two_workers, net, loss=F.mse_loss).fit(reviews)
+    with pytest.raises(DataError, match="KeyError: 'label'; it gets the feature columns only"):
+        estimator(two_workers, preprocess=lambda batch: batch["label"]).fit(reviews)
+    with pytest.raises(ValueError, match="on_error='ignore'"):
+        estimator(two_workers, on_error="ignore")
+    with pytest.raises(DataError, match="no tensor can be made of column 'text'"):
+        estimator(two_workers, preprocess=None).fit(reviews.dropna())
+    assert two_workers.runs == runs
+
+
+def test_arguments_go_by_name_where_forward_has_them_all():
+    made = {"b": torch.zeros(2, dtype=torch.int32), "a": torch.zeros(2, dtype=torch.float64)}
+    inputs = Inputs(feature_cols=("a", "b"), label_cols=("y",))
+
+    class Named(torch.nn.Linear):
+        def forward(self, a, b=None, labels=None): ...
+
+    class Others(torch.nn.Linear):
+        def forward(self, a, other): ...
+
+    class Any_(torch.nn.Linear):
+        def forward(self, a, *args, y=None, **kwargs): ...
+
+    def of(cls, made=made):
+        found = with_arguments(inputs, cls(1, 1), made)
+        return found.made, found.by_keyword, found.feature_dtypes
+
+    assert of(Named) == (("a", "b"), True, ("float32", "int32"))
+    assert of(Others) == (("a", "b"), False, ("float32", "int32"))
+    assert of(Any_) == (("a", "b"), True, ("float32", "int32"))
+    assert of(Others, {"c": made["b"], "a": made["a"]}) == (("c", "a"), False, ("int32", "float32"))
+    assert label_keywords(Named(1, 1), ["y"]) == ("labels",)
+    assert label_keywords(Any_(1, 1), ["y"]) == ("y",)
+    assert label_keywords(Others(1, 1), ["y"]) == ()
+    assert label_keywords(Named(1, 1), ["y", "z"]) == ()
+
+
+def test_a_model_fitted_on_transformed_rows_says_so_once(frame, two_workers, caplog):
+    def scaled(row):
+        return {**row, "x": np.asarray(row["x"]) * 100}
+
+    net = torch.nn.Linear(4, 1)
+    params = {"loss": F.mse_loss, "preprocess": None, "transformation_fn": scaled, "epochs": 1}
+    model = estimator(two_workers, net, feature_cols=["x"], label_cols=["y"], **params).fit(frame)
+    for _ in range(2):
+        model.transform(frame)
+    (warning,) = [one.message for one in caplog.records if "as they are in the data" in one.message]
+    assert "model.setTransformationFn(fn)" in warning
+    assert "preprocess=fn" in warning
+    scored = model.copy().setTransformationFn(scaled).transform(frame)["y__output"].to_numpy(np.float32)
+    with torch.no_grad():
+        expected = model.getModel()(torch.from_numpy(np.stack(frame["x"]) * 100)).flatten().numpy()
+    assert np.array_equal(scored, expected)
