@@ -98,7 +98,7 @@ matrix-mxnet: .venv-mxnet/.ready
 # Other Pythons: the wheel, and the tests that need no torch. `pytest` and not `python -m pytest`, which would import the
 # checkout instead.
 TORCHLESS := tests/test_topology.py tests/test_settings.py tests/test_errors.py tests/launch/test_placement.py \
-	tests/engine/test_negotiation.py tests/engine/test_fusion.py tests/engine/test_tree.py tests/engine/test_parts.py \
+	tests/engine/test_negotiation.py tests/engine/test_fusion.py tests/engine/test_tree.py \
 	tests/oldpaths/test_table.py tests/rendezvous/test_session.py
 
 $(filter matrix-py3%,$(MATRIX:%=matrix-%)): matrix-%: $(READY) .venv-%/.ready

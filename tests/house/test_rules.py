@@ -95,6 +95,14 @@ def test_the_workflow_only_calls_make_targets() -> None:
         assert set(job["strategy"]["matrix"]["target"]) <= targets, name
 
 
+def test_the_makefile_names_tests_that_exist() -> None:
+    root = Path(__file__).parents[2]
+    lines = [line for line in (root / "Makefile").read_text().splitlines() if not line.startswith("#")]
+    named = set(re.findall(r"tests/[\w/]+(?:\.py)?", "\n".join(lines)))
+    assert len(named) > 20
+    assert [name for name in sorted(named) if not (root / name).exists()] == []
+
+
 def starts() -> None:
     subprocess.run(["true"], check=True)
 
