@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from hvd_cluster.estimators.keras.estimator import KerasEstimator as KerasEstimator
     from hvd_cluster.estimators.keras.model import KerasModel as KerasModel
     from hvd_cluster.estimators.lightning.estimator import LightningEstimator as LightningEstimator
+    from hvd_cluster.estimators.model_factory import ModelFactory as ModelFactory
     from hvd_cluster.estimators.ray.backend import RayBackend as RayBackend
     from hvd_cluster.estimators.run.data_module import DataModule as DataModule
     from hvd_cluster.estimators.run.early_stopping import EarlyStopping as EarlyStopping
@@ -38,6 +39,7 @@ _HOMES = {
     "KerasModel": "keras.model",
     "LightningEstimator": "lightning.estimator",
     "LocalBackend": "backend",
+    "ModelFactory": "model_factory",
     "RayBackend": "ray.backend",
     "SparkBackend": "backend",
     "StopFit": "run.epochs",
@@ -53,6 +55,7 @@ __all__ = [
     "KerasModel",
     "LightningEstimator",
     "LocalBackend",
+    "ModelFactory",
     "RayBackend",
     "SparkBackend",
     "StopFit",

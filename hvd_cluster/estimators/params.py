@@ -42,8 +42,8 @@ ESTIMATOR_ROWS = (
     Row("num_proc", None, "number of workers; None: all slots of the Spark session, or 1 for local data", whole(1)),
     Row("store", None, "folder or Store for intermediate data, checkpoints and logs"),
     Row("backend", None, "what runs the workers, instead of num_proc; see hvd_cluster.estimators.Backend", saved=False),
-    Row("model", None, "the model to train; it is not changed"),
-    Row("optimizer", None, "optimizer over the model's parameters"),
+    Row("model", None, "the model to train, which is not changed; or a function that makes it, as ModelFactory does"),
+    Row("optimizer", None, "optimizer over the model's parameters; or, for modules of PyTorch, fn(model) -> optimizer"),
     Row("loss", None, "fn(output, label) -> scalar, or a list with one for each label column", values.functions),
     Row("metrics", [], "list or dict of fn(output, label) -> number, or of lists with one per label", values.metrics),
     Row("loss_weights", None, "weight of each label column's loss; None: equal weights of sum 1", values.numbers),
@@ -217,6 +217,7 @@ TORCH_MODEL_ROWS = (
     Row("loss_constructors", None, "functions that made the loss"),
     Row("output_fn", None, "fn(the model's output) -> a tensor, or several, that transform stores", values.function),
     Row("input_shapes", None, "shape of each feature column's batch", values.shapes),
+    Row("model_factory", None, "what made the model without its trained weights; None if it was given as a module"),
 )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -17,6 +17,9 @@ from hvd_cluster.estimators import exactness
 from hvd_cluster.estimators.run.early_stopping import EarlyStopping
 from hvd_cluster.estimators.torch.objective import Objective
 from hvd_cluster.estimators.torch.optimizer_state import OptimizerState
+
+if TYPE_CHECKING:
+    from hvd_cluster.estimators.torch.made_model import MadeModel
 
 logger = logging.getLogger(__name__)
 
@@ -200,7 +203,8 @@ class FitSpec:
 class TrainSpec(FitSpec):
     """All that :func:`hvd_cluster.estimators.torch.train.train` needs."""
 
-    model: torch.nn.Module
+    #: A module, or the factory with which each worker makes its own.
+    model: torch.nn.Module | MadeModel
     optimizer: OptimizerState
     #: Makes the objective in the worker: parts of a loss may have to be built there.
     objective: Callable[[], Objective]

@@ -286,6 +286,7 @@ class TorchModelParams:
             loss_constructors: Any = None,
             output_fn: Callback | None = None,
             input_shapes: Sequence[Sequence[int]] | None = None,
+            model_factory: Any = None,
             featuresCol: Columns | None = ...,
             labelCol: Columns | None = ...,
             outputCols: Columns | None = ...,

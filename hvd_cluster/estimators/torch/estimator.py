@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch
-
 from hvd_cluster.data.dataset import Dataset
 from hvd_cluster.data.store import Store
 from hvd_cluster.estimators.params import ESTIMATOR_ROWS, TORCH_ROWS, with_params
@@ -13,9 +11,9 @@ from hvd_cluster.estimators.run.checkpoint import Checkpoint
 from hvd_cluster.estimators.run.run_files import RunFiles
 from hvd_cluster.estimators.spec import TrainResult, TrainSpec
 from hvd_cluster.estimators.torch.class_weights import ClassWeights
-from hvd_cluster.estimators.torch.model_pickling import copied, module_on_cpu
+from hvd_cluster.estimators.torch.made_model import is_lazy
+from hvd_cluster.estimators.torch.model_pickling import copied
 from hvd_cluster.estimators.torch.module_estimator import ModuleEstimator
-from hvd_cluster.estimators.torch.optimizer_state import OptimizerState
 from hvd_cluster.estimators.torch.probe import probe
 from hvd_cluster.estimators.torch.train import train
 from hvd_cluster.estimators.torch.train_state import TrainState, kept_text
@@ -53,8 +51,9 @@ class TorchEstimator(TorchEstimatorParams, ModuleEstimator):
     def _mistakes(self) -> list[str]:
         value = self._value
         wrong = []
-        if not isinstance(value("model"), torch.nn.Module):
-            wrong.append("Model parameter is required: give a torch.nn.Module")
+        self._made = None
+        if not self._has_model:
+            wrong.append("Model parameter is required: give a torch.nn.Module, or a function that makes one")
         wrong += self._objective_mistakes()
         if value("class_weights") is not None and len(value("label_cols") or []) > 1:
             wrong.append("class_weights needs a single label column: use sample_weight_col with several")
@@ -77,7 +76,7 @@ class TorchEstimator(TorchEstimatorParams, ModuleEstimator):
 
     def _train_spec(self, dataset: Dataset, store: Store, run_id: str, seed: int) -> TrainSpec:
         value = self._value
-        model, objective, metrics = module_on_cpu(value("model")), self._objective(), self._metric_groups()
+        model, objective, metrics = self._module(), self._objective(), self._metric_groups()
         batch = self._first_rows(dataset, seed)
         findings = probe(
             model,
@@ -98,8 +97,8 @@ class TorchEstimator(TorchEstimatorParams, ModuleEstimator):
             "gradient_clip_norm", "gradient_clip_value", "class_weights",
         )  # fmt: skip
         return TrainSpec(
-            model=model,
-            optimizer=OptimizerState.of(value("optimizer"), value("model")),
+            model=self._sent_model(findings.inputs, batch),
+            optimizer=self._optimizer_state(),
             inputs=findings.inputs,
             output_shapes=findings.output_shapes,
             output_names=findings.output_names,
@@ -112,10 +111,11 @@ class TorchEstimator(TorchEstimatorParams, ModuleEstimator):
 
     def _checkpoint(self, store: Store, run_id: str) -> Checkpoint | None:
         found = Checkpoint.load(RunFiles(store, run_id), "model")
-        if found is not None:
-            trial = copied(self._value("model"))
-            optimizer = OptimizerState.of(self._value("optimizer"), self._value("model")).build(trial)
-            TrainState(trial, optimizer).restore(found, run_id, size=1, scale=1.0)
+        if found is not None and not is_lazy(self._module()):  # otherwise the workers find out
+            trial = copied(self._module())
+            optimizer = self._optimizer_state().build(trial)
+            made = None if self._made is None else self._made[0].made
+            TrainState(trial, optimizer, made=made).restore(found, run_id, size=1, scale=1.0)
         return found
 
     def _kept_text(self, found: Checkpoint, spec: TrainSpec, num_proc: int) -> str:

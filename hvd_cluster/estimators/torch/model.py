@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from hvd_cluster.engine.objects import dumps
 from hvd_cluster.estimators.model import FittedModel
 from hvd_cluster.estimators.params import MODEL_ROWS, TORCH_MODEL_ROWS, with_params
 from hvd_cluster.estimators.scoring.scorer import Framework
@@ -52,6 +53,10 @@ class TorchModel(TorchModelParams, FittedModel):
     "vector", "array" (a list of float32), "probability" (the softmax of logits, as a vector), "argmax" (the class:
     float64 on Spark, int64 elsewhere) or "columns" (a column of its own for each element).
 
+    A model that a factory made is saved, and sent to the tasks of a cluster, as the factory (``getModelFactory()``) and
+    the weights that it does not make. If the module was changed so that the factory no longer makes its frozen part, or
+    replaced, it is saved as a whole.
+
     Raises (from transform):
         ValueError: an output column exists already, or a feature column does not.
         DataError: a feature column holds nulls, or the model does not take it.
@@ -88,6 +93,11 @@ class TorchModel(TorchModelParams, FittedModel):
         make_picklable(model)
         return module_on_cpu(model)
 
+    def _pickled_model(self) -> bytes:
+        return dumps(self._as_saved("model", self._portable_model()))
+
     def _as_saved(self, name: str, value: Any) -> Any:
         make_picklable(value)
+        if name == "model" and isinstance(value, torch.nn.Module) and self._value("model_factory") is not None:
+            return self._value("model_factory").portable(value)
         return super()._as_saved(name, value)

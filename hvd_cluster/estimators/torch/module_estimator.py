@@ -12,21 +12,38 @@ from hvd_cluster.data.dataset import Dataset
 from hvd_cluster.errors import LaunchError
 from hvd_cluster.estimators.column_roles import as_group, wrong_counts
 from hvd_cluster.estimators.estimator import DistributedEstimator
+from hvd_cluster.estimators.model_factory import name_of
 from hvd_cluster.estimators.run.checkpoint import unpacked
 from hvd_cluster.estimators.spec import Inputs, MakeObjective, TrainResult
+from hvd_cluster.estimators.torch import made_state
 from hvd_cluster.estimators.torch.arguments import label_keywords, with_arguments
+from hvd_cluster.estimators.torch.made_model import MadeModel, is_lazy
 from hvd_cluster.estimators.torch.model import TorchModel
 from hvd_cluster.estimators.torch.model_pickling import copied, make_picklable, module_on_cpu, unpicklable_text
 from hvd_cluster.estimators.torch.optimizer_state import OptimizerState
+from hvd_cluster.estimators.torch.probe import has_fixed_rows, with_rows
+
+_LBFGS_TEXT = "optimizer: LBFGS needs a closure in each step, which distributed training does not have; use another"
+_OPTIMIZER_FUNCTION = "a function that makes it, such as lambda model: torch.optim.AdamW(model.parameters(), lr=1e-4)"
 
 
 class ModuleEstimator(DistributedEstimator):
     """Base of TorchEstimator and LightningEstimator."""
 
+    #: During a fit: what the factory of ``model=`` has made, which is not changed.
+    _made: tuple[MadeModel, torch.nn.Module] | None = None
+
+    def _fit_data(self, *args: Any) -> Any:
+        try:
+            return super()._fit_data(*args)
+        finally:
+            self._made = None
+
     def _check_picklable(self) -> None:
         for name in ("model", "loss", "metrics"):
             make_picklable(self._value(name))
-        if text := unpicklable_text("model", self._value("model")):
+        model = self._value("model")
+        if isinstance(model, torch.nn.Module) and (text := unpicklable_text("model", model)):
             raise LaunchError(text)
         super()._check_picklable()
 
@@ -34,22 +51,77 @@ class ModuleEstimator(DistributedEstimator):
         make_picklable(value)
         return super()._as_saved(name, value)
 
+    @property
+    def _has_model(self) -> bool:
+        """Whether ``model`` is a module or a function that makes one."""
+        return callable(self._value("model"))
+
+    def _module(self) -> torch.nn.Module:
+        """The model on the CPU, to be copied before it is changed; that of a factory is made once for each fit.
+
+        Raises:
+            DataError: the factory failed, or returned something else.
+        """
+        given = self._value("model")
+        if isinstance(given, torch.nn.Module):
+            return module_on_cpu(given)
+        if self._made is None or self._made[0].factory is not given:
+            self._made = MadeModel.of(given, self._value("random_seed") or 0)
+        return self._made[1]
+
+    def _sent_model(self, inputs: Inputs, batch: Mapping[str, torch.Tensor]) -> torch.nn.Module | MadeModel:
+        """What workers get their model from: a module, or a factory with which they make it.
+
+        Args:
+            inputs: with the dtypes that the trial found.
+            batch: a few rows as in training, which give lazy layers of a factory's module their shapes.
+        """
+        model = self._module()
+        if self._made is None:
+            return model
+        if is_lazy(model):
+            rows = self._value("batch_size") if has_fixed_rows(inputs) else 2
+            self._made = self._made[0].sized(inputs.features(with_rows(batch, rows), torch.device("cpu")))
+        return self._made[0]
+
+    def _optimizer_state(self) -> OptimizerState:
+        """The optimizer for the workers.
+
+        Raises:
+            ValueError: it does not hold parameters of the model, or the function of ``optimizer=`` makes no optimizer.
+        """
+        given, model = self._value("optimizer"), self._value("model")
+        if not isinstance(model, torch.nn.Module):
+            model = self._module()
+        if isinstance(given, torch.optim.Optimizer):
+            return OptimizerState.of(given, model)
+        return OptimizerState.of(made_optimizer(given, model), model)
+
+    def _optimizer_mistakes(self) -> list[str]:
+        given, model = self._value("optimizer"), self._value("model")
+        is_module = isinstance(model, torch.nn.Module)
+        if isinstance(given, torch.optim.LBFGS):
+            return [_LBFGS_TEXT]
+        if _is_class(given, torch.optim.Optimizer):
+            return [f"optimizer has the class {given.__name__}: give {_OPTIMIZER_FUNCTION}"]
+        if not callable(given) and self._has_model and not is_module:
+            return [f"optimizer: {name_of(model)} makes the parameters on each worker, so give {_OPTIMIZER_FUNCTION}"]
+        if not isinstance(given, torch.optim.Optimizer) and not callable(given):
+            return ["optimizer is required: give a torch.optim.Optimizer over model.parameters()"]
+        if not self._has_model or (not is_module and is_lazy(self._module())):
+            return []  # the trial's rows give lazy parameters of a factory's module their shapes
+        if is_module and (wrong := unsized(model)):
+            return wrong
+        try:
+            self._optimizer_state()
+        except ValueError as error:
+            return [str(error)]
+        return []
+
     def _objective_mistakes(self) -> list[str]:
         """Mistakes in optimizer, loss and metrics."""
         value = self._value
-        wrong = []
-        if not isinstance(value("optimizer"), torch.optim.Optimizer):
-            wrong.append("optimizer is required: give a torch.optim.Optimizer over model.parameters()")
-        elif isinstance(value("optimizer"), torch.optim.LBFGS):
-            wrong.append(
-                "optimizer: LBFGS needs a closure in each step, which distributed training does not have; use another"
-            )
-        elif isinstance(value("model"), torch.nn.Module):
-            wrong += unsized(value("model"))
-            try:
-                OptimizerState.of(value("optimizer"), value("model"))
-            except ValueError as error:
-                wrong.append(str(error))
+        wrong = self._optimizer_mistakes()
         if value("loss") is not None and value("loss_constructors") is not None:
             wrong.append("only one of loss_constructors and loss parameters can be specified.")
         if value("loss") is None and value("loss_constructors") is None:
@@ -82,8 +154,7 @@ class ModuleEstimator(DistributedEstimator):
         """The parameters by which the model gets the labels, if there is no other loss than its own."""
         if self._value("loss") is not None or self._value("loss_constructors") is not None:
             return ()
-        model = self._value("model")
-        return label_keywords(model, self._value("label_cols") or []) if isinstance(model, torch.nn.Module) else ()
+        return label_keywords(self._module(), self._value("label_cols") or []) if self._has_model else ()
 
     def _module_inputs(self, dataset: Dataset, batch: Mapping[str, torch.Tensor], model: torch.nn.Module) -> Inputs:
         """The inputs of a module, of which the trial then finds the dtypes.
@@ -136,7 +207,10 @@ class ModuleEstimator(DistributedEstimator):
     def _create_model(self, results: list[TrainResult], spec: Any) -> Any:
         state = unpacked(results[0].state)
         model = self._untrained_copy(spec, state).cpu()
-        model.load_state_dict(state["model"])
+        if isinstance(spec.model, MadeModel):
+            made_state.load(model, state["model"])
+        else:
+            model.load_state_dict(state["model"])
         optimizer = None
         if spec.optimizer is not None:
             optimizer = spec.optimizer.build(model)
@@ -144,12 +218,13 @@ class ModuleEstimator(DistributedEstimator):
         arguments = self._get_model_kwargs(
             model.eval(), results[0].history, optimizer, spec.run_id, self._metadata_of(spec)
         )
+        if isinstance(spec.model, MadeModel):
+            arguments["model_factory"] = spec.model
         return self.get_model_class()(**arguments)
 
     def _untrained_copy(self, spec: Any, state: dict[str, Any]) -> torch.nn.Module:
         """A copy of the spec's model that the weights of ``state`` fit."""
-        model: torch.nn.Module = copied(spec.model)
-        return model
+        return spec.model.built_again() if isinstance(spec.model, MadeModel) else copied(spec.model)
 
     def get_model_class(self) -> type[Any]:
         return TorchModel
@@ -172,13 +247,37 @@ class ModuleEstimator(DistributedEstimator):
         }
 
 
+def made_optimizer(make: Any, model: torch.nn.Module) -> torch.optim.Optimizer:
+    """What the user's function ``optimizer=`` makes for the model.
+
+    Raises:
+        ValueError: it failed, or returned something else.
+    """
+    try:
+        optimizer = make(model)
+    except Exception as error:  # the user's own code, which may raise anything
+        raise ValueError(f"optimizer: {name_of(make)} failed: {type(error).__name__}: {error}") from error
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise ValueError(
+            f"optimizer: {name_of(make)} must return a torch.optim.Optimizer, not an object of type "
+            f"{type(optimizer).__name__}"
+        )
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise ValueError(_LBFGS_TEXT)
+    return optimizer
+
+
+def _is_class(value: Any, base: type) -> bool:
+    return isinstance(value, type) and issubclass(value, base)
+
+
 def _classes(params: dict[str, Any]) -> list[str]:
     """A mistake for each class of modules among functions: calling it with output and label would make a module."""
     return [
         f"{name} has the class {one.__name__}: give an instance of it, {one.__name__}()"
         for name, value in params.items()
         for one in _flat(value)
-        if isinstance(one, type) and issubclass(one, torch.nn.Module)
+        if _is_class(one, torch.nn.Module)
     ]
 
 

@@ -83,8 +83,7 @@ def probe(
             model or the loss.
     """
     trial = copied(model).to(_CPU)
-    is_fixed = any(-1 not in shape for shape in inputs.input_shapes or ())
-    tried = [batch_size] if is_fixed else [min(5, batch_size), min(7, batch_size)]
+    tried = [batch_size] if has_fixed_rows(inputs) else [min(5, batch_size), min(7, batch_size)]
     refusals: list[_Refused] = []
     exact = list(_exact_choices(trial, inputs, batch, as_stored))
     choices = [choice for choice in _choices(trial, inputs, batch) if choice not in exact]
@@ -96,7 +95,7 @@ def probe(
                     # A model may keep what it concluded from the dtypes of an earlier trial.
                     tried_on = copied(trial) if inputs.label_keywords else trial
                     found = _try(
-                        tried_on, candidate, make_objective, metrics, _repeat(batch, rows), weighted, output_fn
+                        tried_on, candidate, make_objective, metrics, with_rows(batch, rows), weighted, output_fn
                     )
                     # With 5 rows an output of 5 values may fit by chance, so another number of rows is tried too.
                     if make_objective is None or not any(rows in shape for shape in found.values()):
@@ -296,7 +295,12 @@ def _advice_on_features(inputs: Inputs, batch: Mapping[str, Tensor]) -> str:
     return "".join(f"\n{line}" for line in lines)
 
 
-def _repeat(batch: Mapping[str, Tensor], rows: int) -> dict[str, Tensor]:
+def has_fixed_rows(inputs: Inputs) -> bool:
+    """Whether ``input_shapes`` allow one number of rows only, that of a training batch."""
+    return any(-1 not in shape for shape in inputs.input_shapes or ())
+
+
+def with_rows(batch: Mapping[str, Tensor], rows: int) -> dict[str, Tensor]:
     """The batch with exactly ``rows`` rows."""
     return {name: tensor[torch.arange(rows) % len(tensor)] for name, tensor in batch.items()}
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from hvd_cluster.estimators.run.worker_run import WorkerRun
 from hvd_cluster.estimators.spec import Features, TrainSpec, called
+from hvd_cluster.estimators.torch.made_model import MadeModel
 from hvd_cluster.estimators.torch.objective import Objective, as_outputs
 from hvd_cluster.estimators.torch.train_state import TrainState
 
@@ -42,6 +43,7 @@ class Steps(TrainState):
             optimizer,
             scheduler=spec.lr_scheduler(optimizer) if spec.lr_scheduler is not None else None,
             scaler=torch.amp.GradScaler(device.type) if spec.mixed_precision == "fp16" else None,
+            made=spec.model.made if isinstance(spec.model, MadeModel) else None,
         )
         self.spec = spec
         self.hvd = run.hvd

@@ -15,8 +15,9 @@ from hvd_cluster.estimators.spec import TrainResult, TrainSpec
 from hvd_cluster.estimators.torch import random_state
 from hvd_cluster.estimators.torch.checkpoint import Checkpointing
 from hvd_cluster.estimators.torch.class_weights import ClassWeights
+from hvd_cluster.estimators.torch.made_model import MadeModel, new_module
+from hvd_cluster.estimators.torch.made_state import equal_names
 from hvd_cluster.estimators.torch.means import Means
-from hvd_cluster.estimators.torch.model_pickling import copied
 from hvd_cluster.estimators.torch.objective import Objective
 from hvd_cluster.estimators.torch.optimizer_state import rates, scale_initial_rates, set_rates
 from hvd_cluster.estimators.torch.steps import Steps
@@ -30,8 +31,8 @@ def train(spec: TrainSpec) -> TrainResult:
 
     Raises:
         RuntimeError: some ranks have a GPU and some have none.
-        DataError: the run's checkpoint is of another model or of other data, or it cannot be written; or the loss is
-            not finite and ``terminate_on_nan`` is set.
+        DataError: the run's checkpoint is of another model or of other data, or it cannot be written; or a factory
+            makes another model here than in the driver; or the loss is not finite and ``terminate_on_nan`` is set.
         HorovodInternalError: another worker has died.
     """
     with initialized(spec) as hvd:
@@ -42,10 +43,15 @@ def _train(spec: TrainSpec, hvd: Collectives) -> TrainResult:
     from hvd_cluster.torch import Compression, DistributedOptimizer
 
     device = choose_device(spec.use_gpu, hvd)
-    model = copied(spec.model).to(device)  # a backend may run us in the process that made the spec
+    model = new_module(spec.model)  # a backend may run us in the process that made the spec
+    equal = set[str]()
+    if isinstance(spec.model, MadeModel):
+        spec.model.require_equal(model, hvd)
+        equal = equal_names(spec.model.made)
+    model = model.to(device)
     base = spec.optimizer.build(model)
     scale = float(hvd.size()) if spec.scale_lr else 1.0
-    _start_equal(model, base, scale)
+    _start_equal(model, equal, base, scale)
     held = {id(parameter) for group in base.param_groups for parameter in group["params"]}
     optimizer = DistributedOptimizer(
         base,
@@ -125,11 +131,16 @@ def _objective(spec: TrainSpec, device: torch.device) -> Objective:
     return objective
 
 
-def _start_equal(model: torch.nn.Module, optimizer: torch.optim.Optimizer, scale: float) -> None:
-    """Give all ranks the same weights and optimizer state, and the learning rates of all workers together."""
+def _start_equal(model: torch.nn.Module, equal: set[str], optimizer: torch.optim.Optimizer, scale: float) -> None:
+    """Give all ranks the same weights and optimizer state, and the learning rates of all workers together.
+
+    Args:
+        equal: entries of the model's state that are known to be equal.
+    """
     from hvd_cluster.torch import broadcast_optimizer_state, broadcast_parameters
 
-    tensors = {name: value for name, value in model.state_dict().items() if isinstance(value, torch.Tensor)}
+    state = model.state_dict().items()
+    tensors = {name: value for name, value in state if isinstance(value, torch.Tensor) and name not in equal}
     broadcast_parameters(tensors, root_rank=0)
     if optimizer.state:  # the given optimizer has made steps; an empty state is equal on all ranks
         broadcast_optimizer_state(optimizer, root_rank=0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ import torch
 from hvd_cluster.errors import DataError
 from hvd_cluster.estimators.run.checkpoint import Checkpoint
 from hvd_cluster.estimators.spec import TrainSpec
+from hvd_cluster.estimators.torch import made_state
 from hvd_cluster.estimators.torch.model_pickling import on_cpu
 from hvd_cluster.estimators.torch.optimizer_state import rates, scale_initial_rates, set_rates
 
@@ -21,13 +23,22 @@ class TrainState:
         optimizer: of ``torch.optim``, or a ``DistributedOptimizer`` of one.
         scheduler: of ``torch.optim.lr_scheduler``, or None.
         scaler: scales the loss, so that gradients in half precision do not underflow; None if not needed.
+        made: the :func:`made_state.contents` of the model as its factory makes it; None without a factory.
     """
 
-    def __init__(self, model: torch.nn.Module, optimizer: Any, scheduler: Any = None, scaler: Any = None) -> None:
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizer: Any,
+        scheduler: Any = None,
+        scaler: Any = None,
+        made: Mapping[str, str] | None = None,
+    ) -> None:
         self.model = model
         self.optimizer = optimizer
         self.scheduler = scheduler
         self.scaler = scaler
+        self._trained_part = None if made is None else made_state.TrainedPart(made)
 
     def capture(self, scale: float, given_rates: list[float]) -> dict[str, Any]:
         """The ``state`` of a checkpoint, on the CPU.
@@ -42,8 +53,10 @@ class TrainState:
         for group, rate in zip(groups, scaled, strict=True):
             if "lr" in group:
                 group["lr"] = rate / scale
+        part = self._trained_part
         return {
-            "model": on_cpu(self.model.state_dict()),
+            **({} if part is None else {"made": dict(part.made)}),
+            "model": on_cpu(self.model.state_dict() if part is None else part.of(self.model)),
             # With the rates of one worker: another number of workers may resume the run.
             "optimizer": on_cpu({**state, "param_groups": groups}),
             "optimizer_class": type(self.optimizer).__name__,
@@ -70,8 +83,12 @@ class TrainState:
                 f"run_id={run_id!r} has a checkpoint of the optimizer {state['optimizer_class']}, not {own}: choose "
                 "another run_id"
             )
+        self._require_made(state, run_id)
         try:
-            self.model.load_state_dict(state["model"])
+            if self._trained_part is None:
+                self.model.load_state_dict(state["model"])
+            else:
+                made_state.load(self.model, state["model"])
             optimizer.load_state_dict(state["optimizer"])
             for name in ("scheduler", "scaler"):
                 if getattr(self, name) is not None and state[name] is not None:
@@ -91,6 +108,16 @@ class TrainState:
         for group, initial in zip(optimizer.param_groups, fresh_initial, strict=True):
             if "initial_lr" in group and group["initial_lr"] != initial:
                 group["initial_lr"] = group["initial_lr"] / before * scale
+
+    def _require_made(self, state: Mapping[str, Any], run_id: str) -> None:
+        """Check that the factory makes the model that the checkpoint is a part of."""
+        if self._trained_part is None or "made" not in state:  # loading finds out
+            return
+        if difference := made_state.first_difference(state["made"], self._trained_part.made):
+            raise DataError(
+                f"run_id={run_id!r} has a checkpoint of another model than the factory makes now: {difference}. Choose "
+                "another run_id, or make the model as before, with the same random_seed"
+            )
 
 
 def unscaled_optimizer(state: Any) -> dict[str, Any]:

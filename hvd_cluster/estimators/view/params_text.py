@@ -8,6 +8,7 @@ from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 from hvd_cluster.data.store import Store
+from hvd_cluster.estimators.model_factory import ModelFactory
 from hvd_cluster.estimators.stages.param_row import HasParams
 
 #: Params whose values may be secrets: environment variables, and arguments for loggers.
@@ -37,7 +38,11 @@ def html(stage: HasParams) -> str:
 
 def text_of(name: str, value: Any, *, quoted: bool = False) -> str:
     """The value of the param ``name`` without secrets; as Python source if ``quoted``."""
-    if name in ("model", "optimizer", "backend"):
+    if name == "model_factory":
+        value = value.factory
+    if isinstance(value, ModelFactory):
+        return repr(value)
+    if name in ("model", "optimizer", "backend") and not hasattr(value, "__name__"):
         return type(value).__name__
     if name in _MAY_HOLD_SECRETS and isinstance(value, Mapping):
         return ", ".join(sorted(map(str, value)))

@@ -1,0 +1,205 @@
+"""A module that each process makes with the user's function, instead of getting it from another process."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hvd_cluster.errors import DataError
+from hvd_cluster.estimators.model_factory import name_of
+from hvd_cluster.estimators.run.checkpoint import packed, unpacked
+from hvd_cluster.estimators.run.world import Collectives
+from hvd_cluster.estimators.torch import made_state, random_state
+from hvd_cluster.estimators.torch.model_pickling import copied
+
+if TYPE_CHECKING:
+    from hvd_cluster.estimators.spec import Features
+
+_GUARD_TEXT = (
+    "frozen parameters and buffers are not sent or saved, because the factory makes them again: load them from a file, "
+    "or seed the generator that they come from"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MadeModel:
+    """The user's function, and what it has made in the driver: it must make the same everywhere."""
+
+    factory: Callable[[], Any]
+    #: The generators of torch, NumPy and Python are seeded with it for the factory.
+    seed: int
+    #: The arguments of a call that gives lazy layers their shapes; None if no layer is lazy.
+    features: Features | None = field(default=None, repr=False)
+    #: See :func:`made_state.contents`.
+    made: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def of(cls, factory: Callable[[], Any], seed: int) -> tuple[MadeModel, torch.nn.Module]:
+        """For a factory of the user, with the module that it makes.
+
+        Lazy layers have no shape yet: then ``made`` is empty.
+
+        Raises:
+            DataError: as :meth:`build`.
+        """
+        source = cls(factory=factory, seed=seed)
+        model = source.build()
+        return (source, model) if is_lazy(model) else (source.recording(model), model)
+
+    def recording(self, model: torch.nn.Module) -> MadeModel:
+        """The same, with ``model`` as what the factory makes."""
+        return dataclasses.replace(self, made=made_state.contents(model))
+
+    def sized(self, features: Features) -> tuple[MadeModel, torch.nn.Module]:
+        """The same for a module with lazy layers, and a module in which they have shapes.
+
+        Args:
+            features: the arguments of the module for a few rows, on the CPU.
+        """
+        source = dataclasses.replace(self, features=features)
+        model = source.build()
+        return source.recording(model), model
+
+    def build(self) -> torch.nn.Module:
+        """A new module on the CPU, in which every parameter has a shape and values.
+
+        Raises:
+            DataError: the factory failed or returned something else, or a layer cannot get values.
+        """
+        with _seeded(self.seed):
+            try:
+                model = self.factory()
+            except Exception as error:  # the user's own code, which may raise anything
+                raise DataError(f"model: {name_of(self.factory)} failed: {type(error).__name__}: {error}") from error
+            if not isinstance(model, torch.nn.Module):
+                raise DataError(
+                    f"model: {name_of(self.factory)} must return a torch.nn.Module, and returned "
+                    f"{'None' if model is None else f'an object of type {type(model).__name__}'}"
+                )
+            _give_values(model)
+            if any(tensor.device.type != "cpu" for tensor in (*model.parameters(), *model.buffers())):
+                model = model.cpu()
+            if self.features is not None:
+                _give_shapes(model, self.features)
+        return model
+
+    def built_again(self) -> torch.nn.Module:
+        """:meth:`build`, which must make what it has made before.
+
+        Raises:
+            DataError: it makes another module; the text names the first tensor that differs.
+        """
+        model = self.build()
+        if difference := self.difference(model):
+            raise DataError(self._refusal(difference))
+        return model
+
+    def require_equal(self, model: torch.nn.Module, hvd: Collectives) -> None:
+        """Check on every rank that ``model``, which :meth:`build` returned, is what the driver has made.
+
+        Raises:
+            DataError: on some rank it is not; the text names the rank and the first tensor that differs.
+        """
+        differences = hvd.allgather_object(self.difference(model), name="hvd_cluster.made")
+        for rank, text in enumerate(differences):
+            if text:
+                raise DataError(f"rank {rank}: {self._refusal(text)}")
+
+    def difference(self, model: torch.nn.Module) -> str:
+        """How ``model``, which was not trained, differs from what the factory has made; empty if it does not."""
+        return made_state.first_difference(self.made, made_state.contents(model))
+
+    def _refusal(self, difference: str) -> str:
+        return f"model: {name_of(self.factory)} does not always make the same model: {difference}; {_GUARD_TEXT}"
+
+    def portable(self, model: torch.nn.Module) -> Any:
+        """``model`` in a form that pickles as the factory and what it does not make; as is if it makes another one."""
+        state = made_state.trained_part(model, self.made)
+        return model if state is None else _Portable(self, packed(state))
+
+
+class _Portable:
+    """Pickles as a factory and the state that it does not make, and unpickles as the module."""
+
+    def __init__(self, source: MadeModel, state: bytes) -> None:
+        self._source = source
+        self._state = state
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuilt, (self._source, self._state)
+
+
+def _rebuilt(source: MadeModel, state: bytes) -> torch.nn.Module:
+    model = source.built_again()
+    made_state.load(model, unpacked(state))
+    return model.eval()
+
+
+def new_module(given: torch.nn.Module | MadeModel) -> torch.nn.Module:
+    """A module that nothing else uses: a new one of a factory, or a copy."""
+    return given.build() if isinstance(given, MadeModel) else copied(given)
+
+
+def is_lazy(model: torch.nn.Module) -> bool:
+    """Whether parameters or buffers have no shape yet, as in ``LazyLinear``."""
+    return any(torch.nn.parameter.is_lazy(tensor) for tensor in (*model.parameters(), *model.buffers()))
+
+
+@contextlib.contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """Generators that give the same numbers in every process; they continue as before afterwards."""
+    before = random_state.capture()
+    random_state.seed_all(seed, -1, 0)  # before the first epoch, the same for all ranks
+    try:
+        yield
+    finally:
+        random_state.restore(before)
+
+
+def _give_shapes(model: torch.nn.Module, features: Features) -> None:
+    """Call the module, so that lazy layers get their shapes and initial values."""
+    model.eval()  # keeps running means
+    try:
+        with torch.no_grad():
+            model(**features) if isinstance(features, dict) else model(*features)
+    except Exception as error:  # the user's own code
+        raise DataError(f"model: the call that sizes lazy layers failed: {type(error).__name__}: {error}") from error
+
+
+def _give_values(model: torch.nn.Module) -> None:
+    """Make parameters and buffers of the meta device on the CPU, with the initial values of their modules.
+
+    Raises:
+        DataError: a module has no ``reset_parameters()``.
+    """
+    found = {
+        name: module
+        for name, module in model.named_modules()
+        if any(one.is_meta for one in (*module.parameters(recurse=False), *module.buffers(recurse=False)))
+    }
+    resets = {name: _reset_of(module) for name, module in found.items()}
+    if lost := [name or "the module" for name, reset in resets.items() if reset is None]:
+        raise DataError(
+            f"model: {', '.join(lost[:5])} on the meta device cannot get values without reset_parameters(): define "
+            'it, or make these modules outside of torch.device("meta")'
+        )
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    for name, module in found.items():
+        module.to_empty(device="cpu", recurse=False)
+        resets[name]()  # type: ignore[misc]
+    for first, *others in names.values():  # to_empty() separates tied weights
+        for other in others:
+            owner, _, attribute = other.rpartition(".")
+            setattr(model.get_submodule(owner), attribute, model.get_parameter(first))
+
+
+def _reset_of(module: torch.nn.Module) -> Callable[[], Any] | None:
+    """The method that gives a module its initial values; MultiheadAttention's has an underscore."""
+    return getattr(module, "reset_parameters", None) or getattr(module, "_reset_parameters", None)

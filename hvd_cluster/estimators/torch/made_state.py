@@ -1,0 +1,125 @@
+"""The part of a module's state that its factory does not make: trainable parameters, and what has changed.
+
+Only this part is sent, and stored in checkpoints, results and saved models. Whether a tensor belongs to it is decided
+by its values, so that a parameter which is frozen and changed nevertheless (the moving average of another) is kept.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+#: Between the dtype and shape of a tensor and the hash of its values.
+_MARK = " #"
+
+
+def contents(model: torch.nn.Module) -> dict[str, str]:
+    """Each entry of the state dict: dtype and shape, and the hash of its values if it is not a trainable parameter."""
+    trainable = _trainable(model)
+    return {name: _described(value, name not in trainable) for name, value in model.state_dict().items()}
+
+
+def first_difference(before: Mapping[str, str], now: Mapping[str, str]) -> str:
+    """What differs first between two results of :func:`contents`, in words; empty if nothing does."""
+    for name in (*before, *(name for name in now if name not in before)):
+        old, new = before.get(name), now.get(name)
+        if old == new:
+            continue
+        if new is None:
+            return f"{name!r} is missing"
+        if old is None:
+            return f"{name!r} is new"
+        if _shape(old) != _shape(new):
+            return f"{name!r} is {_shape(new)}, and was {_shape(old)}"
+        if (_MARK in old) != (_MARK in new):
+            now_is, was = ("frozen", "trainable") if _MARK in new else ("trainable", "frozen")
+            return f"{name!r} is {now_is}, and was {was}"
+        return f"{name!r} ({_shape(new)}) has other values"
+    return ""
+
+
+def equal_names(made: Mapping[str, str]) -> set[str]:
+    """The entries that every call of the factory gives the same values."""
+    return {name for name, text in made.items() if _MARK in text}
+
+
+def trained_part(model: torch.nn.Module, made: Mapping[str, str]) -> dict[str, Any] | None:
+    """The entries of the state dict whose values are not those of the factory.
+
+    None if the module has other entries, or other shapes, than what the factory makes.
+    """
+    state = model.state_dict()
+    described = {name: _described(value, _MARK in made.get(name, "")) for name, value in state.items()}
+    if {name: _shape(text) for name, text in described.items()} != {name: _shape(text) for name, text in made.items()}:
+        return None
+    return {name: value for name, value in state.items() if _MARK not in made[name] or described[name] != made[name]}
+
+
+def load(model: torch.nn.Module, state: Mapping[str, Any]) -> None:
+    """Load a part of a state into a module that the factory has made.
+
+    Raises:
+        RuntimeError: it lacks a trainable parameter, or has entries that the module has not.
+    """
+    trainable = _trainable(model)
+    found = model.load_state_dict(state, strict=False)
+    missing = [name for name in found.missing_keys if name in trainable]
+    if missing or found.unexpected_keys:
+        raise RuntimeError(f"missing: {missing or 'none'}, unexpected: {found.unexpected_keys or 'none'}")
+
+
+class TrainedPart:
+    """:func:`trained_part` of a module in training, again and again: hashes only what may have changed.
+
+    Args:
+        made: the :func:`contents` of what the factory has made.
+    """
+
+    def __init__(self, made: Mapping[str, str]) -> None:
+        self.made = made
+        #: Entries that have had other values.
+        self._changed: set[str] = set()
+        #: Address and number of changes of each tensor that had the factory's values. The first look is at the values
+        #: of all, because changes through ``.data`` are not counted.
+        self._seen: dict[str, tuple[int, int]] = {}
+
+    def of(self, model: torch.nn.Module) -> dict[str, Any]:
+        trainable = _trainable(model)
+        state = model.state_dict()
+        self._changed |= {name for name in state if name in trainable}
+        return {name: value for name, value in state.items() if self._has_changed(name, value)}
+
+    def _has_changed(self, name: str, value: Any) -> bool:
+        if name in self._changed or not isinstance(value, torch.Tensor):
+            return True
+        seen = (value.data_ptr(), value._version)
+        if self._seen.get(name) != seen:
+            if _described(value, True) != self.made.get(name):
+                self._changed.add(name)
+                return True
+            self._seen[name] = seen
+        return False
+
+
+def _trainable(model: torch.nn.Module) -> set[str]:
+    return {name for name, one in model.named_parameters(remove_duplicate=False) if one.requires_grad}
+
+
+def _described(value: Any, hashed: bool) -> str:
+    if not isinstance(value, torch.Tensor):
+        return type(value).__name__  # the extra state of a module
+    shape = f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
+    return f"{shape}{_MARK}{_hash(value)}" if hashed else shape
+
+
+def _hash(tensor: torch.Tensor) -> str:
+    dense = tensor.detach().cpu().to_dense() if tensor.layout != torch.strided else tensor.detach().cpu()
+    flat = dense.resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
+    return hashlib.blake2b(flat.numpy().data, digest_size=16).hexdigest()
+
+
+def _shape(text: str) -> str:
+    return text.partition(_MARK)[0]
