@@ -15,7 +15,8 @@ from hvd_cluster.estimators.model_factory import name_of
 from hvd_cluster.estimators.run.checkpoint import packed, unpacked
 from hvd_cluster.estimators.run.world import Collectives
 from hvd_cluster.estimators.torch import made_state, random_state
-from hvd_cluster.estimators.torch.model_pickling import copied
+from hvd_cluster.estimators.torch.model_pickling import copied, make_picklable
+from hvd_cluster.estimators.torch.optimizer_state import OptimizerState
 
 if TYPE_CHECKING:
     from hvd_cluster.estimators.spec import Features
@@ -117,21 +118,42 @@ class MadeModel:
     def _refusal(self, difference: str) -> str:
         return f"model: {name_of(self.factory)} does not always make the same model: {difference}; {_GUARD_TEXT}"
 
-    def portable(self, model: torch.nn.Module) -> Any:
-        """``model`` in a form that pickles as the factory and what it does not make; as is if it makes another one."""
-        state = made_state.trained_part(model, self.made)
-        return model if state is None else _Portable(self, packed(state))
 
+class PortableModule:
+    """Pickles as a factory and the state that it does not make, and unpickles as the module.
 
-class _Portable:
-    """Pickles as a factory and the state that it does not make, and unpickles as the module."""
+    If the factory no longer makes this module, it is pickled as a whole.
+    """
 
-    def __init__(self, source: MadeModel, state: bytes) -> None:
-        self._source = source
-        self._state = state
+    def __init__(self, source: MadeModel, module: torch.nn.Module) -> None:
+        self.source = source
+        self.module = module
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuilt, (self._source, self._state)
+        state = made_state.trained_part(self.module, self.source.made)
+        if state is None:
+            make_picklable(self.module)
+            return _as_is, (self.module,)
+        return _rebuilt, (self.source, packed(state))
+
+
+class PortableOptimizer:
+    """Pickles as its options and state, and unpickles as the optimizer of the module that is pickled with it."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, owner: PortableModule) -> None:
+        self._optimizer = optimizer
+        self._owner = owner
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        try:
+            state = OptimizerState.of(self._optimizer, self._owner.module)
+        except ValueError:  # it has parameters of another module
+            return _as_is, (self._optimizer,)
+        return OptimizerState.build, (state, self._owner)
+
+
+def _as_is(value: Any) -> Any:
+    return value
 
 
 def _rebuilt(source: MadeModel, state: bytes) -> torch.nn.Module:

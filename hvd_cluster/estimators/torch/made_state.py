@@ -82,25 +82,27 @@ class TrainedPart:
         self.made = made
         #: Entries that have had other values.
         self._changed: set[str] = set()
-        #: Address and number of changes of each tensor that had the factory's values. The first look is at the values
-        #: of all, because changes through ``.data`` are not counted.
+        #: Address and number of changes of each parameter that had the factory's values. The first look is at the
+        #: values of all, because changes through ``.data`` are not counted, and at those of buffers it always is:
+        #: batch_norm does not count its changes.
         self._seen: dict[str, tuple[int, int]] = {}
 
     def of(self, model: torch.nn.Module) -> dict[str, Any]:
-        trainable = _trainable(model)
+        parameters = dict(model.named_parameters(remove_duplicate=False))
         state = model.state_dict()
-        self._changed |= {name for name in state if name in trainable}
-        return {name: value for name, value in state.items() if self._has_changed(name, value)}
+        self._changed |= {name for name in state if name in parameters and parameters[name].requires_grad}
+        return {name: value for name, value in state.items() if self._has_changed(name, value, name in parameters)}
 
-    def _has_changed(self, name: str, value: Any) -> bool:
+    def _has_changed(self, name: str, value: Any, is_parameter: bool) -> bool:
         if name in self._changed or not isinstance(value, torch.Tensor):
             return True
         seen = (value.data_ptr(), value._version)
-        if self._seen.get(name) != seen:
-            if _described(value, True) != self.made.get(name):
-                self._changed.add(name)
-                return True
-            self._seen[name] = seen
+        if is_parameter and self._seen.get(name) == seen:
+            return False
+        if _described(value, True) != self.made.get(name):
+            self._changed.add(name)
+            return True
+        self._seen[name] = seen
         return False
 
 

@@ -17,6 +17,7 @@ from hvd_cluster.estimators.params import MODEL_ROWS, TORCH_MODEL_ROWS, with_par
 from hvd_cluster.estimators.scoring.scorer import Framework
 from hvd_cluster.estimators.spec import Features, called
 from hvd_cluster.estimators.torch.arguments import floating_dtype, with_arguments
+from hvd_cluster.estimators.torch.made_model import PortableModule, PortableOptimizer
 from hvd_cluster.estimators.torch.model_pickling import make_picklable, module_on_cpu
 from hvd_cluster.estimators.torch.objective import as_outputs
 from hvd_cluster.estimators.typed_params import TorchModelParams
@@ -62,6 +63,8 @@ class TorchModel(TorchModelParams, FittedModel):
         DataError: a feature column holds nulls, or the model does not take it.
     """
 
+    #: The form in which the model of a factory is saved.
+    _portable: PortableModule | None = None
     framework = Framework(predict=predict, mode=evaluating, with_arguments=with_arguments)
 
     def _wrong_model(self) -> str:
@@ -94,10 +97,15 @@ class TorchModel(TorchModelParams, FittedModel):
         return module_on_cpu(model)
 
     def _pickled_model(self) -> bytes:
-        return dumps(self._as_saved("model", self._portable_model()))
+        source, model = self._value("model_factory"), self._portable_model()
+        return dumps(model if source is None else PortableModule(source, model))
 
     def _as_saved(self, name: str, value: Any) -> Any:
         make_picklable(value)
-        if name == "model" and isinstance(value, torch.nn.Module) and self._value("model_factory") is not None:
-            return self._value("model_factory").portable(value)
+        model, source = self._value("model"), self._value("model_factory")
+        if source is not None and name in ("model", "optimizer") and value is not None:
+            if self._portable is None or self._portable.module is not model or self._portable.source is not source:
+                self._portable = PortableModule(source, model)
+            # The same object for both: the optimizer is then that of the loaded model's parameters.
+            return self._portable if name == "model" else PortableOptimizer(value, self._portable)
         return super()._as_saved(name, value)
