@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch.nn.utils.parametrizations import spectral_norm
 
 from hvd_cluster.errors import DataError, LaunchError, WorkerFailedError
-from hvd_cluster.estimators import LocalBackend, ModelFactory, TorchEstimator, TorchModel
+from hvd_cluster.estimators import ModelFactory, TorchEstimator, TorchModel
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 pytestmark = pytest.mark.filterwarnings("ignore:Lazy modules are a new feature")
@@ -259,8 +259,3 @@ def test_an_estimator_with_a_factory_is_saved_and_forgets_what_it_made(frame, tw
     first.write().overwrite().save(tmp_path / "estimator")
     again = TorchEstimator.load(tmp_path / "estimator").setBackend(two_workers)
     assert states_equal(again.fit(frame), model)
-
-
-def test_processes_of_a_fit_make_the_model_themselves(frame):
-    model = fit(frame, LocalBackend(2, verbose=0), ModelFactory(Net, freeze=True), epochs=1)
-    assert len(model.history) == 1
