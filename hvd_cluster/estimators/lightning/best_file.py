@@ -12,6 +12,8 @@ from hvd_cluster.estimators.lightning.checkpoint_file import plain_checkpoint
 from hvd_cluster.estimators.lightning.spec import LightningSpec
 from hvd_cluster.estimators.run.best_file import BestFile
 from hvd_cluster.estimators.run.worker_run import WorkerRun
+from hvd_cluster.estimators.torch import made_state
+from hvd_cluster.estimators.torch.made_model import MadeModel
 from hvd_cluster.lightning.installed import submodule
 
 _callbacks: Any = submodule("callbacks")
@@ -67,8 +69,7 @@ class LightningBestFile(BestFile):
         if not trainer.strategy.broadcast(is_restored, src=0):
             del checkpoint["callbacks"][callback.state_key]
 
-    @staticmethod
-    def load(trainer: Any, module: Any) -> None:
+    def load(self, trainer: Any, module: Any) -> None:
         """Load the weights that the user's ModelCheckpoint found best into ``module``, if one monitors a metric.
 
         Raises:
@@ -84,7 +85,10 @@ class LightningBestFile(BestFile):
         weights = plain_checkpoint(path).get("state_dict")
         if not isinstance(weights, dict):
             raise DataError(f"the best checkpoint {path} has no weights: its state_dict is a {type(weights).__name__}")
-        module.load_state_dict(weights)
+        if isinstance(self.run.spec.model, MadeModel):
+            made_state.load(module, weights)
+        else:
+            module.load_state_dict(weights)
 
 
 def _monitors(callback: Any) -> bool:

@@ -13,7 +13,7 @@ import torch
 from hvd_cluster.data.files.scratch import scratch_folder
 from hvd_cluster.estimators.lightning import rank_state
 from hvd_cluster.estimators.lightning.best_file import LightningBestFile
-from hvd_cluster.estimators.lightning.layer_hooks import hooks_for
+from hvd_cluster.estimators.lightning.layer_hooks import hooks_for, makes_layers
 from hvd_cluster.estimators.lightning.spec import LightningSpec
 from hvd_cluster.estimators.run.best_file import file_tensor
 from hvd_cluster.estimators.run.checkpoint import PartialEpoch
@@ -21,6 +21,7 @@ from hvd_cluster.estimators.run.finite_check import FiniteCheck, all_finite
 from hvd_cluster.estimators.run.worker_run import WorkerRun
 from hvd_cluster.estimators.run.world import Collectives
 from hvd_cluster.estimators.torch import random_state
+from hvd_cluster.estimators.torch.made_model import MadeModel
 from hvd_cluster.estimators.torch.means import Means
 from hvd_cluster.lightning.installed import submodule
 from hvd_cluster.lightning.optimizers import scale_rates
@@ -69,8 +70,9 @@ class SaveRun(_callbacks.Checkpoint):
         Raises:
             DataError: the module has other weights than the user's module has after any hooks.
         """
-        if self._spec.objective is None:
-            self.hooks = hooks_for(self._spec.model, pl_module)
+        model = self._spec.model
+        if self._spec.objective is None and (not isinstance(model, MadeModel) or makes_layers(pl_module)):
+            self.hooks = hooks_for(model.build() if isinstance(model, MadeModel) else model, pl_module)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Prepare to continue an interrupted epoch: Lightning alone would skip hooks of its start."""
@@ -199,7 +201,9 @@ class SaveRun(_callbacks.Checkpoint):
                 partial = PartialEpoch.after(done, self._spec, self._hvd, own)
             if self._hvd.rank() == 0:
                 self._best.save_decisive(trainer)
-                state = {"lightning": file_tensor(path)}
+                state: dict[str, Any] = {"lightning": file_tensor(path)}
+                if isinstance(self._spec.model, MadeModel):
+                    state["made"] = dict(self._spec.model.made)
                 self.run.checkpoint(state, partial, self._is_stopped(trainer)).save(self.run.files)
 
 

@@ -14,7 +14,7 @@ import torch
 from hvd_cluster.data.dataset import Dataset
 from hvd_cluster.data.store import Store
 from hvd_cluster.errors import DataError, MissingExtraError
-from hvd_cluster.estimators.lightning.layer_hooks import after_hooks, with_configured_layers
+from hvd_cluster.estimators.lightning.layer_hooks import after_hooks, with_configured_layers, with_hooks_called
 from hvd_cluster.estimators.lightning.params import HOROVOD_ROWS, LIGHTNING_ROWS
 from hvd_cluster.estimators.lightning.spec import LightningSpec
 from hvd_cluster.estimators.lightning.train import train
@@ -22,10 +22,10 @@ from hvd_cluster.estimators.params import ESTIMATOR_ROWS, with_params
 from hvd_cluster.estimators.run.checkpoint import Checkpoint
 from hvd_cluster.estimators.run.run_files import RunFiles
 from hvd_cluster.estimators.spec import Inputs, TrainResult
+from hvd_cluster.estimators.torch import made_state
 from hvd_cluster.estimators.torch.arguments import floating_dtype
-from hvd_cluster.estimators.torch.model_pickling import module_on_cpu
+from hvd_cluster.estimators.torch.made_model import MadeModel, is_lazy
 from hvd_cluster.estimators.torch.module_estimator import ModuleEstimator, unsized
-from hvd_cluster.estimators.torch.optimizer_state import OptimizerState
 from hvd_cluster.estimators.torch.probe import Findings, probe
 from hvd_cluster.estimators.typed_params import LightningEstimatorParams
 
@@ -51,7 +51,8 @@ class LightningEstimator(LightningEstimatorParams, ModuleEstimator):
     ``checkpoint_every_steps``, rank 0 writes a checkpoint to the store; a fit with the same ``run_id`` continues from
     it.
 
-    A plain ``torch.nn.Module`` is trained too: then ``optimizer`` and ``loss`` are those of TorchEstimator.
+    A plain ``torch.nn.Module`` is trained too: then ``optimizer`` and ``loss`` are those of TorchEstimator. A function
+    that makes one of them is called in the driver and in each worker, as by TorchEstimator.
 
     Raises (from fit, before any worker starts):
         ValueError: params that are missing or contradict each other, and columns that do not exist, all at once.
@@ -67,7 +68,8 @@ class LightningEstimator(LightningEstimatorParams, ModuleEstimator):
     def _mistakes(self) -> list[str]:
         value = self._value
         wrong = []
-        if not isinstance(value("model"), torch.nn.Module):
+        self._made = None
+        if not self._has_model:
             wrong.append("Model parameter is required: give a LightningModule, or a torch.nn.Module with its optimizer")
         elif self._is_lightning_module():
             wrong += [
@@ -75,7 +77,7 @@ class LightningEstimator(LightningEstimatorParams, ModuleEstimator):
                 for name in _OF_THE_MODULE
                 if value(name) not in (None, [])
             ]
-            wrong += unsized(value("model"))
+            wrong += unsized(value("model")) if isinstance(value("model"), torch.nn.Module) else []
         else:
             wrong += self._objective_mistakes()
         return wrong + self._checkpoint_mistakes() + self._count_mistakes()
@@ -93,7 +95,7 @@ class LightningEstimator(LightningEstimatorParams, ModuleEstimator):
         return () if self._is_lightning_module() else super()._label_keywords()
 
     def _is_lightning_module(self) -> bool:
-        return _is_a(self._value("model"), "core.module.LightningModule")
+        return self._has_model and _is_a(self._given_module(), "core.module.LightningModule")
 
     def _train_spec(self, dataset: Dataset, store: Store, run_id: str, seed: int) -> LightningSpec:
         if find_spec("lightning") is None and find_spec("pytorch_lightning") is None:
@@ -107,15 +109,15 @@ class LightningEstimator(LightningEstimatorParams, ModuleEstimator):
         shared["data_module_args"] |= {"debug_data_loader": True} if value("debug_data_loader") else {}
         if value("num_gpus") == 0:
             shared["use_gpu"] = False
-        model = module_on_cpu(value("model"))
+        model = self._sent_model(findings.inputs, lambda: self._first_rows(dataset, seed))
         same = ("logger", "log_every_n_steps", "profiler")
         return LightningSpec(
             model=model,
-            optimizer=None if is_lightning else OptimizerState.of(value("optimizer"), value("model")),
+            optimizer=None if is_lightning else self._optimizer_state(),
             objective=None if is_lightning else self._objective(),
             metrics=self._metric_groups(),
             metric_names=self._metric_names(),
-            floating_dtype=floating_dtype(with_configured_layers(model)),
+            floating_dtype=floating_dtype(with_configured_layers(self._module())),
             inputs=findings.inputs,
             output_shapes=findings.output_shapes,
             output_names=findings.output_names,
@@ -138,7 +140,7 @@ class LightningEstimator(LightningEstimatorParams, ModuleEstimator):
     def _findings(self, dataset: Dataset, seed: int, is_lightning: bool) -> Findings:
         """The inputs and output shapes of the model, tried on a few rows."""
         batch = transformed = self._first_rows(dataset, seed)
-        model = with_configured_layers(self._value("model"))
+        model = with_configured_layers(self._given_module())
         inputs = self._module_inputs(dataset, batch, model)
 
         def tried(rows: Mapping[str, torch.Tensor]) -> Findings:
@@ -178,12 +180,17 @@ class LightningEstimator(LightningEstimatorParams, ModuleEstimator):
         return Findings(known, output_shapes)
 
     def _checkpoint(self, store: Store, run_id: str) -> Checkpoint | None:
-        return Checkpoint.load(RunFiles(store, run_id), "lightning")
+        found = Checkpoint.load(RunFiles(store, run_id), "lightning")
+        if found is not None and not is_lazy(self._given_module()) and self._made is not None:
+            made_state.require_same(found.state, self._made[0].made, run_id)
+        return found
 
     def _train_fn(self) -> Callable[[LightningSpec], TrainResult]:
         return train
 
     def _untrained_copy(self, spec: LightningSpec, state: dict[str, Any]) -> torch.nn.Module:
+        if isinstance(spec.model, MadeModel):
+            return with_hooks_called(spec.model.built_again(), state["hooks"])  # type: ignore[no-any-return]
         return after_hooks(spec.model, state["hooks"])  # type: ignore[no-any-return]
 
 

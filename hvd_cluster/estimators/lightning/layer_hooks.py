@@ -16,11 +16,15 @@ _HOOKS: tuple[tuple[str, ...], ...] = ((), ("configure_model",), ("setup", "conf
 
 def after_hooks(module: torch.nn.Module, hooks: Sequence[str]) -> Any:
     """A copy of ``module`` on which ``hooks`` have been called."""
-    whole: Any = copied(module)
+    return with_hooks_called(copied(module), hooks)
+
+
+def with_hooks_called(module: Any, hooks: Sequence[str]) -> Any:
+    """``module`` itself, after the call of its ``hooks``."""
     for hook in hooks:
-        if hasattr(whole, hook):
-            whole.setup(stage="fit") if hook == "setup" else getattr(whole, hook)()
-    return whole
+        if hasattr(module, hook):
+            module.setup(stage="fit") if hook == "setup" else getattr(module, hook)()
+    return module
 
 
 def with_configured_layers(module: torch.nn.Module) -> torch.nn.Module:
@@ -39,6 +43,11 @@ def with_configured_layers(module: torch.nn.Module) -> torch.nn.Module:
             "model calls it before it loads the weights, as load_from_checkpoint() does"
         ) from error
     return whole
+
+
+def makes_layers(module: torch.nn.Module) -> bool:
+    """Whether the user's class defines a hook that may make layers."""
+    return _defines(module, "setup") or _defines(module, "configure_model")
 
 
 def hooks_for(given: torch.nn.Module, whole: torch.nn.Module) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hvd_cluster.estimators.spec import called
-from hvd_cluster.estimators.torch.model_pickling import copied
+from hvd_cluster.estimators.torch.made_model import new_module
 from hvd_cluster.lightning.installed import lightning
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ class LossModule(_LightningModule):
 
     def __init__(self, spec: LightningSpec) -> None:
         super().__init__()
-        self.net = copied(spec.model)
+        self.net = new_module(spec.model)
         self._spec = spec
         assert spec.objective is not None
         self._objective = spec.objective()

@@ -21,7 +21,9 @@ from hvd_cluster.estimators.run.run_files import keep_with_run, local_folder
 from hvd_cluster.estimators.run.worker_run import WorkerRun
 from hvd_cluster.estimators.run.world import Collectives, choose_device, initialized
 from hvd_cluster.estimators.spec import TrainResult
-from hvd_cluster.estimators.torch.model_pickling import copied, on_cpu
+from hvd_cluster.estimators.torch import made_state
+from hvd_cluster.estimators.torch.made_model import MadeModel, new_module
+from hvd_cluster.estimators.torch.model_pickling import on_cpu
 
 if TYPE_CHECKING:
     from hvd_cluster.estimators.lightning.best_file import LightningBestFile
@@ -49,9 +51,14 @@ def _train(spec: LightningSpec, hvd: Collectives, folder: str) -> TrainResult:
     from hvd_cluster.estimators.lightning.callbacks import SaveRun
     from hvd_cluster.estimators.lightning.module import LossModule
 
-    module: Any = copied(spec.model) if spec.objective is None else LossModule(spec)
+    module: Any = new_module(spec.model) if spec.objective is None else LossModule(spec)
+    own = module if spec.objective is None else module.net
     run = WorkerRun(spec, hvd)
     found = run.resumed
+    if isinstance(spec.model, MadeModel):
+        spec.model.require_equal(own, hvd)
+        if found is not None:
+            made_state.require_same(found.state, spec.model.made, spec.run_id)
     best = LightningBestFile(run, folder)
     saving = SaveRun(run, best)
     trainer = _trainer(spec, hvd, folder, saving, best)
@@ -62,7 +69,7 @@ def _train(spec: LightningSpec, hvd: Collectives, folder: str) -> TrainResult:
     state = b""
     if hvd.rank() == 0:
         best.load(trainer, module)
-        state = _packed_model(module if spec.objective is None else module.net, trainer, saving.hooks)
+        state = _packed_model(spec, own, trainer, saving.hooks)
         keep_with_run(spec, folder)
     hvd.barrier()
     return TrainResult(rank=hvd.rank(), size=hvd.size(), state=state, history=run.history)
@@ -125,6 +132,7 @@ def _resumable(loader: Any, saving: SaveRun) -> Any:
 
 def _trainer(spec: LightningSpec, hvd: Collectives, folder: str, saving: SaveRun, best: LightningBestFile) -> Any:
     from hvd_cluster.estimators.lightning.callbacks import ReduceLogged
+    from hvd_cluster.estimators.lightning.made_strategy import MadeModelStrategy
     from hvd_cluster.lightning import HorovodStrategy
     from hvd_cluster.lightning.installed import lightning
     from hvd_cluster.torch import Compression
@@ -136,8 +144,10 @@ def _trainer(spec: LightningSpec, hvd: Collectives, folder: str, saving: SaveRun
     callbacks = [*spec.callbacks, *(given if isinstance(given, (list, tuple)) else [given])]
     best.place(callbacks)
     device = choose_device(spec.use_gpu, hvd)
+    options: dict[str, Any] = {"compression": spec.gradient_compression or Compression.none, "scale_lr": spec.scale_lr}
+    made = _made(spec)
     arguments = {
-        "strategy": HorovodStrategy(compression=spec.gradient_compression or Compression.none, scale_lr=spec.scale_lr),
+        "strategy": HorovodStrategy(**options) if made is None else MadeModelStrategy(made, **options),
         "accelerator": "gpu" if device.type == "cuda" else "cpu",
         "devices": 1,
         "callbacks": [ReduceLogged(hvd), *callbacks, saving],
@@ -155,6 +165,14 @@ def _trainer(spec: LightningSpec, hvd: Collectives, folder: str, saving: SaveRun
     return pl.Trainer(**{**arguments, **more})
 
 
+def _made(spec: LightningSpec) -> dict[str, str] | None:
+    """What the factory makes of the trainer's module, if there is a factory."""
+    if not isinstance(spec.model, MadeModel):
+        return None
+    prefix = "" if spec.objective is None else "net."
+    return {f"{prefix}{name}": text for name, text in spec.model.made.items()}
+
+
 def _logger(spec: LightningSpec, pl: Any, folder: str) -> Any:
     """The user's logger, or TensorBoard's in the run's folder if TensorBoard is installed."""
     if spec.logger is not None:
@@ -167,13 +185,15 @@ def _logger(spec: LightningSpec, pl: Any, folder: str) -> Any:
         return False
 
 
-def _packed_model(model: torch.nn.Module, trainer: Any, hooks: Sequence[str]) -> bytes:
+def _packed_model(spec: LightningSpec, model: torch.nn.Module, trainer: Any, hooks: Sequence[str]) -> bytes:
     from hvd_cluster.lightning.optimizers import scale_rates
 
     optimizer = on_cpu(trainer.optimizers[0].state_dict()) if trainer.optimizers else None
     if optimizer is not None:
         scale_rates(optimizer["param_groups"], (), 1 / getattr(trainer.strategy, "rate_factor", 1.0))  # of one worker
-    return packed({"model": on_cpu(model.state_dict()), "optimizer": optimizer, "hooks": list(hooks)})
+    made = spec.model.made if isinstance(spec.model, MadeModel) else None
+    state = model.state_dict() if made is None else made_state.TrainedPart(made).of(model)
+    return packed({"model": on_cpu(state), "optimizer": optimizer, "hooks": list(hooks)})
 
 
 @contextlib.contextmanager

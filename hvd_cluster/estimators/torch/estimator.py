@@ -32,6 +32,11 @@ class TorchEstimator(TorchEstimatorParams, ModuleEstimator):
     bools are bool if only that works (embeddings, class labels). The learning rate is multiplied by the number of
     workers unless ``scale_lr=False``.
 
+    ``model`` may be a function without parameters (or :class:`ModelFactory`) that makes the module: the driver and each
+    worker call it, with the same seed, and ``optimizer`` is ``fn(model)``. Rank 0 sends its trainable parameters to the
+    others. Frozen ones (``requires_grad=False``) are neither sent nor stored: the factory makes them again, and a hash
+    checks that they are the same everywhere.
+
     An epoch uses all training rows; its last global batch is padded with earlier rows (``padding_rows`` in
     ``getHistory()``). After each epoch rank 0 writes a checkpoint to the store; a fit with the same ``run_id``
     continues from it with a warning, and refuses other columns or another number of rows. When a worker dies, all
@@ -97,7 +102,7 @@ class TorchEstimator(TorchEstimatorParams, ModuleEstimator):
             "gradient_clip_norm", "gradient_clip_value", "class_weights",
         )  # fmt: skip
         return TrainSpec(
-            model=self._sent_model(findings.inputs, batch),
+            model=self._sent_model(findings.inputs, lambda: batch),
             optimizer=self._optimizer_state(),
             inputs=findings.inputs,
             output_shapes=findings.output_shapes,
@@ -111,8 +116,8 @@ class TorchEstimator(TorchEstimatorParams, ModuleEstimator):
 
     def _checkpoint(self, store: Store, run_id: str) -> Checkpoint | None:
         found = Checkpoint.load(RunFiles(store, run_id), "model")
-        if found is not None and not is_lazy(self._module()):  # otherwise the workers find out
-            trial = copied(self._module())
+        if found is not None and not is_lazy(self._given_module()):  # otherwise the workers find out
+            trial = copied(self._given_module())
             optimizer = self._optimizer_state().build(trial)
             made = None if self._made is None else self._made[0].made
             TrainState(trial, optimizer, made=made).restore(found, run_id, size=1, scale=1.0)

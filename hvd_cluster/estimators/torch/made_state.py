@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from hvd_cluster.errors import DataError
+
 #: Between the dtype and shape of a tensor and the hash of its values.
 _MARK = " #"
 
@@ -56,6 +58,19 @@ def trained_part(model: torch.nn.Module, made: Mapping[str, str]) -> dict[str, A
     if {name: _shape(text) for name, text in described.items()} != {name: _shape(text) for name, text in made.items()}:
         return None
     return {name: value for name, value in state.items() if _MARK not in made[name] or described[name] != made[name]}
+
+
+def require_same(state: Mapping[str, Any], made: Mapping[str, str], run_id: str) -> None:
+    """Check that the state of a checkpoint is of what the factory makes now.
+
+    Raises:
+        DataError: it is not; the text names the first tensor that differs.
+    """
+    if "made" in state and (difference := first_difference(state["made"], made)):
+        raise DataError(
+            f"run_id={run_id!r} has a checkpoint of another model than the factory makes now: {difference}. Choose "
+            "another run_id, or make the model as before, with the same random_seed"
+        )
 
 
 def load(model: torch.nn.Module, state: Mapping[str, Any]) -> None:

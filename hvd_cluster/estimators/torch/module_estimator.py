@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -56,32 +56,38 @@ class ModuleEstimator(DistributedEstimator):
         """Whether ``model`` is a module or a function that makes one."""
         return callable(self._value("model"))
 
-    def _module(self) -> torch.nn.Module:
-        """The model on the CPU, to be copied before it is changed; that of a factory is made once for each fit.
+    def _given_module(self) -> torch.nn.Module:
+        """The model, to be copied before it is changed; a factory makes it once for each fit.
 
         Raises:
             DataError: the factory failed, or returned something else.
         """
         given = self._value("model")
         if isinstance(given, torch.nn.Module):
-            return module_on_cpu(given)
+            return given
         if self._made is None or self._made[0].factory is not given:
             self._made = MadeModel.of(given, self._value("random_seed") or 0)
         return self._made[1]
 
-    def _sent_model(self, inputs: Inputs, batch: Mapping[str, torch.Tensor]) -> torch.nn.Module | MadeModel:
+    def _module(self) -> torch.nn.Module:
+        """The same on the CPU."""
+        return module_on_cpu(self._given_module())
+
+    def _sent_model(
+        self, inputs: Inputs, first_rows: Callable[[], Mapping[str, torch.Tensor]]
+    ) -> torch.nn.Module | MadeModel:
         """What workers get their model from: a module, or a factory with which they make it.
 
         Args:
             inputs: with the dtypes that the trial found.
-            batch: a few rows as in training, which give lazy layers of a factory's module their shapes.
+            first_rows: returns a few rows as in training, which give lazy layers of a factory's module their shapes.
         """
         model = self._module()
         if self._made is None:
             return model
         if is_lazy(model):
             rows = self._value("batch_size") if has_fixed_rows(inputs) else 2
-            self._made = self._made[0].sized(inputs.features(with_rows(batch, rows), torch.device("cpu")))
+            self._made = self._made[0].sized(inputs.features(with_rows(first_rows(), rows), torch.device("cpu")))
         return self._made[0]
 
     def _optimizer_state(self) -> OptimizerState:
@@ -90,9 +96,7 @@ class ModuleEstimator(DistributedEstimator):
         Raises:
             ValueError: it does not hold parameters of the model, or the function of ``optimizer=`` makes no optimizer.
         """
-        given, model = self._value("optimizer"), self._value("model")
-        if not isinstance(model, torch.nn.Module):
-            model = self._module()
+        given, model = self._value("optimizer"), self._given_module()
         if isinstance(given, torch.optim.Optimizer):
             return OptimizerState.of(given, model)
         return OptimizerState.of(made_optimizer(given, model), model)
@@ -108,7 +112,7 @@ class ModuleEstimator(DistributedEstimator):
             return [f"optimizer: {name_of(model)} makes the parameters on each worker, so give {_OPTIMIZER_FUNCTION}"]
         if not isinstance(given, torch.optim.Optimizer) and not callable(given):
             return ["optimizer is required: give a torch.optim.Optimizer over model.parameters()"]
-        if not self._has_model or (not is_module and is_lazy(self._module())):
+        if not self._has_model or (not is_module and is_lazy(self._given_module())):
             return []  # the trial's rows give lazy parameters of a factory's module their shapes
         if is_module and (wrong := unsized(model)):
             return wrong
@@ -154,7 +158,7 @@ class ModuleEstimator(DistributedEstimator):
         """The parameters by which the model gets the labels, if there is no other loss than its own."""
         if self._value("loss") is not None or self._value("loss_constructors") is not None:
             return ()
-        return label_keywords(self._module(), self._value("label_cols") or []) if self._has_model else ()
+        return label_keywords(self._given_module(), self._value("label_cols") or []) if self._has_model else ()
 
     def _module_inputs(self, dataset: Dataset, batch: Mapping[str, torch.Tensor], model: torch.nn.Module) -> Inputs:
         """The inputs of a module, of which the trial then finds the dtypes.

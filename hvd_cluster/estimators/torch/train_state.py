@@ -83,7 +83,8 @@ class TrainState:
                 f"run_id={run_id!r} has a checkpoint of the optimizer {state['optimizer_class']}, not {own}: choose "
                 "another run_id"
             )
-        self._require_made(state, run_id)
+        if self._trained_part is not None:
+            made_state.require_same(state, self._trained_part.made, run_id)
         try:
             if self._trained_part is None:
                 self.model.load_state_dict(state["model"])
@@ -108,16 +109,6 @@ class TrainState:
         for group, initial in zip(optimizer.param_groups, fresh_initial, strict=True):
             if "initial_lr" in group and group["initial_lr"] != initial:
                 group["initial_lr"] = group["initial_lr"] / before * scale
-
-    def _require_made(self, state: Mapping[str, Any], run_id: str) -> None:
-        """Check that the factory makes the model that the checkpoint is a part of."""
-        if self._trained_part is None or "made" not in state:  # loading finds out
-            return
-        if difference := made_state.first_difference(state["made"], self._trained_part.made):
-            raise DataError(
-                f"run_id={run_id!r} has a checkpoint of another model than the factory makes now: {difference}. Choose "
-                "another run_id, or make the model as before, with the same random_seed"
-            )
 
 
 def unscaled_optimizer(state: Any) -> dict[str, Any]:
