@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -15,11 +15,9 @@ from hvd_cluster.data.store import Store
 from hvd_cluster.errors import DataError
 from hvd_cluster.estimators import exactness
 from hvd_cluster.estimators.run.early_stopping import EarlyStopping
+from hvd_cluster.estimators.torch.made_model import MadeModel
 from hvd_cluster.estimators.torch.objective import Objective
 from hvd_cluster.estimators.torch.optimizer_state import OptimizerState
-
-if TYPE_CHECKING:
-    from hvd_cluster.estimators.torch.made_model import MadeModel
 
 logger = logging.getLogger(__name__)
 

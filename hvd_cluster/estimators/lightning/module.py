@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hvd_cluster.estimators.spec import called
-from hvd_cluster.estimators.torch.made_model import new_module
 from hvd_cluster.lightning.installed import lightning
 
 if TYPE_CHECKING:
@@ -18,11 +17,11 @@ _LightningModule: Any = lightning().LightningModule
 
 
 class LossModule(_LightningModule):
-    """Trains ``spec.model`` as TorchEstimator does, and logs loss and metrics as ``train_...`` and ``val_...``."""
+    """Trains ``net`` as TorchEstimator does, and logs loss and metrics as ``train_...`` and ``val_...``."""
 
-    def __init__(self, spec: LightningSpec) -> None:
+    def __init__(self, spec: LightningSpec, net: torch.nn.Module) -> None:
         super().__init__()
-        self.net = new_module(spec.model)
+        self.net = net
         self._spec = spec
         assert spec.objective is not None
         self._objective = spec.objective()

@@ -22,7 +22,8 @@ from hvd_cluster.estimators.run.worker_run import WorkerRun
 from hvd_cluster.estimators.run.world import Collectives, choose_device, initialized
 from hvd_cluster.estimators.spec import TrainResult
 from hvd_cluster.estimators.torch import made_state
-from hvd_cluster.estimators.torch.made_model import MadeModel, new_module
+from hvd_cluster.estimators.torch.initial_model import initial_model
+from hvd_cluster.estimators.torch.made_model import MadeModel
 from hvd_cluster.estimators.torch.model_pickling import on_cpu
 
 if TYPE_CHECKING:
@@ -51,14 +52,12 @@ def _train(spec: LightningSpec, hvd: Collectives, folder: str) -> TrainResult:
     from hvd_cluster.estimators.lightning.callbacks import SaveRun
     from hvd_cluster.estimators.lightning.module import LossModule
 
-    module: Any = new_module(spec.model) if spec.objective is None else LossModule(spec)
-    own = module if spec.objective is None else module.net
+    own = initial_model(spec.model, hvd)
+    module: Any = own if spec.objective is None else LossModule(spec, own)
     run = WorkerRun(spec, hvd)
     found = run.resumed
-    if isinstance(spec.model, MadeModel):
-        spec.model.require_equal(own, hvd)
-        if found is not None:
-            made_state.require_same(found.state, spec.model.made, spec.run_id)
+    if isinstance(spec.model, MadeModel) and found is not None:
+        made_state.require_same(found.state, spec.model.made, spec.run_id)
     best = LightningBestFile(run, folder)
     saving = SaveRun(run, best)
     trainer = _trainer(spec, hvd, folder, saving, best)

@@ -6,20 +6,16 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from hvd_cluster.errors import DataError
 from hvd_cluster.estimators.model_factory import name_of
-from hvd_cluster.estimators.run.checkpoint import packed, unpacked
-from hvd_cluster.estimators.run.world import Collectives
 from hvd_cluster.estimators.torch import made_state, random_state
-from hvd_cluster.estimators.torch.model_pickling import copied, make_picklable
-from hvd_cluster.estimators.torch.optimizer_state import OptimizerState
 
-if TYPE_CHECKING:
-    from hvd_cluster.estimators.spec import Features
+#: Positional or named arguments of a module.
+Arguments = list[torch.Tensor] | dict[str, torch.Tensor]
 
 _GUARD_TEXT = (
     "frozen parameters and buffers are not sent or saved, because the factory makes them again: load them from a file, "
@@ -35,7 +31,7 @@ class MadeModel:
     #: The generators of torch, NumPy and Python are seeded with it for the factory.
     seed: int
     #: The arguments of a call that gives lazy layers their shapes; None if no layer is lazy.
-    features: Features | None = field(default=None, repr=False)
+    features: Arguments | None = field(default=None, repr=False)
     #: See :func:`made_state.contents`.
     made: Mapping[str, str] = field(default_factory=dict, repr=False)
 
@@ -56,7 +52,7 @@ class MadeModel:
         """The same, with ``model`` as what the factory makes."""
         return dataclasses.replace(self, made=made_state.contents(model))
 
-    def sized(self, features: Features) -> tuple[MadeModel, torch.nn.Module]:
+    def sized(self, features: Arguments) -> tuple[MadeModel, torch.nn.Module]:
         """The same for a module with lazy layers, and a module in which they have shapes.
 
         Args:
@@ -97,74 +93,16 @@ class MadeModel:
         """
         model = self.build()
         if difference := self.difference(model):
-            raise DataError(self._refusal(difference))
+            raise DataError(self.refusal(difference))
         return model
-
-    def require_equal(self, model: torch.nn.Module, hvd: Collectives) -> None:
-        """Check on every rank that ``model``, which :meth:`build` returned, is what the driver has made.
-
-        Raises:
-            DataError: on some rank it is not; the text names the rank and the first tensor that differs.
-        """
-        differences = hvd.allgather_object(self.difference(model), name="hvd_cluster.made")
-        for rank, text in enumerate(differences):
-            if text:
-                raise DataError(f"rank {rank}: {self._refusal(text)}")
 
     def difference(self, model: torch.nn.Module) -> str:
         """How ``model``, which was not trained, differs from what the factory has made; empty if it does not."""
         return made_state.first_difference(self.made, made_state.contents(model))
 
-    def _refusal(self, difference: str) -> str:
+    def refusal(self, difference: str) -> str:
+        """The error for a :meth:`difference`."""
         return f"model: {name_of(self.factory)} does not always make the same model: {difference}; {_GUARD_TEXT}"
-
-
-class PortableModule:
-    """Pickles as a factory and the state that it does not make, and unpickles as the module.
-
-    If the factory no longer makes this module, it is pickled as a whole.
-    """
-
-    def __init__(self, source: MadeModel, module: torch.nn.Module) -> None:
-        self.source = source
-        self.module = module
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        state = made_state.trained_part(self.module, self.source.made)
-        if state is None:
-            make_picklable(self.module)
-            return _as_is, (self.module,)
-        return _rebuilt, (self.source, packed(state))
-
-
-class PortableOptimizer:
-    """Pickles as its options and state, and unpickles as the optimizer of the module that is pickled with it."""
-
-    def __init__(self, optimizer: torch.optim.Optimizer, owner: PortableModule) -> None:
-        self._optimizer = optimizer
-        self._owner = owner
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        try:
-            state = OptimizerState.of(self._optimizer, self._owner.module)
-        except ValueError:  # it has parameters of another module
-            return _as_is, (self._optimizer,)
-        return OptimizerState.build, (state, self._owner)
-
-
-def _as_is(value: Any) -> Any:
-    return value
-
-
-def _rebuilt(source: MadeModel, state: bytes) -> torch.nn.Module:
-    model = source.built_again()
-    made_state.load(model, unpacked(state))
-    return model.eval()
-
-
-def new_module(given: torch.nn.Module | MadeModel) -> torch.nn.Module:
-    """A module that nothing else uses: a new one of a factory, or a copy."""
-    return given.build() if isinstance(given, MadeModel) else copied(given)
 
 
 def is_lazy(model: torch.nn.Module) -> bool:
@@ -183,7 +121,7 @@ def _seeded(seed: int) -> Iterator[None]:
         random_state.restore(before)
 
 
-def _give_shapes(model: torch.nn.Module, features: Features) -> None:
+def _give_shapes(model: torch.nn.Module, features: Arguments) -> None:
     """Call the module, so that lazy layers get their shapes and initial values."""
     model.eval()  # keeps running means
     try:

@@ -17,9 +17,9 @@ from hvd_cluster.estimators.params import MODEL_ROWS, TORCH_MODEL_ROWS, with_par
 from hvd_cluster.estimators.scoring.scorer import Framework
 from hvd_cluster.estimators.spec import Features, called
 from hvd_cluster.estimators.torch.arguments import floating_dtype, with_arguments
-from hvd_cluster.estimators.torch.made_model import PortableModule, PortableOptimizer
 from hvd_cluster.estimators.torch.model_pickling import make_picklable, module_on_cpu
 from hvd_cluster.estimators.torch.objective import as_outputs
+from hvd_cluster.estimators.torch.portable_model import PortableModule, PortableOptimizer
 from hvd_cluster.estimators.typed_params import TorchModelParams
 
 

@@ -15,7 +15,8 @@ from hvd_cluster.estimators.spec import TrainResult, TrainSpec
 from hvd_cluster.estimators.torch import random_state
 from hvd_cluster.estimators.torch.checkpoint import Checkpointing
 from hvd_cluster.estimators.torch.class_weights import ClassWeights
-from hvd_cluster.estimators.torch.made_model import MadeModel, new_module
+from hvd_cluster.estimators.torch.initial_model import initial_model
+from hvd_cluster.estimators.torch.made_model import MadeModel
 from hvd_cluster.estimators.torch.made_state import equal_names
 from hvd_cluster.estimators.torch.means import Means
 from hvd_cluster.estimators.torch.objective import Objective
@@ -43,14 +44,10 @@ def _train(spec: TrainSpec, hvd: Collectives) -> TrainResult:
     from hvd_cluster.torch import Compression, DistributedOptimizer
 
     device = choose_device(spec.use_gpu, hvd)
-    model = new_module(spec.model)  # a backend may run us in the process that made the spec
-    equal = set[str]()
-    if isinstance(spec.model, MadeModel):
-        spec.model.require_equal(model, hvd)
-        equal = equal_names(spec.model.made)
-    model = model.to(device)
+    model = initial_model(spec.model, hvd).to(device)
     base = spec.optimizer.build(model)
     scale = float(hvd.size()) if spec.scale_lr else 1.0
+    equal = equal_names(spec.model.made) if isinstance(spec.model, MadeModel) else set[str]()
     _start_equal(model, equal, base, scale)
     held = {id(parameter) for group in base.param_groups for parameter in group["params"]}
     optimizer = DistributedOptimizer(

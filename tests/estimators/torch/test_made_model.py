@@ -13,7 +13,8 @@ from torch.nn.utils.parametrizations import weight_norm
 
 from hvd_cluster.errors import DataError
 from hvd_cluster.estimators import ModelFactory
-from hvd_cluster.estimators.torch.made_model import MadeModel, PortableModule, PortableOptimizer, is_lazy
+from hvd_cluster.estimators.torch.made_model import MadeModel, is_lazy
+from hvd_cluster.estimators.torch.portable_model import PortableModule, PortableOptimizer
 
 pytestmark = pytest.mark.filterwarnings("ignore:Lazy modules are a new feature")
 
