@@ -45,7 +45,7 @@ ESTIMATOR_ROWS = (
     Row(
         "model",
         None,
-        "the model to train, which is not changed; or, for PyTorch, a function that makes it, such as a ModelFactory",
+        "the model to train, which is not changed; or a function that makes it, such as a ModelFactory",
     ),
     Row("optimizer", None, "optimizer over the model's parameters; or, for PyTorch, fn(model) -> optimizer"),
     Row("loss", None, "fn(output, label) -> scalar, or a list with one for each label column", values.functions),

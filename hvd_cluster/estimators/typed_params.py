@@ -316,6 +316,7 @@ class KerasModelParams:
             run_id: str | None = None,
             _metadata: Mapping[str, Any] | None = None,
             custom_objects: Mapping[str, Any] | None = {},
+            model_factory: Any = None,
             _floatx: str | None = None,
             featuresCol: Columns | None = ...,
             labelCol: Columns | None = ...,

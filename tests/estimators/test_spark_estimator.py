@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from hvd_cluster.errors import DataError, LaunchError, NotEnoughSlotsError, WorkerFailedError
-from hvd_cluster.estimators import TorchEstimator, TorchModel
+from hvd_cluster.estimators import ModelFactory, TorchEstimator, TorchModel
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -196,6 +196,23 @@ def test_a_large_model_reaches_the_tasks(spark, data):
         with torch.no_grad():
             one, _ = net(x, torch.tensor([row["a"]], dtype=torch.float32))
         assert row["y__output"] == pytest.approx(one.item(), abs=1e-6)
+
+
+@pytest.mark.spark("local", "connect")
+def test_a_factory_makes_the_model_in_workers_and_tasks(spark, data):
+    model = TorchEstimator(
+        model=ModelFactory(Net, ballast=5_000_000),
+        optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.01),
+        loss=[F.mse_loss, F.cross_entropy],
+        feature_cols=["features", "a"],
+        label_cols=["y", "c"],
+        num_proc=2,
+        verbose=0,
+    ).fit(data)
+    assert len(model._pickled_model()) < 50_000
+    scored = model.transform(data).toPandas()
+    local = model.transform(data.toPandas())
+    np.testing.assert_array_equal(scored["y__output"], local["y__output"])
 
 
 def test_a_custom_prediction_function_gets_spark_rows(spark, data):

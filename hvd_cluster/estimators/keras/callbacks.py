@@ -268,7 +268,10 @@ class SaveRun(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore]
         """Save the run, on rank 0."""
         if self._run.hvd.rank() == 0:
             callbacks = self._progress.states.capture()
-            state = {**capture(self.model, self._progress.rate_factor), "callbacks": callbacks}
+            state = {
+                **capture(self.model, self._progress.rate_factor, self._progress.run.spec.model.made),
+                "callbacks": callbacks,
+            }
             self._run.checkpoint(state, partial_epoch, is_stopped).save(self._run.files)
 
 

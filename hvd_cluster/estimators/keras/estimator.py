@@ -10,6 +10,7 @@ from hvd_cluster.data.store import Store
 from hvd_cluster.engine.objects import dumps
 from hvd_cluster.estimators.column_roles import wrong_counts
 from hvd_cluster.estimators.estimator import DistributedEstimator
+from hvd_cluster.estimators.keras.made_model import MadeKerasModel, made
 from hvd_cluster.estimators.keras.model import KerasModel
 from hvd_cluster.estimators.keras.packed_model import PackedModel, compilation_of
 from hvd_cluster.estimators.keras.params import KERAS_ROWS, KerasStage, wrong_model
@@ -20,6 +21,7 @@ from hvd_cluster.estimators.params import ESTIMATOR_ROWS, with_params
 from hvd_cluster.estimators.run.checkpoint import Checkpoint, unpacked
 from hvd_cluster.estimators.run.run_files import RunFiles
 from hvd_cluster.estimators.spec import TrainResult
+from hvd_cluster.estimators.torch.made_state import require_same
 from hvd_cluster.estimators.typed_params import KerasEstimatorParams
 
 
@@ -34,6 +36,9 @@ class KerasEstimator(KerasEstimatorParams, KerasStage, DistributedEstimator):
     and dtype; each label column belongs to one output. The model may be compiled; ``optimizer``, ``loss``, ``metrics``
     and ``loss_weights`` then replace what it was compiled with. The learning rate is multiplied by the number of
     workers unless ``scale_lr=False``.
+
+    ``model`` may be a function without parameters (or :class:`ModelFactory`) that makes a model with weights, as for
+    :class:`TorchEstimator`: weights that do not train and keep the values of the function are not stored.
 
     ``callbacks`` are Keras's, and run on every rank. They see the means of an epoch's numbers over all ranks, and the
     validation's numbers over all its rows. With a ``checkpoint_callback`` that only saves the best epoch, the weights
@@ -52,10 +57,43 @@ class KerasEstimator(KerasEstimatorParams, KerasStage, DistributedEstimator):
 
     run_prefix = "keras"
 
+    #: During a fit: what the factory of ``model=`` has made, which is not changed.
+    _made: Any = None
+
+    def _fit_data(self, *args: Any) -> Any:
+        try:
+            return super()._fit_data(*args)
+        finally:
+            self._made = None
+
+    @property
+    def _is_factory(self) -> bool:
+        return callable(self._value("model")) and bool(wrong_model(self._value("model")))
+
+    def _given_model(self) -> Any:
+        """The model; a factory makes it once for each fit.
+
+        Raises:
+            DataError: the factory failed, or returned something else.
+        """
+        if not self._is_factory:
+            return self._value("model")
+        if self._made is None:
+            self._made = made(self._value("model"), self._value("random_seed") or 0)
+        return self._made
+
+    def _packed(self) -> PackedModel:
+        """The model, compiled for the fit."""
+        model, objects, compilation = self._given_model(), self._value("custom_objects"), self._compilation()
+        if not self._is_factory:
+            return PackedModel.of(model, objects, compilation)
+        return MadeKerasModel.by(self._value("model"), self._value("random_seed") or 0, model, objects, compilation)
+
     def _mistakes(self) -> list[str]:
         value = self._value
-        wrong = [text for text in [wrong_model(value("model"))] if text]
-        compiled = (compilation_of(value("model")) or {}) if not wrong else {}
+        self._made = None
+        wrong = [text for text in [wrong_model(self._given_model())] if text]
+        compiled = (compilation_of(self._given_model()) or {}) if not wrong else {}
         if value("optimizer") is None and compiled.get("optimizer") is None:
             wrong.append("optimizer is required: give a Keras optimizer, or compile the model with one")
         if value("loss") is None and compiled.get("loss") is None:
@@ -72,7 +110,8 @@ class KerasEstimator(KerasEstimatorParams, KerasStage, DistributedEstimator):
 
     def _unpickled_params(self) -> dict[str, Any]:
         # The model and the optimizer are sent in Keras's format; loading them imports the classes of the layers.
-        layers = {type(layer) for layer in (self._value("model"), *self._value("model")._flatten_layers())}
+        model = self._given_model()
+        layers = {type(layer) for layer in (model, *model._flatten_layers())}
         own = sorted(layers, key=lambda cls: cls.__qualname__)
         return {**self._sent_params(), "model": own, "optimizer": type(self._value("optimizer"))}
 
@@ -84,14 +123,14 @@ class KerasEstimator(KerasEstimatorParams, KerasStage, DistributedEstimator):
         chosen = {name: value for name, value in given.items() if value is not None and value != []}
         if "optimizer" in chosen:
             chosen["optimizer"] = keras.optimizers.get(chosen["optimizer"])
-        return {**(compilation_of(self._value("model")) or {}), **chosen}
+        return {**(compilation_of(self._given_model()) or {}), **chosen}
 
     def _train_spec(self, dataset: Dataset, store: Store, run_id: str, seed: int) -> KerasSpec:
         from hvd_cluster.estimators.keras.trial import try_model
 
         value = self._value
-        objects, compilation = value("custom_objects"), self._compilation()
-        trial = PackedModel.of(value("model"), objects, compilation).load(run_eagerly=True)
+        given = self._packed()
+        trial = given.load(run_eagerly=True)
         shapes, batch = value("label_shapes"), self._first_rows(dataset, seed)
         others = self._batch_columns(dataset)
         columns, output_shapes = try_model(
@@ -102,7 +141,8 @@ class KerasEstimator(KerasEstimatorParams, KerasStage, DistributedEstimator):
             dataset.schema,
             None if value("preprocess") is None else [name for name in batch if name not in others],
         )
-        built = PackedModel.of(trial, objects, compilation)  # the trial has built the weights
+        # The trial has built the weights.
+        built = given if self._is_factory else PackedModel.of(trial, value("custom_objects"), self._compilation())
         built.load(rate_factor=2.0 if value("scale_lr") else 1.0)  # raises if the rate cannot be multiplied
         extras = Extras(tuple(value("callbacks") or []), value("checkpoint_callback"), value("gradient_compression"))
         shared = self._fit_fields(dataset, store, run_id, seed)
@@ -121,8 +161,10 @@ class KerasEstimator(KerasEstimatorParams, KerasStage, DistributedEstimator):
 
     def _checkpoint(self, store: Store, run_id: str) -> Checkpoint | None:
         found = Checkpoint.load(RunFiles(store, run_id), "weights")
-        if found is not None and self._value("model").built:
-            mine = PackedModel.of(self._value("model"), self._value("custom_objects"), self._compilation())
+        if found is not None and self._given_model().built:
+            mine = self._packed()
+            if mine.made is not None:
+                require_same(found.state, mine.made, run_id)
             restore(mine.load(), found.state, run_id)
         return found
 
@@ -131,9 +173,13 @@ class KerasEstimator(KerasEstimatorParams, KerasStage, DistributedEstimator):
 
     def _create_model(self, results: list[TrainResult], spec: KerasSpec) -> Any:
         model = spec.model.load()
+        if isinstance(spec.model, MadeKerasModel):
+            spec.model.require_same(model)
         restore(model, unpacked(results[0].state), spec.run_id)
         metadata = {**self._metadata_of(spec), "input_shapes": spec.inputs.input_shapes}
         arguments = self._get_model_kwargs(model, results[0].history, model.optimizer, spec.run_id, metadata)
+        if isinstance(spec.model, MadeKerasModel):
+            arguments["model_factory"] = spec.model
         return self.get_model_class()(**arguments)
 
     def get_model_class(self) -> type[Any]:

@@ -12,6 +12,7 @@ import torch
 from hvd_cluster.engine.objects import dumps
 from hvd_cluster.estimators.keras.arguments import with_arguments
 from hvd_cluster.estimators.keras.data import flat, inputs_of, keys_of, structured
+from hvd_cluster.estimators.keras.made_model import MadeKerasModel
 from hvd_cluster.estimators.keras.packed_model import PackedModel, Unpacking
 from hvd_cluster.estimators.keras.params import KERAS_MODEL_ROWS, KerasStage, wrong_model
 from hvd_cluster.estimators.model import FittedModel
@@ -60,9 +61,12 @@ class KerasModel(KerasModelParams, KerasStage, FittedModel):
         return self._value("model")
 
     def _pickled_model(self) -> bytes:
-        packed = PackedModel.of(self._value("model"), self._value("custom_objects"))
-        pickled: bytes = dumps(Unpacking(packed))
+        pickled: bytes = dumps(Unpacking(self._packed_model(self._value("model"))))
         return pickled
+
+    def _packed_model(self, model: Any) -> PackedModel:
+        source: MadeKerasModel | None = self._value("model_factory")
+        return super()._packed_model(model) if source is None else source.packed(model, self._value("custom_objects"))
 
     def _input_shapes(self) -> Any:
         return (self._get_metadata() or {}).get("input_shapes")

@@ -37,6 +37,11 @@ class PackedModel:
     #: The optimizer's variables; None if it is not built.
     optimizer_state: Any = field(default=None, repr=False)
 
+    @property
+    def made(self) -> Mapping[str, str] | None:
+        """The contents of what a factory makes; None if the model is in ``file``."""
+        return None
+
     @classmethod
     def of(
         cls, model: Any, custom_objects: Mapping[str, Any], compilation: Mapping[str, Any] | None = None
@@ -50,15 +55,19 @@ class PackedModel:
         """
         import keras
 
-        if compilation is None:
-            compilation = compilation_of(model)
-        packed, state = None, None
-        if compilation is not None:
-            optimizer = compilation["optimizer"]
-            state = [as_array(variable) for variable in optimizer.variables] if optimizer.built else None
-            config = keras.saving.serialize_keras_object(optimizer)
-            packed = dumps({**compilation, "optimizer": config})
-        return cls(keras.config.backend(), _saved(model), dumps(dict(custom_objects)), packed, state)
+        return cls(
+            keras.config.backend(), _saved(model), dumps(dict(custom_objects)), *packed_compilation(model, compilation)
+        )
+
+    def _uncompiled(self) -> Any:
+        """The model without optimizer, loss and metrics."""
+        import keras
+
+        with tempfile.TemporaryDirectory(prefix="hvd-keras-") as folder:
+            path = Path(folder) / "model.keras"
+            path.write_bytes(self.file)
+            # It is the user's own model, and so is any code in it.
+            return keras.models.load_model(path, compile=False, safe_mode=False)
 
     def load(self, wrap: Callable[[Any], Any] | None = None, rate_factor: float = 1.0, **compilation: Any) -> Any:
         """The model, compiled if it was.
@@ -75,11 +84,7 @@ class PackedModel:
         import keras
 
         with keras.saving.custom_object_scope(cloudpickle.loads(self.custom_objects)):
-            with tempfile.TemporaryDirectory(prefix="hvd-keras-") as folder:
-                path = Path(folder) / "model.keras"
-                path.write_bytes(self.file)
-                # It is the user's own model, and so is any code in it.
-                model = keras.models.load_model(path, compile=False, safe_mode=False)
+            model = self._uncompiled()
             if self.compilation is None:
                 return model
             given = {**cloudpickle.loads(self.compilation), **compilation}
@@ -91,6 +96,20 @@ class PackedModel:
                     variable.assign(value)
         model.compile(optimizer=optimizer if wrap is None else wrap(optimizer), **given)
         return model
+
+
+def packed_compilation(model: Any, compilation: Mapping[str, Any] | None) -> tuple[bytes | None, Any]:
+    """:attr:`PackedModel.compilation` and :attr:`PackedModel.optimizer_state`; see :meth:`PackedModel.of`."""
+    import keras
+
+    if compilation is None:
+        compilation = compilation_of(model)
+    if compilation is None:
+        return None, None
+    optimizer = compilation["optimizer"]
+    state = [as_array(variable) for variable in optimizer.variables] if optimizer.built else None
+    config = keras.saving.serialize_keras_object(optimizer)
+    return dumps({**compilation, "optimizer": config}), state
 
 
 class Unpacking:

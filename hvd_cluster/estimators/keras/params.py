@@ -20,7 +20,7 @@ def named(value: Any) -> dict[str, Any]:
 _CUSTOM_OBJECTS = Row("custom_objects", {}, "name -> class or function of yours that the model uses", named)
 
 KERAS_ROWS = (
-    Row("model", None, "the Keras model to train, compiled or not; the one given is left as it is"),
+    Row("model", None, "the Keras model to train, compiled or not, which is not changed; or a function that makes it"),
     Row("optimizer", None, "a Keras optimizer or its name; None: that of the compiled model"),
     Row("loss", None, "as for model.compile(); None: that of the compiled model"),
     Row("metrics", [], "as for model.compile(); empty: those of the compiled model"),
@@ -33,6 +33,7 @@ KERAS_ROWS = (
 
 KERAS_MODEL_ROWS = (
     _CUSTOM_OBJECTS,
+    Row("model_factory", None, "what made the model without its trained weights; None if it was given as a model"),
     Row("_floatx", None, "Keras's default floating dtype when the model was trained", values.text),
 )
 
@@ -41,13 +42,18 @@ class KerasStage(Stage):
     """A stage whose ``model`` is a Keras model, saved in Keras's format and not as a pickle."""
 
     def _as_saved(self, name: str, value: Any) -> Any:
-        if name == "model" and value is not None:
-            return PackedModel.of(value, self._value("custom_objects"))
+        if name == "model" and value is not None and not wrong_model(value):
+            return self._packed_model(value)
         return super()._as_saved(name, value)
 
+    def _packed_model(self, model: Any) -> PackedModel:
+        """The form in which the model is saved."""
+        return PackedModel.of(model, self._value("custom_objects"))
+
     def _set(self, **kwargs: Any) -> Any:
-        loaded = {name: value.load() if isinstance(value, PackedModel) else value for name, value in kwargs.items()}
-        return super()._set(**loaded)
+        if isinstance(kwargs.get("model"), PackedModel):
+            kwargs["model"] = kwargs["model"].load()
+        return super()._set(**kwargs)
 
 
 def wrong_model(value: Any) -> str:

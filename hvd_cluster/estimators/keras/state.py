@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
 from hvd_cluster.errors import DataError
+from hvd_cluster.estimators.torch import made_state
 
 
-def capture(model: Any, rate_factor: float = 1.0) -> dict[str, Any]:
-    """The state of a compiled model whose learning rate is ``rate_factor`` times that of one worker."""
+def capture(model: Any, rate_factor: float = 1.0, made: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """The state of a compiled model whose learning rate is ``rate_factor`` times that of one worker.
+
+    Args:
+        made: the :func:`contents` of what a factory makes. Weights that still have its values are None in the state.
+    """
+    weights: list[torch.Tensor | None] = [*as_tensors(weights_of(model))]
+    if made is not None:
+        now = contents(model, hashed=made_state.equal_names(made))
+        changed = made_state.changed_names(now, made)
+        weights = [value if name in changed else None for name, value in zip(now, weights, strict=True)]
     return {
-        "weights": as_tensors(_weights(model)),
+        **({} if made is None else {"made": dict(made)}),
+        "weights": weights,
         "optimizer": as_tensors(_variables(model.optimizer)),
         "rate_factor": rate_factor,
     }
@@ -31,19 +42,37 @@ def restore(model: Any, state: Mapping[str, Any], run_id: str, rate_factor: floa
     optimizer = model.optimizer
     if not optimizer.built:
         optimizer.build(model.trainable_variables)
-    weights, slots = _weights(model), _variables(optimizer)
-    values = [value.numpy() for value in (*state["weights"], *state["optimizer"])]
-    if [tuple(variable.shape) for variable in (*weights, *slots)] != [value.shape for value in values]:
+    weights, slots = weights_of(model), _variables(optimizer)
+    values = [None if value is None else value.numpy() for value in (*state["weights"], *state["optimizer"])]
+    variables = [*weights, *slots]
+    if len(variables) != len(values) or not all(map(_fits, variables, values)):
         raise DataError(f"run_id={run_id!r} has a checkpoint of another model or optimizer: choose another run_id")
     if rate_factor != state["rate_factor"]:  # else the run keeps its exact rate
         for index, variable in enumerate(slots, len(weights)):
             if is_rate(variable):
                 values[index] = values[index] / state["rate_factor"] * rate_factor
-    for variable, value in zip((*weights, *slots), values, strict=True):
-        variable.assign(keras.ops.convert_to_tensor(value, dtype=variable.dtype))
+    for variable, value in zip(variables, values, strict=True):
+        if value is not None:
+            variable.assign(keras.ops.convert_to_tensor(value, dtype=variable.dtype))
 
 
-def _weights(model: Any) -> list[Any]:
+def _fits(variable: Any, value: Any) -> bool:
+    return value is None or tuple(variable.shape) == value.shape
+
+
+def contents(model: Any, hashed: Collection[str] = ()) -> dict[str, str]:
+    """Each weight of the model: dtype and shape, and the hash of its values if it is frozen or one of ``hashed``."""
+    trainable = {id(variable) for variable in model.trainable_weights}
+    weights = weights_of(model)
+    names = [f"weight {index} ({variable.name})" for index, variable in enumerate(weights)]
+    return {
+        name: made_state.described(value, id(variable) not in trainable or name in hashed)
+        for name, variable, value in zip(names, weights, as_tensors(weights), strict=True)
+    }
+
+
+def weights_of(model: Any) -> list[Any]:
+    """The variables of the model's weights, with their values up to date."""
     if hasattr(model, "jax_state_sync"):
         model.jax_state_sync()
     return list(model.weights)

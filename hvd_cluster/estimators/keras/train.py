@@ -12,6 +12,7 @@ import cloudpickle
 
 from hvd_cluster.estimators.keras.best_file import KerasBestFile
 from hvd_cluster.estimators.keras.data import as_taken
+from hvd_cluster.estimators.keras.made_model import MadeKerasModel
 from hvd_cluster.estimators.keras.packed_model import choose_backend
 from hvd_cluster.estimators.keras.spec import Extras, KerasSpec
 from hvd_cluster.estimators.keras.state import as_array, capture, restore
@@ -23,6 +24,7 @@ from hvd_cluster.estimators.run.scalars import scalar_log
 from hvd_cluster.estimators.run.worker_run import WorkerRun
 from hvd_cluster.estimators.run.world import Collectives, choose_device, initialized
 from hvd_cluster.estimators.spec import TrainResult
+from hvd_cluster.estimators.torch.made_state import require_same
 from hvd_cluster.topology import export
 
 
@@ -60,10 +62,14 @@ def _train(spec: KerasSpec, hvd: Collectives, folder: str) -> TrainResult:
     )
     factor = float(hvd.size()) if spec.scale_lr else 1.0
     model = spec.model.load(distributed, rate_factor=factor)
+    if isinstance(spec.model, MadeKerasModel):
+        spec.model.require_same_on_ranks(model, hvd)
     scaled_rate = float(as_array(model.optimizer.learning_rate))
     run = WorkerRun(spec, hvd)
     found = run.resumed
     if found is not None:
+        if spec.model.made is not None:
+            require_same(found.state, spec.model.made, spec.run_id)
         restore(model, found.state, spec.run_id, factor)
     with contextlib.ExitStack() as opened:
         readers = opened.enter_context(Readers.of(spec, hvd.rank(), hvd.size()))
@@ -83,7 +89,7 @@ def _train(spec: KerasSpec, hvd: Collectives, folder: str) -> TrainResult:
     if hvd.rank() == 0:
         if best is not None and best.path.exists():
             model.load_weights(str(best.path))
-        state = packed(capture(model, factor))
+        state = packed(capture(model, factor, spec.model.made))
         keep_with_run(spec, folder)
     hvd.barrier()
     return TrainResult(rank=hvd.rank(), size=hvd.size(), state=state, history=run.history)

@@ -17,7 +17,7 @@ from hvd_cluster.estimators.torch import made_state, random_state
 #: Positional or named arguments of a module.
 Arguments = list[torch.Tensor] | dict[str, torch.Tensor]
 
-_GUARD_TEXT = (
+GUARD_TEXT = (
     "frozen parameters and buffers are not sent or saved, because the factory makes them again: load them from a file, "
     "or seed the generator that they come from"
 )
@@ -34,6 +34,11 @@ class MadeModel:
     features: Arguments | None = field(default=None, repr=False)
     #: See :func:`made_state.contents`.
     made: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    @property
+    def name(self) -> str:
+        """The factory in messages."""
+        return name_of(self.factory)
 
     @classmethod
     def of(cls, factory: Callable[[], Any], seed: int) -> tuple[MadeModel, torch.nn.Module]:
@@ -68,14 +73,14 @@ class MadeModel:
         Raises:
             DataError: the factory failed or returned something else, or a layer cannot get values.
         """
-        with _seeded(self.seed):
+        with seeded(self.seed):
             try:
                 model = self.factory()
             except Exception as error:  # the user's own code, which may raise anything
-                raise DataError(f"model: {name_of(self.factory)} failed: {type(error).__name__}: {error}") from error
+                raise DataError(f"model: {self.name} failed: {type(error).__name__}: {error}") from error
             if not isinstance(model, torch.nn.Module):
                 raise DataError(
-                    f"model: {name_of(self.factory)} must return a torch.nn.Module, and returned "
+                    f"model: {self.name} must return a torch.nn.Module, and returned "
                     f"{'None' if model is None else f'an object of type {type(model).__name__}'}"
                 )
             _give_values(model)
@@ -102,7 +107,7 @@ class MadeModel:
 
     def refusal(self, difference: str) -> str:
         """The error for a :meth:`difference`."""
-        return f"model: {name_of(self.factory)} does not always make the same model: {difference}; {_GUARD_TEXT}"
+        return f"model: {self.name} does not always make the same model: {difference}; {GUARD_TEXT}"
 
 
 def is_lazy(model: torch.nn.Module) -> bool:
@@ -111,7 +116,7 @@ def is_lazy(model: torch.nn.Module) -> bool:
 
 
 @contextlib.contextmanager
-def _seeded(seed: int) -> Iterator[None]:
+def seeded(seed: int) -> Iterator[None]:
     """Generators that give the same numbers in every process; they continue as before afterwards."""
     before = random_state.capture()
     random_state.seed_all(seed, -1, 0)  # before the first epoch, the same for all ranks

@@ -21,7 +21,7 @@ _MARK = " #"
 def contents(model: torch.nn.Module) -> dict[str, str]:
     """Each entry of the state dict: dtype and shape, and the hash of its values if it is not a trainable parameter."""
     trainable = _trainable(model)
-    return {name: _described(value, name not in trainable) for name, value in model.state_dict().items()}
+    return {name: described(value, name not in trainable) for name, value in model.state_dict().items()}
 
 
 def first_difference(before: Mapping[str, str], now: Mapping[str, str]) -> str:
@@ -54,10 +54,21 @@ def trained_part(model: torch.nn.Module, made: Mapping[str, str]) -> dict[str, A
     None if the module has other entries, or other shapes, than what the factory makes.
     """
     state = model.state_dict()
-    described = {name: _described(value, _MARK in made.get(name, "")) for name, value in state.items()}
-    if {name: _shape(text) for name, text in described.items()} != {name: _shape(text) for name, text in made.items()}:
+    now = {name: described(value, _MARK in made.get(name, "")) for name, value in state.items()}
+    if not same_shapes(now, made):
         return None
-    return {name: value for name, value in state.items() if _MARK not in made[name] or described[name] != made[name]}
+    changed = changed_names(now, made)
+    return {name: value for name, value in state.items() if name in changed}
+
+
+def same_shapes(now: Mapping[str, str], made: Mapping[str, str]) -> bool:
+    """Whether two results of :func:`contents` have the same entries, whatever their values are."""
+    return {name: _shape(text) for name, text in now.items()} == {name: _shape(text) for name, text in made.items()}
+
+
+def changed_names(now: Mapping[str, str], made: Mapping[str, str]) -> set[str]:
+    """The entries that need not have the values of the factory."""
+    return {name for name, text in now.items() if _MARK not in text or text != made.get(name)}
 
 
 def require_same(state: Mapping[str, Any], made: Mapping[str, str], run_id: str) -> None:
@@ -114,7 +125,7 @@ class TrainedPart:
         seen = (value.data_ptr(), value._version)
         if is_parameter and self._seen.get(name) == seen:
             return False
-        if _described(value, True) != self.made.get(name):
+        if described(value, True) != self.made.get(name):
             self._changed.add(name)
             return True
         self._seen[name] = seen
@@ -125,7 +136,8 @@ def _trainable(model: torch.nn.Module) -> set[str]:
     return {name for name, one in model.named_parameters(remove_duplicate=False) if one.requires_grad}
 
 
-def _described(value: Any, hashed: bool) -> str:
+def described(value: Any, hashed: bool) -> str:
+    """The text of one entry of :func:`contents`."""
     if not isinstance(value, torch.Tensor):
         return type(value).__name__  # the extra state of a module
     shape = f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"

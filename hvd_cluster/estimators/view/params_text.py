@@ -39,7 +39,7 @@ def html(stage: HasParams) -> str:
 def text_of(name: str, value: Any, *, quoted: bool = False) -> str:
     """The value of the param ``name`` without secrets; as Python source if ``quoted``."""
     if name == "model_factory":
-        value = value.factory
+        return str(value.name)
     if isinstance(value, ModelFactory):
         return repr(value)
     if name in ("model", "optimizer", "backend") and not hasattr(value, "__name__"):
