@@ -8,7 +8,7 @@ PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(PY) -m pytest
 SPARK_KINDS := local local-cluster connect standalone
 # Only the files that have Spark tests: to collect the whole suite costs each kind ten seconds more.
 SPARK_FILES = $$(grep -rl --include='test_*.py' 'mark\.spark' tests)
-MATRIX := petastorm spark35 ray240 tf216 mxnet py310 py312 py313
+MATRIX := petastorm pyfunc spark35 ray240 tf216 mxnet py310 py312 py313
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test .lane-1 .lane-2 test-fast test-slow test-matrix notebooks docs bench check wheel clean $(MATRIX:%=matrix-%)
@@ -64,11 +64,14 @@ wheel: $(READY) ## dist/hvd_cluster-*.whl, for any platform
 	@$(PY) -m pip wheel --quiet --no-deps --wheel-dir dist .
 	@ls dist
 
-test-matrix: $(MATRIX:%=matrix-%) ## other versions: petastorm beside its own pyarrow, Spark 3.5, Ray 2.40, TensorFlow 2.16, mxnet beside its own numpy, other Pythons
+test-matrix: $(MATRIX:%=matrix-%) ## other versions: petastorm beside its own pyarrow, a logged model without us, Spark 3.5, Ray 2.40, TensorFlow 2.16, mxnet beside its own numpy, other Pythons
 
 # A row of the matrix: its environment, .venv-ROW, is made from tests/matrix/ROW.txt, and its tests run in either.
 matrix-petastorm: $(READY) .venv-petastorm/.ready
 	@$(PYTEST) tests/petastorm -m "slow and not spark"
+
+matrix-pyfunc: $(READY) .venv-pyfunc/.ready
+	@$(PYTEST) tests/estimators/logged_model/test_log_model.py -m "slow and not spark" -k "matrix"
 
 # That pyspark leaves sockets to the garbage collector, and imports distutils.
 SPARK35 := -W ignore::ResourceWarning -W ignore::pytest.PytestUnraisableExceptionWarning -W "ignore:distutils Version"

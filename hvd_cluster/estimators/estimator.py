@@ -25,6 +25,8 @@ from hvd_cluster.estimators.column_roles import ColumnRoles
 from hvd_cluster.estimators.driver import DriverRun
 from hvd_cluster.estimators.fit_data import FitData, FrameData, Layout, Prepared, StoredParquet
 from hvd_cluster.estimators.frames import Frame, column_names, kind_of
+from hvd_cluster.estimators.logged_model.first_rows import MAX_ROWS, first_rows
+from hvd_cluster.estimators.model import FittedModel
 from hvd_cluster.estimators.params import EstimatorParams
 from hvd_cluster.estimators.run.epochs import EpochListener
 from hvd_cluster.estimators.run.fingerprint import Fingerprint
@@ -165,6 +167,10 @@ class DistributedEstimator(ColumnRoles, EstimatorParams, Estimator):
                 self._check_resumed(ready.checkpoint, spec, prepared, ready.layout.num_proc)
             results = self._driver_run(ready, prepared, tracker).results(spec)
             model = self._create_model(results, spec)
+            if isinstance(model, FittedModel):  # subclasses may return something else
+                columns = tuple(dict.fromkeys(spec.inputs.feature_cols))
+                rows = data.first_rows(columns, MAX_ROWS)
+                model.keep_rows(first_rows(prepared.dataset, columns) if rows is None else rows)
             tracker.finish(model)
             return model
 

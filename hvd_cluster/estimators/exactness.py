@@ -42,8 +42,8 @@ def inexact_value(tensor: torch.Tensor, dtype: str) -> int | float | bool | None
         outside = (tensor < limits.min) | (tensor > limits.max) | ~torch.isfinite(tensor)
         changed = outside | (tensor != tensor.round())
     else:
-        limits = torch.iinfo(wanted)
-        changed = (tensor < limits.min) | (tensor > limits.max)
+        limits, wide = torch.iinfo(wanted), tensor.to(torch.int64)  # limits beyond the dtype's own would wrap
+        changed = (wide < limits.min) | (wide > limits.max)
     return tensor[changed][0].item() if bool(changed.any()) else None
 
 

@@ -23,6 +23,8 @@ from hvd_cluster.estimators.backend import Backend, takes_rows
 from hvd_cluster.estimators.frames import Frame, parquet_columns
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from hvd_cluster.estimators.run.direct_rows import DirectRows
 
 #: Rows that the model is tried on before all of them are written.
@@ -70,6 +72,10 @@ class FitData(ABC):
     def sample(self, layout: Layout) -> Iterator[Dataset | None]:
         """A data set of the first rows, to try the model on before all rows are written; None to skip that."""
         yield None
+
+    def first_rows(self, columns: Sequence[str], count: int) -> pa.Table | None:
+        """The first rows in the types that the user gave them; None where these are those of the prepared rows."""
+        return None
 
     @abstractmethod
     def prepared(self, store: Store, name: str, layout: Layout) -> contextlib.AbstractContextManager[Prepared]:
@@ -171,6 +177,12 @@ class FrameData(FitData):
         finally:
             written.remove()
 
+    def first_rows(self, columns: Sequence[str], count: int) -> pa.Table | None:
+        """The first rows of what is in this process's memory."""
+        if self.kind is Frame.PANDAS:
+            return to_table(self.data.head(count), columns)
+        return self.data.slice(0, count).select(list(columns)) if self.kind is Frame.ARROW else None
+
     @property
     def _copies_parquet(self) -> bool:
         return isinstance(self.validation, str) or (self.has_module and self.validation is not None)
@@ -202,9 +214,8 @@ class FrameData(FitData):
             return (
                 folder.read(folder.row_groups[0], columns).slice(0, _SAMPLE_ROWS).to_batches() if folder.rows else None
             )
-        is_pandas = self.kind is Frame.PANDAS
-        table = to_table(data.head(_SAMPLE_ROWS), columns) if is_pandas else data.slice(0, _SAMPLE_ROWS).select(columns)
-        if not len(table) or table.nbytes / len(table) * len(data) < _MIN_SAMPLED_BYTES:
+        table = self.first_rows(columns, _SAMPLE_ROWS)
+        if table is None or not len(table) or table.nbytes / len(table) * len(data) < _MIN_SAMPLED_BYTES:
             return None
         return table.combine_chunks().to_batches()
 

@@ -7,7 +7,7 @@ import functools
 import logging
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
@@ -20,12 +20,21 @@ from hvd_cluster.estimators.frames import Frame, column_names, kind_of
 from hvd_cluster.estimators.params import ModelParams
 from hvd_cluster.estimators.scoring import output_columns
 from hvd_cluster.estimators.scoring.output_columns import ARRAY, VECTOR
-from hvd_cluster.estimators.scoring.scorer import Framework, Scored, Scorer, ShippedModel, content_key, score_batches
+from hvd_cluster.estimators.scoring.scorer import Framework, Scored, Scorer
+from hvd_cluster.estimators.scoring.shipped_model import ShippedModel, content_key, score_batches
 from hvd_cluster.estimators.spec import Inputs
 from hvd_cluster.estimators.stages.spark_ml import Model
 from hvd_cluster.estimators.view import history
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from hvd_cluster.estimators.logged_model.log import Flavour
+
 logger = logging.getLogger(__name__)
+
+#: Rows of an input example.
+EXAMPLE_ROWS = 5
 
 
 class FittedModel(ModelParams, Model):
@@ -40,6 +49,8 @@ class FittedModel(ModelParams, Model):
     framework: ClassVar[Framework]
     _has_warned_of_rounding = False
     _has_warned_of_untransformed = False
+    #: Rows of the training data, as an Arrow table; a loaded model has none.
+    _example: pa.Table | None = None
 
     @abstractmethod
     def _wrong_model(self) -> str:
@@ -57,8 +68,16 @@ class FittedModel(ModelParams, Model):
         """Shape of each feature's batch, -1 for the rows; None: as stored."""
         return self._value("input_shapes") if "input_shapes" in self.param_rows else None
 
-    def log_to_mlflow(self, mlflow: Any) -> None:
-        """Log the model to the active run of ``mlflow``, in the flavour of its framework."""
+    def keep_rows(self, rows: pa.Table) -> None:
+        """Keep rows of the training data for :meth:`log_model`; a saved model has their types only."""
+        fields = [field.with_nullable(rows.column(field.name).null_count > 0) for field in rows.schema]
+        schema = load_pyarrow().schema(fields)
+        self._set(_metadata={**(self._get_metadata() or {}), "feature_schema": schema})
+        self._example = rows.take(list(range(min(EXAMPLE_ROWS, len(rows)))))
+
+    @abstractmethod
+    def _flavour(self) -> Flavour:
+        """The form in which MLflow keeps the model."""
 
     def _default_dtype(self) -> str:
         """torch's name of the features' dtype, for models that were not made by a fit."""
@@ -68,6 +87,51 @@ class FittedModel(ModelParams, Model):
     def history(self) -> Any:
         """A pandas DataFrame with a row for each epoch. ``getHistory()`` returns the records."""
         return history.frame(self._records())
+
+    def log_model(self, name: str = "model", registered_model_name: str | None = None, alias: str | None = None) -> Any:
+        """Log the model to MLflow's active run, in the flavour of its framework and as a pyfunc over columns.
+
+        ``mlflow.pyfunc.load_model(info.model_uri).predict(frame)`` returns a pandas DataFrame of the output columns, as
+        ``transform`` adds them to a pandas DataFrame. It has a row for each row: where ``preprocess`` fails,
+        ``on_error="skip"`` gives nulls. It loads where hvd_cluster is not installed.
+
+        Args:
+            name: name of the logged model; before MLflow 3, its path among the run's artifacts.
+            registered_model_name: makes a version of this registered model.
+            alias: alias that the version gets.
+
+        Returns:
+            MLflow's ``ModelInfo``.
+
+        Raises:
+            MissingExtraError: MLflow is not installed.
+            ValueError: params are missing, or ``alias`` is given without ``registered_model_name``.
+        """
+        from hvd_cluster.estimators.logged_model.columns_model import Scoring
+        from hvd_cluster.estimators.logged_model.log import log
+        from hvd_cluster.estimators.logged_model.signature import Columns
+
+        metadata = self._get_metadata() or {}
+        scorer = self._checked_scorer(list(self._value("feature_columns") or []), on_spark=False)
+        flavour = self._flavour()
+        return log(
+            flavour,
+            Scoring(
+                scorer=scorer,
+                load=flavour.load,
+                predict_fn=None if self._predicts_by_batch() else self.get_prediction_fn(),
+                types={},
+            ),
+            Columns(
+                inputs=metadata.get("feature_schema"),
+                outputs=scorer.columns,
+                output_shapes=tuple(metadata.get("output_shapes") or ()),
+            ),
+            self._example,
+            name=name,
+            registered_model_name=registered_model_name,
+            alias=alias,
+        )
 
     def plot_history(self, ax: Any = None) -> Any:
         """Draw the loss over the epochs.

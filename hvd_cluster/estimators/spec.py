@@ -5,19 +5,23 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hvd_cluster.data.dataset import Dataset
 from hvd_cluster.data.preprocessing import Preprocess
-from hvd_cluster.data.store import Store
+from hvd_cluster.data.schema import Schema
 from hvd_cluster.errors import DataError
 from hvd_cluster.estimators import exactness
-from hvd_cluster.estimators.run.early_stopping import EarlyStopping
-from hvd_cluster.estimators.torch.made_model import MadeModel
 from hvd_cluster.estimators.torch.objective import Objective
-from hvd_cluster.estimators.torch.optimizer_state import OptimizerState
+
+if TYPE_CHECKING:
+    # Not at run time: this module is copied into models for MLflow, with what it imports.
+    from hvd_cluster.data.dataset import Dataset
+    from hvd_cluster.data.store import Store
+    from hvd_cluster.estimators.run.early_stopping import EarlyStopping
+    from hvd_cluster.estimators.torch.made_model import MadeModel
+    from hvd_cluster.estimators.torch.optimizer_state import OptimizerState
 
 logger = logging.getLogger(__name__)
 
@@ -128,6 +132,19 @@ class Inputs:
                 "with one"
             )
         return weights.to(device=device, dtype=torch.float32).reshape(-1)
+
+
+def shapes_text(inputs: Inputs, batch: Mapping[str, torch.Tensor], schema: Schema) -> str:
+    """A line for each column, with its role and shape."""
+    lines = []
+    for index, name in enumerate((*inputs.arguments, *inputs.label_cols)):
+        role = "feature" if index < len(inputs.arguments) else "label"
+        stored = f", {schema[name].kind.value} in the data" if name in schema else ""
+        line = f"  {role} {name!r}: batch of shape (rows{''.join(f', {n}' for n in batch[name].shape[1:])}){stored}"
+        if role == "feature" and inputs.input_shapes is not None:
+            line += f", given to the model as {inputs.input_shapes[index]}"
+        lines.append(line)
+    return "\n".join(["the columns are:", *lines])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,6 +29,7 @@ I64, F64, F32 = torch.int64, torch.float64, torch.float32
         ([70000], I64, "float16", 70000),
         ([2**31], I64, "int32", 2**31),
         ([2**31 - 1], I64, "int32", None),
+        ([0, -1], torch.int32, "int64", None),
         ([0.1, 1e-30, math.nan, math.inf], F64, "float32", None),
         ([2.0**24 + 1], F64, "float32", 2.0**24 + 1),
         ([1e39], F64, "float32", 1e39),

@@ -175,6 +175,8 @@ def _stored(array: pa.Array, column: Column, arrow_type: Any) -> pa.Array:
     types = load_pyarrow("pyarrow.types")
     if types.is_dictionary(array.type):
         array = array.dictionary_decode()
+    if not column.has_tensor:
+        return array
     if types.is_struct(arrow_type):
         # Another file than the one that the column began with may hold its vectors as lists.
         return array if types.is_struct(array.type) else vectors.from_matrix(to_numpy(array, column))

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from hvd_cluster.estimators.keras.data import flat, inputs_of, keys_of
+from hvd_cluster.estimators.keras.structure import flat, inputs_of, keys_of
 from hvd_cluster.estimators.spec import Inputs
 
 

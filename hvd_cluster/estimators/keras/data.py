@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy.typing as npt
 import torch
 
+from hvd_cluster.estimators.keras.structure import structured
 from hvd_cluster.estimators.spec import Inputs
 
 _CPU = torch.device("cpu")
@@ -40,30 +41,6 @@ class KerasColumns:
         if weights is None:
             return item
         return (*item, structured([weights.numpy()] * len(y), self.output_keys))
-
-
-def structured(arrays: Sequence[Any], keys: Sequence[str] | None) -> Any:
-    """One array as is, several as a tuple (TensorFlow would stack a list), or a dict if there are ``keys``."""
-    if keys is not None:
-        return dict(zip(keys, arrays, strict=True))
-    return arrays[0] if len(arrays) == 1 else tuple(arrays)
-
-
-def flat(outputs: Any, keys: Sequence[str] | None = None) -> list[Any]:
-    """A model's outputs as a list, whether it returned one, a list or tuple of them, or a dict with ``keys``."""
-    if isinstance(outputs, Mapping):
-        return [outputs[key] for key in keys or outputs]
-    return list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
-
-
-def inputs_of(model: Any) -> Any:
-    """The structure of the inputs of a functional model, or of a Sequential with a known input; else None."""
-    return getattr(getattr(model, "_functional", model), "_inputs_struct", None)
-
-
-def keys_of(structure: Any) -> tuple[str, ...] | None:
-    """The names in a structure of inputs or outputs; None if it is not a dict."""
-    return tuple(structure) if isinstance(structure, Mapping) else None
 
 
 def as_taken(backend: str, first: Any, rest: Iterator[Any], prefetch: int = 0) -> Any:

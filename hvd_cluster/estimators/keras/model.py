@@ -3,29 +3,21 @@
 
 from __future__ import annotations
 
-import inspect
-from typing import Any
-
-import numpy as np
-import torch
+import functools
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from hvd_cluster.engine.objects import dumps
-from hvd_cluster.estimators.keras.arguments import with_arguments
-from hvd_cluster.estimators.keras.data import flat, inputs_of, keys_of, structured
+from hvd_cluster.estimators.keras.framework import KERAS, load
 from hvd_cluster.estimators.keras.made_model import MadeKerasModel
 from hvd_cluster.estimators.keras.packed_model import PackedModel, Unpacking
 from hvd_cluster.estimators.keras.params import KERAS_MODEL_ROWS, KerasStage, wrong_model
 from hvd_cluster.estimators.model import FittedModel
 from hvd_cluster.estimators.params import MODEL_ROWS, with_params
-from hvd_cluster.estimators.scoring.scorer import Framework
 from hvd_cluster.estimators.typed_params import KerasModelParams
 
-
-def predict(model: Any, features: list[torch.Tensor]) -> list[torch.Tensor]:
-    """The outputs of a Keras model as a list of tensors on the CPU."""
-    given = structured([feature.numpy() for feature in features], keys_of(inputs_of(model)))
-    outputs = flat(model.predict_on_batch(given), keys_of(getattr(model, "_outputs_struct", None)))
-    return [torch.from_numpy(np.array(output)) for output in outputs]
+if TYPE_CHECKING:
+    from hvd_cluster.estimators.logged_model.log import Flavour
 
 
 @with_params(MODEL_ROWS, KERAS_MODEL_ROWS)
@@ -42,7 +34,7 @@ class KerasModel(KerasModelParams, KerasStage, FittedModel):
         DataError: a feature column holds nulls, or the model does not take it.
     """
 
-    framework = Framework(predict=predict, with_arguments=with_arguments)
+    framework = KERAS
 
     def getHistory(self) -> dict[str, list[float]]:
         """The numbers of each epoch under Keras's names, as in ``keras.callbacks.History.history``."""
@@ -71,10 +63,29 @@ class KerasModel(KerasModelParams, KerasStage, FittedModel):
     def _input_shapes(self) -> Any:
         return (self._get_metadata() or {}).get("input_shapes")
 
-    def log_to_mlflow(self, mlflow: Any) -> None:
-        """Log the model to the active run of ``mlflow``, as "model" in its Keras flavour."""
+    def _flavour(self) -> Flavour:
         import keras
 
-        log = mlflow.keras.log_model
-        name = "name" if "name" in inspect.signature(log).parameters else "artifact_path"  # before MLflow 3
-        log(self._value("model"), **{name: "model"}, pip_requirements=[f"keras=={keras.__version__}"])
+        from hvd_cluster.estimators.logged_model.log import Flavour
+
+        model = self._value("model")
+        layers = [type(layer) for layer in (model, *model._flatten_layers())]
+        own = [layer for layer in layers if layer.__module__.partition(".")[0] != "keras"]
+        given = self._value("custom_objects")
+        # Also by the names that a decorator has registered: it does not run again where a class comes by pickle.
+        objects = {keras.saving.get_registered_name(one): one for one in (*own, *given.values())} | given
+        backend = keras.config.backend()
+
+        def save(path: str, mlflow_model: Any, **given: Any) -> None:
+            import mlflow.keras
+
+            Path(path).mkdir(parents=True, exist_ok=True)  # it writes the input example before it makes the folder
+            mlflow.keras.save_model(model, path, mlflow_model=mlflow_model, **given)
+
+        return Flavour(
+            name="keras",
+            save=save,
+            load=functools.partial(load, backend=backend, custom_objects=dumps(objects)),
+            parts=[layers, objects],
+            modules=("keras", backend),
+        )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import sys
 import tempfile
 import zipfile
 from collections.abc import Callable, Mapping
@@ -15,8 +14,8 @@ from typing import Any
 import cloudpickle
 
 from hvd_cluster.engine.objects import dumps
+from hvd_cluster.estimators.keras.framework import choose_backend
 from hvd_cluster.estimators.keras.state import as_array, is_rate
-from hvd_cluster.topology import export
 
 #: Options of ``compile`` that hold a learning rate, in the configs of Keras's schedules.
 _RATES = ("initial_learning_rate", "end_learning_rate", "warmup_target", "values")
@@ -127,12 +126,6 @@ def compilation_of(model: Any) -> dict[str, Any] | None:
     if not getattr(model, "compiled", False):
         return None
     return {**model._compile_config.config, "optimizer": model.optimizer}
-
-
-def choose_backend(backend: str) -> None:
-    """Make Keras use ``backend`` when it is imported; no effect if it has been imported."""
-    if "keras" not in sys.modules:
-        export({"KERAS_BACKEND": backend})
 
 
 def scaled(config: Mapping[str, Any], factor: float) -> dict[str, Any]:

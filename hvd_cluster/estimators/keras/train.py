@@ -12,8 +12,8 @@ import cloudpickle
 
 from hvd_cluster.estimators.keras.best_file import KerasBestFile
 from hvd_cluster.estimators.keras.data import as_taken
+from hvd_cluster.estimators.keras.framework import choose_backend
 from hvd_cluster.estimators.keras.made_model import MadeKerasModel
-from hvd_cluster.estimators.keras.packed_model import choose_backend
 from hvd_cluster.estimators.keras.spec import Extras, KerasSpec
 from hvd_cluster.estimators.keras.state import as_array, capture, restore
 from hvd_cluster.estimators.run.checkpoint import packed

@@ -12,9 +12,10 @@ import torch
 from hvd_cluster.data.schema import Schema
 from hvd_cluster.errors import DataError
 from hvd_cluster.estimators.keras.arguments import with_arguments, with_dtypes
-from hvd_cluster.estimators.keras.data import KerasColumns, flat, inputs_of, keys_of, structured
-from hvd_cluster.estimators.spec import Inputs
-from hvd_cluster.estimators.torch.probe import shapes_text, wrong_outputs
+from hvd_cluster.estimators.keras.data import KerasColumns
+from hvd_cluster.estimators.keras.structure import flat, inputs_of, keys_of, structured
+from hvd_cluster.estimators.spec import Inputs, shapes_text
+from hvd_cluster.estimators.torch.probe import wrong_outputs
 
 #: Of a message of Keras that is quoted in an error.
 _MAX_CHARACTERS = 2000

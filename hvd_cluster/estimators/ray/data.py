@@ -14,7 +14,8 @@ from typing import Any
 from hvd_cluster.data.materializing import OnPart, RemoteParts
 from hvd_cluster.data.writing.assembly import NO_ROWS_TEXT
 from hvd_cluster.errors import DataError
-from hvd_cluster.estimators.scoring.scorer import Scorer, ShippedModel, content_key, score
+from hvd_cluster.estimators.scoring.scorer import Scorer
+from hvd_cluster.estimators.scoring.shipped_model import ShippedModel, content_key, score
 
 #: Blocks per CPU that are written or queued; a queued block stays in the object store.
 _TASKS_PER_CPU = 2

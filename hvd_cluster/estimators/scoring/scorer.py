@@ -1,14 +1,14 @@
-"""Scores Arrow batches: one column for each output. Independent of Spark, whose tasks call it batch by batch."""
+"""Scores Arrow batches: one column for each output.
+
+This module and what it imports are copied into models for MLflow, which score where this package is not installed: see
+:mod:`hvd_cluster.estimators.logged_model.sources`.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import importlib
-import threading
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,20 +20,11 @@ from hvd_cluster.data.preprocessing import Preprocess
 from hvd_cluster.data.reading.row_transform import RowTransform, apply
 from hvd_cluster.data.reading.tensors import to_arrow, to_tensors
 from hvd_cluster.data.schema import Kind, Schema, infer
-from hvd_cluster.errors import DataError, LaunchError
+from hvd_cluster.errors import DataError
 from hvd_cluster.estimators.scoring.output_columns import ARRAY, VECTOR, OutputColumn
-from hvd_cluster.estimators.spec import Inputs
-from hvd_cluster.estimators.torch.probe import shapes_text
-from hvd_cluster.launch.call import HOST_REMEDY, unimportable_text
-from hvd_cluster.launch.pickling import loads
-from hvd_cluster.oldpaths.shim import serves_horovod
+from hvd_cluster.estimators.spec import Inputs, shapes_text
 
 _CPU = torch.device("cpu")
-#: Models that a process caches: a pipeline scores with a few.
-CACHED_MODELS = 2
-
-_cache: OrderedDict[str, Any] = OrderedDict()
-_cache_lock = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -217,66 +208,3 @@ def _to_array(column: OutputColumn, output: torch.Tensor, arrow_type: Any) -> An
     except DataError as error:
         remedy = "its type is that of the label; setOutputKinds(['array']), or another kind, keeps the numbers"
         raise DataError(f"output column {column.name!r}: {error}; {remedy}") from error
-
-
-@dataclass(frozen=True)
-class ShippedModel:
-    """A model that is sent to the tasks of a cluster."""
-
-    #: Hash of its bytes, the key of the cache.
-    key: str
-    #: The argument of :func:`hvd_cluster.spark.barrier.receive`.
-    source: Any
-    #: ``import horovod`` works where it was pickled, and its modules may use that.
-    as_horovod: bool = field(default_factory=serves_horovod)
-    #: How to install a module that tasks lack; see :func:`hvd_cluster.launch.call.pack_call`.
-    remedy: str = HOST_REMEDY
-
-    def load(self) -> Any:
-        """The model, unpickled once per process.
-
-        Raises:
-            LaunchError: a module of the model cannot be imported here; the text names it and the remedy.
-        """
-        with _cache_lock:
-            if self.key not in _cache:
-                from hvd_cluster.spark.barrier import receive
-
-                if self.as_horovod:
-                    importlib.import_module("hvd_cluster.compat")
-                try:
-                    _cache[self.key] = loads(receive(self.source))
-                except ImportError as error:
-                    text = unimportable_text(error, self.remedy)
-                    raise LaunchError(f"the model cannot be rebuilt in this task: {text}") from error
-                while len(_cache) > CACHED_MODELS:
-                    _cache.popitem(last=False)
-            _cache.move_to_end(self.key)
-            return _cache[self.key]
-
-
-def content_key(blob: bytes) -> str:
-    """The key of a pickled model."""
-    return hashlib.sha256(blob).hexdigest()
-
-
-def score(scorer: Scorer, model: Any, predict_fn: Callable[..., Any] | None, rows: Any) -> Scored:
-    """Score an Arrow table or batch, through the user's function for one row if there is one."""
-    if predict_fn is None:
-        return scorer.score(model, rows)
-    from hvd_cluster.estimators.spark.rows import rows_of
-
-    return Scored(scorer.score_rows(model, predict_fn, rows_of(rows)))
-
-
-def score_batches(
-    scorer: Scorer, shipped: ShippedModel, predict_fn: Callable[..., Any] | None, batches: Iterator[Any]
-) -> Iterator[Any]:
-    """The function for ``mapInArrow``: appends the outputs to the columns of each batch."""
-    import pyarrow as pa
-
-    model = shipped.load()
-    for batch in batches:
-        scored = score(scorer, model, predict_fn, batch)
-        names = [*batch.schema.names, *(column.name for column in scorer.columns)]
-        yield pa.RecordBatch.from_arrays([*scored.of(batch).columns, *scored.columns], names=names)

@@ -2,45 +2,27 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import cloudpickle
 import torch
 
 from hvd_cluster.engine.objects import dumps
 from hvd_cluster.estimators.model import FittedModel
 from hvd_cluster.estimators.params import MODEL_ROWS, TORCH_MODEL_ROWS, with_params
 from hvd_cluster.estimators.scoring.scorer import Framework
-from hvd_cluster.estimators.spec import Features, called
-from hvd_cluster.estimators.torch.arguments import floating_dtype, with_arguments
+from hvd_cluster.estimators.torch import model_pickling
+from hvd_cluster.estimators.torch.arguments import floating_dtype
+from hvd_cluster.estimators.torch.framework import TORCH, load, predict
 from hvd_cluster.estimators.torch.model_pickling import make_picklable, module_on_cpu
-from hvd_cluster.estimators.torch.objective import as_outputs
 from hvd_cluster.estimators.torch.portable_model import PortableModule, PortableOptimizer
 from hvd_cluster.estimators.typed_params import TorchModelParams
 
-
-def predict(
-    model: torch.nn.Module, features: Features, output_fn: Callable[[Any], Any] | None = None
-) -> list[torch.Tensor]:
-    """The outputs of ``model`` as a list, without gradients."""
-    with torch.no_grad():
-        return as_outputs(called(model, features), output_fn)
-
-
-@contextlib.contextmanager
-def evaluating(model: torch.nn.Module) -> Iterator[None]:
-    """The model in evaluation mode; the modes of its modules are restored at the end."""
-    training = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True
+if TYPE_CHECKING:
+    from hvd_cluster.estimators.logged_model.log import Flavour
 
 
 @with_params(MODEL_ROWS, TORCH_MODEL_ROWS)
@@ -65,7 +47,7 @@ class TorchModel(TorchModelParams, FittedModel):
 
     #: The form in which the model of a factory is saved.
     _portable: PortableModule | None = None
-    framework = Framework(predict=predict, mode=evaluating, with_arguments=with_arguments)
+    framework = TORCH
 
     def _wrong_model(self) -> str:
         if isinstance(self._value("model"), torch.nn.Module):
@@ -81,15 +63,24 @@ class TorchModel(TorchModelParams, FittedModel):
     def _default_dtype(self) -> str:
         return floating_dtype(self._value("model"))
 
-    def log_to_mlflow(self, mlflow: Any) -> None:
-        """Log the model to the active run of ``mlflow``, as "model" in its PyTorch flavour."""
-        log = mlflow.pytorch.log_model
-        accepted = inspect.signature(log).parameters
-        given = {"name" if "name" in accepted else "artifact_path": "model"}  # artifact_path before MLflow 3
-        if "serialization_format" in accepted:
-            given["serialization_format"] = "pickle"  # the other format traces the model, and needs an example
-        # Otherwise MLflow would load the model in a new process to find out what it imports.
-        log(self._portable_model(), pip_requirements=[f"torch=={torch.__version__}"], **given)
+    def _flavour(self) -> Flavour:
+        from hvd_cluster.estimators.logged_model.log import Flavour
+
+        model = self._portable_model()
+
+        def save(path: str, mlflow_model: Any, **given: Any) -> None:
+            import mlflow.pytorch
+
+            if "serialization_format" in inspect.signature(mlflow.pytorch.save_model).parameters:
+                given["serialization_format"] = "pickle"  # the other format traces the model
+            # So that the functions which rebuild parametrized and scripted modules travel with the model.
+            cloudpickle.register_pickle_by_value(model_pickling)
+            try:
+                mlflow.pytorch.save_model(model, path, mlflow_model=mlflow_model, signature=False, **given)
+            finally:
+                cloudpickle.unregister_pickle_by_value(model_pickling)
+
+        return Flavour(name="pytorch", save=save, load=load, parts=[model], travelling=[model_pickling.__name__])
 
     def _portable_model(self) -> torch.nn.Module:
         model: torch.nn.Module = self._value("model")

@@ -22,7 +22,7 @@ from torch import Tensor
 from hvd_cluster.data.schema import Schema
 from hvd_cluster.errors import DataError
 from hvd_cluster.estimators.exactness import inexact_value
-from hvd_cluster.estimators.spec import Inputs, called
+from hvd_cluster.estimators.spec import Inputs, called, shapes_text
 from hvd_cluster.estimators.torch.arguments import floating_dtype
 from hvd_cluster.estimators.torch.model_pickling import copied
 from hvd_cluster.estimators.torch.objective import Objective, named_outputs, own_loss, per_row
@@ -303,19 +303,6 @@ def has_fixed_rows(inputs: Inputs) -> bool:
 def with_rows(batch: Mapping[str, Tensor], rows: int) -> dict[str, Tensor]:
     """The batch with exactly ``rows`` rows."""
     return {name: tensor[torch.arange(rows) % len(tensor)] for name, tensor in batch.items()}
-
-
-def shapes_text(inputs: Inputs, batch: Mapping[str, Tensor], schema: Schema) -> str:
-    """A line for each column, with its role and shape."""
-    lines = []
-    for index, name in enumerate((*inputs.arguments, *inputs.label_cols)):
-        role = "feature" if index < len(inputs.arguments) else "label"
-        stored = f", {schema[name].kind.value} in the data" if name in schema else ""
-        line = f"  {role} {name!r}: batch of shape (rows{''.join(f', {n}' for n in batch[name].shape[1:])}){stored}"
-        if role == "feature" and inputs.input_shapes is not None:
-            line += f", given to the model as {inputs.input_shapes[index]}"
-        lines.append(line)
-    return "\n".join(["the columns are:", *lines])
 
 
 def _whole(dtype: torch.dtype) -> torch.dtype:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import ast
+import contextlib
+import functools
 import html as markup
+import inspect
+import re
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
@@ -13,6 +18,7 @@ from hvd_cluster.estimators.stages.param_row import HasParams
 
 #: Params whose values may be secrets: environment variables, and arguments for loggers.
 _MAY_HOLD_SECRETS = ("backend_env", "trainer_args")
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 #: Characters of a value in a ``repr``.
 _MAX_CHARS = 60
 
@@ -48,9 +54,41 @@ def text_of(name: str, value: Any, *, quoted: bool = False) -> str:
         return ", ".join(sorted(map(str, value)))
     if name == "store":
         value = _without_secrets(value.prefix if isinstance(value, Store) else str(value))
+    return _shown(value, quoted=quoted)
+
+
+def _shown(value: Any, *, quoted: bool) -> str:
+    """A value without addresses in memory: functions by name, or by source, and objects by class."""
+    if getattr(value, "__name__", "") == "<lambda>":
+        return _source(value)
     if hasattr(value, "__name__"):
         return str(value.__name__)
-    return repr(value) if quoted else str(value)
+    if isinstance(value, functools.partial):
+        options = "".join(f", {name}={_shown(one, quoted=True)}" for name, one in value.keywords.items())
+        return f"partial({', '.join(_shown(one, quoted=True) for one in (value.func, *value.args))}{options})"
+    if type(value) in (list, tuple):
+        shown = ", ".join(_shown(one, quoted=True) for one in value)
+        return f"[{shown}]" if isinstance(value, list) else f"({shown}{',' * (len(value) == 1)})"
+    if type(value) is dict:
+        return "{" + ", ".join(f"{key!r}: {_shown(one, quoted=True)}" for key, one in value.items()) + "}"
+    text = repr(value) if quoted else str(value)
+    return type(value).__name__ if _ADDRESS.search(text) else text
+
+
+def _source(function: Any) -> str:
+    """The source of a lambda, or all of its line if that has several; else where it is defined."""
+    try:
+        text = " ".join(inspect.getsource(function).split())
+    except (OSError, TypeError):
+        return f"lambda in line {function.__code__.co_firstlineno} of {function.__module__}"
+    begin = text.find("lambda")
+    if text.count("lambda") == 1:
+        for end in range(len(text), begin, -1):
+            with contextlib.suppress(SyntaxError):
+                found = ast.parse(text[begin:end], mode="eval").body
+                if isinstance(found, ast.Lambda):
+                    return ast.get_source_segment(text[begin:end], found) or text
+    return text
 
 
 def _without_secrets(url: str) -> str:

@@ -62,7 +62,7 @@ class MlflowTracker(Tracker):
 
     def finish(self, model: Any) -> None:
         with self._mlflow.start_run(run_id=self.run_id, nested=self._mlflow.active_run() is not None):
-            model.log_to_mlflow(self._mlflow)
+            model.log_model()
 
 
 @contextlib.contextmanager

@@ -36,6 +36,9 @@ def main() -> None:
     (run,) = client.search_runs([experiment])
     (saved,) = client.search_logged_models([experiment])
     loaded = mlflow.pytorch.load_model(f"models:/{saved.model_id}")
+    model.log_model("again", registered_model_name="digits", alias="champion")
+    champion = mlflow.pyfunc.load_model("models:/digits@champion").predict(FRAME)
+    scores = mlflow.pyfunc.load_model(f"models:/{saved.model_id}").predict(FRAME)
     losses = client.get_metric_history(run.info.run_id, "validation_loss")
     plain = {
         "run": [run.info.run_name, run.info.status],
@@ -48,6 +51,7 @@ def main() -> None:
         ],
         "recorded": [[record["epoch"], record["time_share"][0]["compute"]] for record in model.getHistory()],
         "hosts": list(model.getHistory()[0]["node_usage"]),
+        "same_scores": scores.equals(model.transform(FRAME)[["y__output"]]) and champion.equals(scores),
         "same_weights": torch.equal(loaded.weight, model.getModel().weight),
     }
     mlflow.set_experiment("outer")

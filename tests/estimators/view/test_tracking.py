@@ -74,5 +74,6 @@ def test_a_fit_is_one_run_with_params_metrics_and_the_model(server, tmp_path):
     (host,) = plain["hosts"]
     assert {f"system/{host}/cpu_percent", f"system/{host}/memory_percent"} <= set(plain["metrics"])
     assert plain["same_weights"]
+    assert plain["same_scores"]
     assert found["inner"] == [["FINISHED"], True]
     assert found["failing"] == ["FAILED"]

@@ -17,7 +17,7 @@ SHIP = """
 import cloudpickle, pathlib
 import hvd_cluster.compat
 from net import Net
-from hvd_cluster.estimators.scoring.scorer import ShippedModel, content_key
+from hvd_cluster.estimators.scoring.shipped_model import ShippedModel, content_key
 blob = cloudpickle.dumps(Net(2, 1))
 pathlib.Path("shipped").write_bytes(cloudpickle.dumps(ShippedModel(content_key(blob), blob)))
 """

@@ -1,0 +1,30 @@
+"""The structure of what Keras models take and return: one array, several, or a dict of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+
+def structured(arrays: Sequence[Any], keys: Sequence[str] | None) -> Any:
+    """One array as is, several as a tuple (TensorFlow would stack a list), or a dict if there are ``keys``."""
+    if keys is not None:
+        return dict(zip(keys, arrays, strict=True))
+    return arrays[0] if len(arrays) == 1 else tuple(arrays)
+
+
+def flat(outputs: Any, keys: Sequence[str] | None = None) -> list[Any]:
+    """A model's outputs as a list, whether it returned one, a list or tuple of them, or a dict with ``keys``."""
+    if isinstance(outputs, Mapping):
+        return [outputs[key] for key in keys or outputs]
+    return list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
+
+
+def inputs_of(model: Any) -> Any:
+    """The structure of the inputs of a functional model, or of a Sequential with a known input; else None."""
+    return getattr(getattr(model, "_functional", model), "_inputs_struct", None)
+
+
+def keys_of(structure: Any) -> tuple[str, ...] | None:
+    """The names in a structure of inputs or outputs; None if it is not a dict."""
+    return tuple(structure) if isinstance(structure, Mapping) else None

@@ -1,0 +1,60 @@
+"""The first rows of a fit's training data, before any function of the user's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hvd_cluster.data.columns.arrow_values import list_depth
+from hvd_cluster.data.dataset import Dataset
+from hvd_cluster.data.optional import load_pyarrow
+from hvd_cluster.data.preprocessing import Preprocess
+from hvd_cluster.data.reader import ParquetReader
+from hvd_cluster.data.schema import Column, Schema
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+#: Rows that are looked through for nulls.
+MAX_ROWS = 1000
+
+
+def first_rows(dataset: Dataset, columns: Sequence[str]) -> pa.Table:
+    """Up to ``MAX_ROWS`` training rows of the named columns, each named once."""
+    found: list[pa.Table] = []
+
+    def keep(rows: pa.Table) -> npt.NDArray[Any]:
+        found.append(rows)
+        return np.zeros(len(rows))
+
+    reader = ParquetReader(
+        dataset.train,
+        Schema(tuple(Column.raw(name) for name in columns)),
+        dataset.store,
+        batch_size=min(MAX_ROWS, dataset.train.rows),
+        shuffle=False,
+        remainder="pad",
+        preprocess=Preprocess(fn=keep, columns=tuple(columns), batch_format="pyarrow"),
+        num_threads=1,
+    )
+    next(reader.epoch(0))
+    rows = found[0]
+    for index, name in enumerate(columns):
+        if name in dataset.schema:
+            rows = rows.set_column(index, name, _in_shape(rows.column(index), dataset.schema[name]))
+    return rows
+
+
+def _in_shape(array: pa.ChunkedArray, column: Column) -> Any:
+    """Rows of several dimensions as nested lists: they are flat in our own files."""
+    if len(column.shape) < 2 or list_depth(array.type) != 1:
+        return array
+    pyarrow = load_pyarrow()
+    array = pyarrow.concat_arrays(array.chunks)
+    nested = array.flatten()
+    for length in reversed(column.shape):
+        nested = pyarrow.FixedSizeListArray.from_arrays(nested, length)
+    return nested

@@ -1,0 +1,115 @@
+"""The columns that a model takes and returns, as MLflow's signature, and rows of them as its input example."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hvd_cluster.data.optional import load_pyarrow
+from hvd_cluster.estimators.scoring.output_columns import ARRAY, VECTOR, OutputColumn
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import pyarrow as pa
+
+#: numpy's names of scalars -> MLflow's, which has no shorter integers.
+_SCALARS = {
+    "bool": "boolean",
+    **dict.fromkeys(("int8", "int16", "int32", "uint8", "uint16"), "integer"),
+    **dict.fromkeys(("int64", "uint32", "uint64"), "long"),
+    **dict.fromkeys(("float16", "float32"), "float"),
+    "float64": "double",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Columns:
+    """What a model takes and returns."""
+
+    #: ``pyarrow.Schema`` of the feature columns; a field is nullable if training rows had nulls. None if unknown.
+    inputs: pa.Schema | None
+    outputs: tuple[OutputColumn, ...]
+    #: Shape of one row of each of the model's outputs; () if unknown.
+    output_shapes: tuple[Sequence[int], ...]
+
+    def signature(self) -> Any:
+        """The ``ModelSignature``; None if the inputs are unknown."""
+        from mlflow.models import ModelSignature
+        from mlflow.types import Schema
+
+        if self.inputs is None:
+            return None
+        return ModelSignature(
+            Schema([_input(field) for field in self.inputs]), Schema([_output(column) for column in self.outputs])
+        )
+
+    def metadata(self) -> dict[str, Any]:
+        """Types of inputs, and shapes of a row's outputs, which a signature of columns cannot hold; plain data."""
+        arrays = [column for column in self.outputs if column.type in (VECTOR, ARRAY)]
+        known = {column.name: self.output_shapes[column.output] for column in arrays if self.output_shapes}
+        return {
+            "input_types": {field.name: str(field.type) for field in self.inputs or ()},
+            "output_shapes": {name: list(shape) for name, shape in known.items()},
+        }
+
+
+def example_frame(rows: pa.Table) -> pd.DataFrame:
+    """Rows as MLflow writes them as JSON: decimals become floats."""
+    pyarrow, types = load_pyarrow(), load_pyarrow("pyarrow.types")
+    for index, field in enumerate(rows.schema):
+        if types.is_decimal(field.type):
+            rows = rows.set_column(index, field.name, rows.column(index).cast(pyarrow.float64()))
+    frame: pd.DataFrame = rows.to_pandas()
+    return frame
+
+
+def _input(field: pa.Field) -> Any:
+    """The ``ColSpec`` of a column.
+
+    Columns that MLflow would refuse in some form that ``transform`` takes are of any type: whole numbers with nulls,
+    which pandas holds as floats; moments with a time zone; vectors, decimals, categories, structs and maps.
+    """
+    from mlflow.types import ColSpec, schema
+
+    any_type: Any = schema.AnyType  # without annotations
+    found = _type(field.type)
+    types = load_pyarrow("pyarrow.types")
+    if found is None or (types.is_integer(field.type) and field.nullable):
+        return ColSpec(any_type(), field.name)
+    # MLflow takes no null for a required array.
+    return ColSpec(found, field.name, required=not (types.is_nested(field.type) and field.nullable))
+
+
+def _type(arrow_type: pa.DataType) -> Any:
+    """MLflow's type, or None."""
+    from mlflow.types import DataType
+    from mlflow.types.schema import Array
+
+    types = load_pyarrow("pyarrow.types")
+    if types.is_string(arrow_type) or types.is_large_string(arrow_type):
+        return DataType.string
+    if types.is_binary(arrow_type) or types.is_large_binary(arrow_type) or types.is_fixed_size_binary(arrow_type):
+        return DataType.binary
+    if types.is_date(arrow_type) or (types.is_timestamp(arrow_type) and arrow_type.tz is None):
+        return DataType.datetime
+    if types.is_list(arrow_type) or types.is_large_list(arrow_type) or types.is_fixed_size_list(arrow_type):
+        # The numbers of lists, as JSON has them, are 64 bits wide, and MLflow would refuse them for a narrower type.
+        inner = _type(arrow_type.value_type)
+        wide = {DataType.float: DataType.double, DataType.integer: DataType.long}
+        inner = wide.get(inner, inner) if isinstance(inner, DataType) else inner
+        return None if inner is None else Array(inner)
+    if types.is_boolean(arrow_type) or types.is_integer(arrow_type) or types.is_floating(arrow_type):
+        return DataType[_SCALARS[np.dtype(arrow_type.to_pandas_dtype()).name]]
+    return None
+
+
+def _output(column: OutputColumn) -> Any:
+    from mlflow.types import ColSpec, DataType
+    from mlflow.types.schema import Array
+
+    if column.type in (VECTOR, ARRAY):
+        return ColSpec(Array(DataType.float), column.name)
+    return ColSpec(DataType[_SCALARS[column.type]], column.name)
