@@ -30,7 +30,7 @@ def test_each_type_comes_as_the_array_that_numpy_users_expect() -> None:
     assert column([1.5, None], pa.float32()).dtype == np.float32
     assert np.array_equal(column([1, None]), [1.0, np.nan], equal_nan=True)
     assert column([True, False]).dtype == np.bool_
-    assert column([True, None]).tolist() == [True, None]
+    assert np.array_equal(column([True, None, False]), [1.0, np.nan, 0.0], equal_nan=True)
     assert column(["a", None]).tolist() == ["a", None]
     assert column(["a", "a"]).dtype == object
     assert column([b"\x00", b""]).tolist() == [b"\x00", b""]

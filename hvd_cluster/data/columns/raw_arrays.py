@@ -21,8 +21,8 @@ def raw_array(column: pa.ChunkedArray) -> npt.NDArray[Any]:
     """A column of n rows as an array of memory of its own, which may be written to.
 
     Returns:
-        Numbers: shape (n,), in the column's dtype (decimals float64); with nulls as NaN, whole numbers as float64.
-        Bools: shape (n,), dtype bool; with nulls as None, dtype object. Dates: datetime64[D]. Moments and lengths of
+        Numbers and bools: shape (n,), in the column's dtype (decimals float64); with nulls as NaN, of dtype float64 where
+        the column's is no float. Dates: datetime64[D]. Moments and lengths of
         time: datetime64[us] (UTC) and timedelta64[us], whatever the unit of the column; nulls as NaT.
         Vectors, and lists of numbers that have one length in these rows: shape (n, *length); otherwise an array for
         each row. Strings, bytes, structs and maps: objects (``str``, ``bytes``, ``dict``, list of pairs), nulls as
@@ -52,7 +52,7 @@ def _numbers(array: pa.Array, column: Column) -> npt.NDArray[Any]:
     if not array.null_count:
         return to_numpy(array, column).copy()
     if column.kind is Kind.BOOL:
-        return _objects(array.to_pylist())
+        array = array.cast("uint8")
     wanted = column.dtype if column.dtype.startswith("float") else "float64"
     return np.array(array.cast(wanted).to_numpy(zero_copy_only=False))
 
