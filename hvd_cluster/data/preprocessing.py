@@ -71,7 +71,7 @@ class Preprocess:
         try:
             return self._call(rows, seeds), None
         except _WrongResultError as error:
-            raise DataError(f"preprocess failed on {len(rows)} row(s) from {place(0)} on: {error}") from error
+            raise _failure(f"{len(rows)} row(s) from {place(0)} on", error) from error
         except Exception as error:  # the user's own code, which may raise anything
             failed = self._failed_rows(rows, seeds)
             if not failed:  # no row by itself: the batch as a whole
@@ -82,7 +82,11 @@ class Preprocess:
             if self.training and len(failed) == len(rows):
                 raise _failure(f"all {len(rows)} rows of a batch, from {place(0)} on", failed[0]) from failed[0]
         kept = np.setdiff1d(np.arange(len(rows)), list(failed))
-        return (self._call(rows.take(kept), seeds) if len(kept) else {}), kept
+        try:
+            return (self._call(rows.take(kept), seeds) if len(kept) else {}), kept
+        except Exception as error:  # the user's own code, which may raise anything
+            where = f"{len(kept)} rows from {place(int(kept[0]))} on, without {len(failed)} on which it fails"
+            raise _failure(where, error) from error
 
     def _failed_rows(self, rows: pa.Table, seeds: Sequence[int]) -> dict[int, Exception]:
         """The rows on which the function fails one by one; only the first one if it ends everything."""
@@ -132,6 +136,8 @@ _UINT64 = (1 << 64) - 1
 
 
 def _failure(where: str, error: Exception) -> DataError:
+    if isinstance(error, _WrongResultError):
+        return DataError(f"preprocess failed on {where}: {error}")
     hint = ""
     if isinstance(error, KeyError):
         hint = "; it gets the feature columns only, because a fitted model has no others when it scores"

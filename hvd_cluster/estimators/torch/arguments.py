@@ -54,7 +54,10 @@ def floating_dtype(model: torch.nn.Module) -> str:
 
 def _parameters(model: torch.nn.Module) -> tuple[set[str], bool]:
     """The names of a module's parameters, and whether it takes keywords of any name."""
-    parameters = inspect.signature(model.forward).parameters.values()
+    try:
+        parameters = inspect.signature(model.forward).parameters.values()
+    except (TypeError, ValueError):  # a scripted module
+        return set(), False
     return (
         {parameter.name for parameter in parameters if parameter.kind in _NAMED},
         any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters),
