@@ -16,10 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulated_hosts import JOIN, ODD, SUM, SimulatedHosts, Step, host
 
-from hvd_cluster.engine.messages import Close, Refuse
+from hvd_cluster.engine.messages import Close, Forget, JoinDone, Refuse, Run
 from hvd_cluster.engine.request import Kind, Signature, TensorMeta
 from hvd_cluster.engine.shared_memory import ballot as ballot_module
-from hvd_cluster.engine.shared_memory.ballot import Ballot
+from hvd_cluster.engine.shared_memory.ballot import Ballot, Vote
 
 
 def all_histories_are_equal(world: SimulatedHosts) -> None:
@@ -300,6 +300,41 @@ def test_a_rank_that_is_stopped_before_it_says_who_has_the_lock_is_not_waited_fo
         first._lock.wait(0, first._deadline)
         with pytest.raises(RuntimeError, match="the other ranks of this host did not finish .* one of them is stopped"):
             second.may_sleep()
+
+
+#: Two of them share a slot of the table.
+IDS = (0, 1, 2, ballot_module._NUM_SLOTS + 1)
+ballot_steps = st.lists(
+    st.one_of(
+        st.tuples(st.just("run"), st.sampled_from(IDS)),
+        st.tuples(st.just("forget"), st.sampled_from(IDS)),
+        st.tuples(st.just("recall"), st.sets(st.sampled_from(IDS)), st.booleans()),
+        st.tuples(st.just("join"), st.just(0)),
+        st.tuples(st.just("vote"), st.integers(0, 1), st.lists(st.sampled_from(IDS), max_size=3)),
+    ),
+    max_size=40,
+)
+
+
+@given(steps=ballot_steps)
+@settings(max_examples=300, deadline=None)
+def test_the_number_of_open_requests_stays_that_of_the_counts(steps: list[Any]) -> None:
+    with two_ballots(lambda: None, timeout_s=5.0) as ballots:
+        for what, first, *rest in steps:
+            if what == "run":
+                ballots[0].append((Run((first,)),))
+            elif what == "forget":
+                ballots[0].append((Forget(first),))
+            elif what == "recall":
+                ballots[1].recall(first, suspend=rest[0])
+            elif what == "join":
+                ballots[0].append((JoinDone(0),))
+            else:
+                ballots[first].cast([Vote(id, 2) for id in rest[0]])
+            for ballot in ballots:
+                ballot.read()
+            counts = ballots[0]._table[1::2].tolist()
+            assert [ballot.num_open for ballot in ballots] == [sum(count > 0 for count in counts)] * 2
 
 
 @contextmanager
