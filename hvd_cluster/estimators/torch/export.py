@@ -1,0 +1,133 @@
+"""A trained module as a file that other runtimes load: ONNX, or torch's own exported program."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hvd_cluster.data.store import Store
+from hvd_cluster.errors import DataError, MissingExtraError
+from hvd_cluster.estimators.spec import called
+from hvd_cluster.estimators.torch.objective import as_outputs
+
+FORMATS = ("onnx", "torch")
+#: Rows that the module is traced with, and other rows that the file is compared with the module on.
+_TRACED_ROWS, _COMPARED_ROWS = 3, 2
+_TOLERANCE = 1e-5
+
+
+class NamedModule(torch.nn.Module):
+    """A module whose arguments and outputs are a dict of tensors each.
+
+    Args:
+        model: the module.
+        by_keyword: it gets its arguments by name; otherwise in their order.
+        names: of the outputs.
+        output_fn: takes what counts of the outputs.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        by_keyword: bool,
+        names: Sequence[str],
+        output_fn: Callable[[Any], Any] | None = None,
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self._by_keyword = by_keyword
+        self._names = tuple(names)
+        self._output_fn = output_fn
+
+    def forward(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The outputs by name, each of shape (rows, ...)."""
+        raw = called(self.model, inputs if self._by_keyword else list(inputs.values()))
+        return dict(zip(self._names, as_outputs(raw, self._output_fn), strict=True))
+
+
+def export(module: NamedModule, inputs: Mapping[str, Tensor], path: str | os.PathLike[str], format: str) -> None:
+    """Write a module to a file, once the file has been compared with the module.
+
+    Args:
+        module: in evaluation mode, on the CPU.
+        inputs: name -> tensor of shape (rows, ...), for some rows. The number of rows may be another one later, and so
+            may every other size that the module does not fix.
+        path: where to write, a path or URL.
+        format: "onnx" or "torch".
+
+    Raises:
+        DataError: the module cannot be exported, or the file gives other outputs.
+        MissingExtraError: ONNX's packages are not installed.
+    """
+    traced, compared = _rows(inputs, 0, _TRACED_ROWS), _rows(inputs, 1, _COMPARED_ROWS)
+    auto = torch.export.Dim.AUTO
+    sizes = {"inputs": {name: dict.fromkeys(range(value.dim()), auto) for name, value in traced.items()}}
+    with torch.no_grad(), tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "model")
+        try:
+            program = torch.export.export(module, (traced,), dynamic_shapes=sizes, strict=False)
+            names = list(module(traced))
+            if format == "onnx":
+                found = _write_onnx(program, file, names, compared)
+            else:
+                found = _write_torch(program, file, compared)
+        except (MissingExtraError, DataError):
+            raise
+        except Exception as error:  # tracing runs the user's model, and exporters raise what they like
+            raise DataError(f"the model cannot be exported as {format!r}: {type(error).__name__}: {error}") from error
+        for name, expected in module(compared).items():
+            apart = (found[name] - expected).abs().max().item() if expected.numel() else 0.0
+            if found[name].shape != expected.shape or apart > _TOLERANCE * max(1.0, expected.abs().max().item()):
+                raise DataError(
+                    f"the exported model gives other values than the model in output {name!r}, apart by {apart:g}: "
+                    "something in it may depend on the rows that it was traced with"
+                )
+        folder_of_target, _, _ = os.fspath(path).rpartition("/")
+        Store.create(folder_of_target or ".").write(os.fspath(path), file.read_bytes())
+
+
+def _rows(inputs: Mapping[str, Tensor], first: int, count: int) -> dict[str, Tensor]:
+    return {name: value[torch.arange(first, first + count) % len(value)] for name, value in inputs.items()}
+
+
+def _write_torch(program: Any, file: Path, compared: dict[str, Tensor]) -> dict[str, Tensor]:
+    with file.open("wb") as stream:
+        torch.export.save(program, stream)
+    with file.open("rb") as stream:
+        found: dict[str, Tensor] = torch.export.load(stream).module()(compared)
+    return found
+
+
+def _write_onnx(program: Any, file: Path, names: list[str], compared: dict[str, Tensor]) -> dict[str, Tensor]:
+    try:
+        import onnxruntime
+        import onnxscript  # noqa: F401
+    except ImportError as error:
+        raise MissingExtraError("onnxruntime and onnxscript", "onnx", "to export a model as ONNX") from error
+    with _quiet("torch.onnx"):
+        made = torch.onnx.export(program, input_names=list(compared), output_names=names, verbose=False)
+    assert made is not None
+    made.save(file)
+    session = onnxruntime.InferenceSession(file.read_bytes())
+    values = session.run(names, {name: value.numpy() for name, value in compared.items()})
+    return {name: torch.from_numpy(value) for name, value in zip(names, values, strict=True)}
+
+
+@contextlib.contextmanager
+def _quiet(name: str) -> Any:
+    """Without the warnings of a logger: torch warns of each operation of packages that are not installed."""
+    logger = logging.getLogger(name)
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
