@@ -8,7 +8,6 @@ from pyspark.ml.feature import StringIndexer
 
 from hvd_cluster.estimators import TorchEstimator
 
-
 START, YEAR = np.datetime64("2020-01-01"), np.timedelta64(365, "D")
 
 

@@ -20,8 +20,9 @@ from hvd_cluster.estimators.frames import Frame, column_names, kind_of
 from hvd_cluster.estimators.params import ModelParams
 from hvd_cluster.estimators.scoring import output_columns
 from hvd_cluster.estimators.scoring.output_columns import ARRAY, VECTOR
+from hvd_cluster.estimators.scoring.predictor import predictor_of
 from hvd_cluster.estimators.scoring.scorer import Framework, Scored, Scorer
-from hvd_cluster.estimators.scoring.shipped_model import ShippedModel, content_key, score_batches
+from hvd_cluster.estimators.scoring.shipped_model import Scoring, ShippedModel, content_key, score_batches
 from hvd_cluster.estimators.spec import Inputs
 from hvd_cluster.estimators.stages.spark_ml import Model
 from hvd_cluster.estimators.view import history
@@ -63,6 +64,11 @@ class FittedModel(ModelParams, Model):
     def _pickled_model(self) -> bytes:
         """The model, pickled for the tasks of a cluster; ``framework`` calls what unpickling gives."""
         return dumps(self._portable_model())
+
+    def _pickled_scoring(self, scorer: Scorer) -> bytes:
+        """The model and how it scores, pickled for the tasks of a cluster."""
+        predict_fn = None if self._predicts_by_batch() else self.get_prediction_fn()
+        return Scoring.pickled(scorer, predict_fn, self._pickled_model())
 
     def _input_shapes(self) -> Any:
         """Shape of each feature's batch, -1 for the rows; None: as stored."""
@@ -107,7 +113,7 @@ class FittedModel(ModelParams, Model):
             MissingExtraError: MLflow is not installed.
             ValueError: params are missing, or ``alias`` is given without ``registered_model_name``.
         """
-        from hvd_cluster.estimators.logged_model.columns_model import Scoring
+        from hvd_cluster.estimators.logged_model.columns_model import Scoring as ColumnsScoring
         from hvd_cluster.estimators.logged_model.log import log
         from hvd_cluster.estimators.logged_model.signature import Columns
 
@@ -116,7 +122,7 @@ class FittedModel(ModelParams, Model):
         flavour = self._flavour()
         return log(
             flavour,
-            Scoring(
+            ColumnsScoring(
                 scorer=scorer,
                 load=flavour.load,
                 predict_fn=None if self._predicts_by_batch() else self.get_prediction_fn(),
@@ -132,6 +138,24 @@ class FittedModel(ModelParams, Model):
             registered_model_name=registered_model_name,
             alias=alias,
         )
+
+    def predictor(self) -> type[Any]:
+        """A class whose instances load the model once and score batches, for Ray Data and Ray Serve.
+
+        ``dataset.map_batches(model.predictor(), concurrency=2)`` keeps the model in two actors, and
+        ``serve.deployment(model.predictor())`` is a deployment whose handle takes batches. A batch is a pandas
+        DataFrame, a pyarrow Table, or a dict of NumPy arrays; what comes back is of the same type, with the output
+        columns added.
+
+        Raises:
+            ValueError: the model cannot be scored; all problems at once.
+        """
+        scorer = self._checked_scorer(list(self._value("feature_columns") or []), on_spark=False)
+        return predictor_of(self._pickled_scoring(scorer))
+
+    @abstractmethod
+    def export(self, path: str, format: str = "onnx", example: Any = None) -> None:
+        """Write the model to a file for other runtimes; see the subclasses."""
 
     def plot_history(self, ax: Any = None) -> Any:
         """Draw the loss over the epochs.
@@ -171,7 +195,7 @@ class FittedModel(ModelParams, Model):
             with scorer.framework.mode(model):
                 if scorer.preprocess is not None:
                     table = pyarrow.table({name: [_plain(row[name])] for name in names})
-                    found, _ = scorer.outputs_of_raw(model, scorer.preprocess, table)
+                    found = scorer.outputs(model, scorer.arguments_of(model, table))
                 else:
                     batch = {name: torch.as_tensor(_plain(row[name])).unsqueeze(0) for name in names}
                     found = scorer.framework.predict(model, scorer.inputs.features(batch, torch.device("cpu")))
@@ -197,8 +221,7 @@ class FittedModel(ModelParams, Model):
         if kind is Frame.RAY:
             from hvd_cluster.estimators.ray import data as ray_data
 
-            predict_fn = None if self._predicts_by_batch() else self.get_prediction_fn()
-            return ray_data.transform(dataset, scorer, self._pickled_model(), predict_fn)
+            return ray_data.transform(dataset, self._pickled_scoring(scorer))
         scored = self._score(dataset, scorer)
         named = zip((column.name for column in scorer.columns), scored.columns, strict=True)
         if kind is Frame.ARROW:
@@ -332,14 +355,11 @@ class FittedModel(ModelParams, Model):
             schema_spark.infer(dataset.schema, scorer.inputs.feature_cols).require_tensors()
         texts = schema_spark.texts(dataset.schema)
         dataset = cast(dataset, dict.fromkeys(texts, "string"))
-        blob = self._pickled_model()
+        blob = self._pickled_scoring(scorer)
         # Never freed here: the result is lazy, and may be computed at any time.
         source = active(dataset.sparkSession).keep(blob)
         fields = [StructField(column.name, spark_type(column.type), nullable=True) for column in scorer.columns]
-        predict_fn = None if self._predicts_by_batch() else self.get_prediction_fn()
-        score = functools.partial(
-            score_batches, scorer, ShippedModel(content_key(blob), source, remedy=MODULE_REMEDY), predict_fn
-        )
+        score = functools.partial(score_batches, ShippedModel(content_key(blob), source, remedy=MODULE_REMEDY))
         return cast(map_batches(dataset, score, StructType([*dataset.schema.fields, *fields])), texts)
 
 

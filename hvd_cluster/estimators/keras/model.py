@@ -42,6 +42,16 @@ class KerasModel(KerasModelParams, KerasStage, FittedModel):
         names = dict.fromkeys(name for record in records for name in record["logged"])
         return {name: [record["logged"][name] for record in records if name in record["logged"]] for name in names}
 
+    def export(self, path: str, format: str = "onnx", example: Any = None) -> None:
+        """Write the model to a file or folder for other runtimes, through Keras's own ``Model.export``.
+
+        Args:
+            path: the local file or folder.
+            format: "onnx", "tf_saved_model", or another that Keras knows.
+            example: no effect: Keras knows the shapes of its inputs.
+        """
+        self._value("model").export(path, format=format)
+
     def _get_floatx(self) -> str | None:
         found: str | None = self._value("_floatx")
         return found

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from hvd_cluster.data.materializing import OnPart, RemoteParts
 from hvd_cluster.data.writing.assembly import NO_ROWS_TEXT
 from hvd_cluster.errors import DataError
-from hvd_cluster.estimators.scoring.scorer import Scorer
-from hvd_cluster.estimators.scoring.shipped_model import ShippedModel, content_key, score
+from hvd_cluster.estimators.scoring.shipped_model import ShippedModel, content_key
 
 #: Blocks per CPU that are written or queued; a queued block stays in the object store.
 _TASKS_PER_CPU = 2
@@ -63,21 +62,19 @@ def require_shared() -> None:
         )
 
 
-def transform(dataset: Any, scorer: Scorer, model: bytes, predict_fn: Callable[..., Any] | None) -> Any:
+def transform(dataset: Any, scoring: bytes) -> Any:
     """The Dataset with the outputs appended to its columns; lazy, like Ray's own methods.
 
     Args:
         dataset: the Ray Dataset.
-        scorer: how outputs become columns.
-        model: the pickled model, which each of Ray's worker processes loads once.
-        predict_fn: the user's function for one row, if any.
+        scoring: a pickled ``Scoring``, which each of Ray's worker processes loads once.
     """
     import ray
 
     from hvd_cluster.ray.pickling import MODULE_REMEDY
 
-    shipped = ShippedModel(content_key(model), _Stored(ray.put(model)), remedy=MODULE_REMEDY)
-    append = functools.partial(_score_table, scorer, shipped, predict_fn)
+    shipped = ShippedModel(content_key(scoring), _Stored(ray.put(scoring)), remedy=MODULE_REMEDY)
+    append = functools.partial(_score_table, shipped)
     return dataset.map_batches(append, batch_format="pyarrow", batch_size=None, zero_copy_batch=True)
 
 
@@ -95,14 +92,12 @@ class _Stored:
         return blob
 
 
-def _score_table(scorer: Scorer, shipped: ShippedModel, predict_fn: Callable[..., Any] | None, table: Any) -> Any:
+def _score_table(shipped: ShippedModel, table: Any) -> Any:
+    scoring = shipped.load()
     # Other columns may be of any type.
-    taken = table if predict_fn is not None else table.select(list(dict.fromkeys(scorer.inputs.feature_cols)))
-    scored = score(scorer, shipped.load(), predict_fn, plain(taken).combine_chunks())
-    table = scored.of(table)
-    for column, values in zip(scorer.columns, scored.columns, strict=True):
-        table = table.append_column(column.name, values)
-    return table
+    features = list(dict.fromkeys(scoring.scorer.inputs.feature_cols))
+    taken = table if scoring.predict_fn is not None else table.select(features)
+    return scoring.with_outputs(table, plain(taken).combine_chunks())
 
 
 def _each_block(dataset: Any, on_part: OnPart) -> list[dict[str, Any]]:

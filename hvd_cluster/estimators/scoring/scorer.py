@@ -40,6 +40,19 @@ class Framework:
 
 
 @dataclass(frozen=True)
+class Arguments:
+    """What a model is called with for some rows."""
+
+    inputs: Inputs
+    #: Argument -> tensor of shape (rows, ...); empty if no row is left.
+    tensors: Mapping[str, torch.Tensor]
+    #: The columns that they come from, if they are columns.
+    schema: Schema
+    #: The rows that are left, if ``preprocess`` failed on some.
+    kept: npt.NDArray[np.int64] | None = None
+
+
+@dataclass(frozen=True)
 class Scored:
     """What the rows of a table were scored with."""
 
@@ -112,48 +125,51 @@ class Scorer:
         """The output columns of some rows, and the rows that they are for; None for all."""
         import pyarrow as pa
 
-        if self.preprocess is None:
-            schema = self._in_trained_units(infer(part.schema))
-            if self.transformation_fn is None:
-                tensors = to_tensors(part, schema)
-            else:
-                tensors, _ = apply(self.transformation_fn, part, schema, None, f"the rows from {start} on")
-            outputs = self._outputs(model, self.inputs, tensors, schema)
-            return self._to_arrays(outputs, part.num_rows, types), None
-        rows = pa.Table.from_batches([part]) if isinstance(part, pa.RecordBatch) else part
-        outputs, kept = self.outputs_of_raw(model, self.preprocess, rows, start)
+        found = self.arguments_of(model, part, start)
+        kept = found.kept
         if kept is not None and not len(kept):
             arrays = [pa.array([], type=arrow_type) for arrow_type in types]
         else:
-            arrays = self._to_arrays(outputs, part.num_rows if kept is None else len(kept), types)
-        if kept is None or self.preprocess.on_error == "skip":
+            count = part.num_rows if kept is None else len(kept)
+            arrays = self._to_arrays(self.outputs(model, found), count, types)
+        if kept is None or self.preprocess is None or self.preprocess.on_error == "skip":
             return arrays, kept
         places = np.full(part.num_rows, -1)
         places[kept] = np.arange(len(kept))
         indices = pa.array(places, mask=places < 0)
         return [array.take(indices) for array in arrays], None
 
-    def outputs_of_raw(
-        self, model: Any, preprocess: Preprocess, rows: Any, start: int = 0
-    ) -> tuple[Sequence[torch.Tensor], npt.NDArray[np.int64] | None]:
-        """The model's outputs for the rows of an Arrow table of raw columns, and the rows that they are for.
+    def arguments_of(self, model: Any, part: Any, start: int = 0) -> Arguments:
+        """The model's arguments, of some rows of the feature columns.
 
         Args:
+            part: an Arrow table or batch.
             start: number of the first row, for messages.
 
-        Returns:
-            As :class:`Preprocess`; no outputs if no row is left.
+        Raises:
+            DataError: a column is missing or holds nulls, or ``preprocess`` failed.
         """
-        made, kept = preprocess(rows, (start,), lambda row: f"row {start + row} of the rows to score")
-        if not made:
-            return [], kept
-        assert self.framework.with_arguments is not None
-        return self._outputs(model, self.framework.with_arguments(self.inputs, model, made), made, Schema(())), kept
+        import pyarrow as pa
 
-    def _outputs(
-        self, model: Any, inputs: Inputs, tensors: Mapping[str, torch.Tensor], schema: Schema
-    ) -> Sequence[torch.Tensor]:
-        """The model's outputs for some rows, given as a tensor for each argument."""
+        if self.preprocess is not None:
+            rows = pa.Table.from_batches([part]) if isinstance(part, pa.RecordBatch) else part
+            made, kept = self.preprocess(rows, (start,), lambda row: f"row {start + row} of the rows to score")
+            assert self.framework.with_arguments is not None
+            inputs = self.framework.with_arguments(self.inputs, model, made) if made else self.inputs
+            return Arguments(inputs, made, Schema(()), kept)
+        schema = self._in_trained_units(infer(part.schema))
+        if self.transformation_fn is None:
+            return Arguments(self.inputs, to_tensors(part, schema), schema)
+        tensors, _ = apply(self.transformation_fn, part, schema, None, f"the rows from {start} on")
+        return Arguments(self.inputs, tensors, schema)
+
+    def outputs(self, model: Any, arguments: Arguments) -> Sequence[torch.Tensor]:
+        """The model's outputs for its arguments, a tensor with a row for each of their rows.
+
+        Raises:
+            DataError: the model failed.
+        """
+        inputs, tensors, schema = arguments.inputs, arguments.tensors, arguments.schema
         inputs.warn_of_inexact(tensors)
         try:
             return self.framework.predict(model, inputs.features(tensors, _CPU))

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from hvd_cluster.engine.objects import dumps
 from hvd_cluster.errors import LaunchError
 from hvd_cluster.estimators.scoring.scorer import Scored, Scorer
 from hvd_cluster.launch.call import HOST_REMEDY, unimportable_text
@@ -24,8 +25,55 @@ _cache_lock = threading.Lock()
 
 
 @dataclass(frozen=True)
+class Scoring:
+    """A model, and how it scores. It is pickled with its functions, which may need modules that a task lacks."""
+
+    scorer: Scorer
+    #: The user's function for one row, if any.
+    predict_fn: Callable[..., Any] | None
+    model: Any
+
+    @staticmethod
+    def pickled(scorer: Scorer, predict_fn: Callable[..., Any] | None, model: bytes) -> bytes:
+        """The bytes that unpickle to a Scoring with what ``model`` unpickles to."""
+        return dumps(_Packed(scorer, predict_fn, model))
+
+    def score(self, rows: Any) -> Scored:
+        """Score an Arrow table or batch."""
+        if self.predict_fn is None:
+            return self.scorer.score(self.model, rows)
+        from hvd_cluster.estimators.spark.rows import rows_of
+
+        return Scored(self.scorer.score_rows(self.model, self.predict_fn, rows_of(rows)))
+
+    def with_outputs(self, table: Any, features: Any = None) -> Any:
+        """The table with the outputs appended.
+
+        Args:
+            features: the same rows of the columns that are scored; None for those of ``table``.
+        """
+        scored = self.score(table if features is None else features)
+        table = scored.of(table)
+        for column, values in zip(self.scorer.columns, scored.columns, strict=True):
+            table = table.append_column(column.name, values)
+        return table
+
+
+class _Packed:
+    def __init__(self, scorer: Scorer, predict_fn: Callable[..., Any] | None, model: bytes) -> None:
+        self._parts = scorer, predict_fn, model
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _unpacked, self._parts
+
+
+def _unpacked(scorer: Scorer, predict_fn: Callable[..., Any] | None, model: bytes) -> Scoring:
+    return Scoring(scorer, predict_fn, loads(model))
+
+
+@dataclass(frozen=True)
 class ShippedModel:
-    """A model that is sent to the tasks of a cluster."""
+    """A model, or a Scoring, that is sent to the tasks of a cluster."""
 
     #: Hash of its bytes, the key of the cache.
     key: str
@@ -64,23 +112,12 @@ def content_key(blob: bytes) -> str:
     return hashlib.sha256(blob).hexdigest()
 
 
-def score(scorer: Scorer, model: Any, predict_fn: Callable[..., Any] | None, rows: Any) -> Scored:
-    """Score an Arrow table or batch, through the user's function for one row if there is one."""
-    if predict_fn is None:
-        return scorer.score(model, rows)
-    from hvd_cluster.estimators.spark.rows import rows_of
-
-    return Scored(scorer.score_rows(model, predict_fn, rows_of(rows)))
-
-
-def score_batches(
-    scorer: Scorer, shipped: ShippedModel, predict_fn: Callable[..., Any] | None, batches: Iterator[Any]
-) -> Iterator[Any]:
+def score_batches(shipped: ShippedModel, batches: Iterator[Any]) -> Iterator[Any]:
     """The function for ``mapInArrow``: appends the outputs to the columns of each batch."""
     import pyarrow as pa
 
-    model = shipped.load()
+    scoring: Scoring = shipped.load()
     for batch in batches:
-        scored = score(scorer, model, predict_fn, batch)
-        names = [*batch.schema.names, *(column.name for column in scorer.columns)]
+        scored = scoring.score(batch)
+        names = [*batch.schema.names, *(column.name for column in scoring.scorer.columns)]
         yield pa.RecordBatch.from_arrays([*scored.of(batch).columns, *scored.columns], names=names)

@@ -6,7 +6,8 @@ import contextlib
 import logging
 import os
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +113,7 @@ def _write_onnx(program: Any, file: Path, names: list[str], compared: dict[str, 
         import onnxscript  # noqa: F401
     except ImportError as error:
         raise MissingExtraError("onnxruntime and onnxscript", "onnx", "to export a model as ONNX") from error
-    with _quiet("torch.onnx"):
+    with _quiet():
         made = torch.onnx.export(program, input_names=list(compared), output_names=names, verbose=False)
     assert made is not None
     made.save(file)
@@ -122,12 +123,15 @@ def _write_onnx(program: Any, file: Path, names: list[str], compared: dict[str, 
 
 
 @contextlib.contextmanager
-def _quiet(name: str) -> Any:
-    """Without the warnings of a logger: torch warns of each operation of packages that are not installed."""
-    logger = logging.getLogger(name)
+def _quiet() -> Iterator[None]:
+    """Without torch's warnings of its own deprecated calls, and of operations of packages that are not installed."""
+    logger = logging.getLogger("torch.onnx")
     before = logger.level
     logger.setLevel(logging.ERROR)
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)
+            warnings.simplefilter("ignore", DeprecationWarning)
+            yield
     finally:
         logger.setLevel(before)

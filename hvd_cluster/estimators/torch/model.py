@@ -10,12 +10,15 @@ from typing import TYPE_CHECKING, Any
 import cloudpickle
 import torch
 
+from hvd_cluster.data.columns.pandas_table import to_table
 from hvd_cluster.engine.objects import dumps
+from hvd_cluster.estimators.frames import Frame, kind_of
 from hvd_cluster.estimators.model import FittedModel
 from hvd_cluster.estimators.params import MODEL_ROWS, TORCH_MODEL_ROWS, with_params
 from hvd_cluster.estimators.scoring.scorer import Framework
 from hvd_cluster.estimators.torch import model_pickling
 from hvd_cluster.estimators.torch.arguments import floating_dtype
+from hvd_cluster.estimators.torch.export import FORMATS, NamedModule, export
 from hvd_cluster.estimators.torch.framework import TORCH, load, predict
 from hvd_cluster.estimators.torch.model_pickling import make_picklable, module_on_cpu
 from hvd_cluster.estimators.torch.portable_model import PortableModule, PortableOptimizer
@@ -81,6 +84,39 @@ class TorchModel(TorchModelParams, FittedModel):
                 cloudpickle.unregister_pickle_by_value(model_pickling)
 
         return Flavour(name="pytorch", save=save, load=load, parts=[model], travelling=[model_pickling.__name__])
+
+    def export(self, path: str, format: str = "onnx", example: Any = None) -> None:
+        """Write the model to a file that other runtimes load, once the file gives the values of the model.
+
+        It takes what ``preprocess`` returns, or the feature columns without it: inputs and outputs have names, and any
+        number of rows. An ONNX file is for onnxruntime and others. ``torch.export.load(path).module()`` takes and
+        returns a dict of tensors.
+
+        Args:
+            path: the file, a path or URL.
+            format: "onnx" (needs the extra ``onnx``), or "torch" for torch's exported program.
+            example: a few rows of the feature columns, a pandas DataFrame or pyarrow Table; None for rows of the
+                training data, which a model has that was not loaded.
+
+        Raises:
+            ValueError: the format is unknown, or there are no example rows.
+            DataError: the model cannot be exported, or the file gives other values than the model.
+            MissingExtraError: ONNX's packages are not installed.
+        """
+        if format not in FORMATS:
+            raise ValueError(f"format={format!r} is not one of {', '.join(map(repr, FORMATS))}")
+        rows = self._example if example is None else example
+        if rows is None:
+            raise ValueError("example is required: give a few rows of the feature columns, to try the exported file on")
+        scorer = self._checked_scorer(list(self._value("feature_columns") or []), on_spark=False)
+        if kind_of(rows) is Frame.PANDAS:
+            rows = to_table(rows, list(scorer.inputs.feature_cols))
+        model = self._portable_model()
+        with self._framework().mode(model):
+            found = scorer.arguments_of(model, rows.select(list(dict.fromkeys(scorer.inputs.feature_cols))))
+            values = found.inputs.tensors(found.tensors, torch.device("cpu"))
+            module = NamedModule(model, found.inputs.by_keyword, self.getOutputCols(), self._value("output_fn"))
+            export(module, dict(zip(found.inputs.arguments, values, strict=True)), path, format)
 
     def _portable_model(self) -> torch.nn.Module:
         model: torch.nn.Module = self._value("model")

@@ -1,0 +1,56 @@
+"""A class that scores batches in long-lived processes, such as the actors of Ray Data and the replicas of Ray Serve."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from hvd_cluster.data.columns.pandas_table import to_table
+from hvd_cluster.data.optional import load_pyarrow
+from hvd_cluster.estimators.scoring.shipped_model import Scoring
+from hvd_cluster.launch.pickling import loads
+
+
+def predictor_of(scoring: bytes) -> type[Any]:
+    """The class whose instances load a pickled :class:`Scoring`."""
+
+    class Predictor:
+        """Scores batches."""
+
+        def __init__(self) -> None:
+            self._scoring: Scoring = loads(scoring)
+
+        def __call__(self, batch: Any) -> Any:
+            """A DataFrame, an Arrow table or a dict of arrays, with the output columns added."""
+            return with_outputs(self._scoring, batch)
+
+    return Predictor
+
+
+def with_outputs(scoring: Scoring, batch: Any) -> Any:
+    """A batch with the output columns added, in the type that it has.
+
+    Args:
+        batch: n rows as a pandas DataFrame, a pyarrow Table, or a dict of arrays of shape (n, ...).
+    """
+    if isinstance(batch, load_pyarrow().Table):
+        return scoring.with_outputs(batch)
+    import pandas as pd
+
+    frame = pd.DataFrame({name: list(values) for name, values in batch.items()}) if isinstance(batch, dict) else batch
+    features = list(dict.fromkeys(scoring.scorer.inputs.feature_cols))
+    taken = list(frame.columns) if scoring.predict_fn is not None else features
+    scored = scoring.score(to_table(frame, taken).combine_chunks())
+    names = [column.name for column in scoring.scorer.columns]
+    if isinstance(batch, dict):
+        kept = batch if scored.kept is None else {name: values[scored.kept] for name, values in batch.items()}
+        return {**kept, **{name: _array(values) for name, values in zip(names, scored.columns, strict=True)}}
+    frame = frame if scored.kept is None else frame.iloc[scored.kept]
+    return frame.assign(**{name: one.to_pandas().array for name, one in zip(names, scored.columns, strict=True)})
+
+
+def _array(values: Any) -> Any:
+    """An output column as an array; rows of one length as a matrix."""
+    array = values.to_numpy(zero_copy_only=False)
+    return np.stack(array) if array.dtype == object and len(array) and not values.null_count else array

@@ -1,0 +1,47 @@
+"""A class that scores batches of every type, as Ray Data's actors and Ray Serve's replicas call it."""
+
+from __future__ import annotations
+
+import sys
+
+import cloudpickle
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import torch
+
+from hvd_cluster.estimators import TorchModel
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+ROWS = pd.DataFrame({"text": ["a", "bb", "?", "dddd"], "y": [1.0, 2.0, 3.0, 4.0]})
+
+
+def lengths(batch):
+    if "?" in batch["text"].tolist():
+        raise ValueError("no text")
+    return np.array([[len(text)] for text in batch["text"]], np.float32)
+
+
+def test_batches_of_every_type_come_back_with_the_outputs_of_transform():
+    torch.manual_seed(0)
+    model = TorchModel(
+        model=torch.nn.Linear(1, 2),
+        preprocess=lengths,
+        on_error="skip",
+        feature_columns=["text"],
+        label_columns=["y"],
+        output_kinds=["array"],
+    )
+    expected = model.transform(ROWS)
+    assert len(expected) == 3
+    # As Ray sends it to another process.
+    predict = cloudpickle.loads(cloudpickle.dumps(model.predictor()))()
+    assert predict(ROWS).equals(expected)
+    assert predict(pa.Table.from_pandas(ROWS)).to_pandas().y__output.map(list).tolist() == [
+        list(row) for row in expected["y__output"]
+    ]
+    found = predict({"text": ROWS["text"].to_numpy(), "y": ROWS["y"].to_numpy()})
+    assert found["text"].tolist() == ["a", "bb", "dddd"]
+    assert found["y__output"].shape == (3, 2)
+    assert np.array_equal(found["y__output"], np.stack(expected["y__output"]))
