@@ -104,10 +104,9 @@ def materialize(
             :func:`hvd_cluster.data.writing.retention.remove_older_than` deletes them.
         own_folders: each part must be all that lies in one folder, for programs that read folders themselves: Parquet
             is used in place only where it is a folder of which nothing is held out.
-        in_place: whether Parquet may be used where it is; False copies it to the folders that ``dataset_id`` names, for
-            programs that know only that name.
+        in_place: Parquet may be used where it is; False copies it to the folders that ``dataset_id`` names.
         tensors_only: refuse columns of text and bytes, together with what else is wrong.
-        raw: columns of any type that are written as they are, nulls included, for a function over batches.
+        raw: columns that are written as they are, whatever they hold, for a function over batches.
         progress: called with the rows that are written, e.g. a :class:`hvd_cluster.data.writing.progress.ProgressBar`.
 
     Returns:
@@ -391,10 +390,9 @@ def _report(plan: PartPlan, part: int, batches: Iterator[pa.RecordBatch]) -> dic
     try:
         return write_part(plan, part, batches).to_json()
     except FileNotFoundError:
-        where, prefix = socket.gethostname(), plan.store.prefix
         return {
-            "error": f"on {where} there is no {plan.train_folder!r}, which the driver has made: the store {prefix!r} "
-            "must be a path or URL that all machines share"
+            "error": f"on {socket.gethostname()} there is no {plan.train_folder!r}, which the driver has made: the "
+            f"store {plan.store.prefix!r} must be a path or URL that all machines share"
         }
     except OSError as error:
         return {"error": f"on {socket.gethostname()}: {unwritable_text(plan.train_folder, error)}"}

@@ -18,9 +18,8 @@ from hvd_cluster.data.reader_config import (
     OrderConfig,
     PrefetchConfig,
     ReaderOptions,
-    not_whole,
     overridden,
-    too_small,
+    share_problems,
 )
 from hvd_cluster.data.reading import shards
 from hvd_cluster.data.reading.batch_mapping import BatchMapping
@@ -34,7 +33,7 @@ from hvd_cluster.data.reading.row_form import Batch
 from hvd_cluster.data.reading.row_group_reader import RowGroupReader
 from hvd_cluster.data.reading.row_groups import RowGroupTables
 from hvd_cluster.data.reading.row_transform import RowTransform
-from hvd_cluster.data.reading.shards import REMAINDERS, Remainder
+from hvd_cluster.data.reading.shards import Remainder
 from hvd_cluster.data.reading.source import open_source
 from hvd_cluster.data.schema import Schema
 from hvd_cluster.data.shard_warning import warn_if_not_own_shard
@@ -140,9 +139,7 @@ class ParquetReader(IterableDataset[dict[str, Any]]):
         prefetch = overridden(prefetch_config or PrefetchConfig(), given)
         if given:
             raise TypeError(f"ParquetReader has no argument {', '.join(map(repr, given))}")
-        problems = _problems(batch_size, rank, size, epoch)
-        if remainder not in REMAINDERS:
-            problems.append(f"remainder is {remainder!r}: it is one of {', '.join(REMAINDERS)}")
+        problems = share_problems(batch_size, rank, size, epoch, remainder)
         if arrays not in {"torch", "numpy"}:
             problems.append(f"arrays is {arrays!r}: it is 'torch' or 'numpy'")
         problems += [*order.problems(), *prefetch.problems()]
@@ -174,10 +171,8 @@ class ParquetReader(IterableDataset[dict[str, Any]]):
             texts=opened.texts - raw,
             types=opened.types,
         )
-        self._filesystem = opened.filesystem
-        self._split = opened.split
-        self._footers = opened.footers
-        self._input = opened.schema
+        self._filesystem, self._split = opened.filesystem, opened.split
+        self._footers, self._input = opened.footers, opened.schema
         rows = RowGroupReader(tables, opened.schema, rules)
         self._blocks: BlockReader | RawBlockReader = BlockReader(
             opened.split, rows, opened.schema, rules, transformation_fn
@@ -185,14 +180,7 @@ class ParquetReader(IterableDataset[dict[str, Any]]):
         self._mapping: BatchMapping | None = None
         if preprocess is not None:
             self._blocks = RawBlockReader(opened.split, rows, opened.schema)
-            self._mapping = BatchMapping(
-                preprocess=preprocess,
-                blocks=self._blocks,
-                schema=as_stored,
-                seed=order.seed,
-                rank=rank,
-                num_threads=prefetch.num_threads,
-            )
+            self._mapping = BatchMapping(preprocess, self._blocks, as_stored, order.seed, rank, prefetch.num_threads)
         self._batch_size = batch_size
         self._rank, self._size = rank, size
         self._order = order
@@ -409,13 +397,3 @@ class ParquetReader(IterableDataset[dict[str, Any]]):
             window_rows=budget.window_rows,
         )
         return EpochIterator(planner, self._blocks, budget, self._end_epoch, self._mapping)
-
-
-def _problems(batch_size: int, rank: int, size: int, epoch: int) -> list[str]:
-    """A sentence for each value that is out of range."""
-    if texts := not_whole(batch_size=batch_size, rank=rank, size=size, epoch=epoch):
-        return texts
-    texts = too_small(batch_size=batch_size)
-    if not 0 <= rank < size:
-        texts.append(f"rank is {rank} of size {size}: ranks go from 0 to size - 1")
-    return texts

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 from hvd_cluster.data.columns.column_config import ColumnConfig, Decode
 from hvd_cluster.data.reading.budget import PREFETCH_BYTES
+from hvd_cluster.data.reading.shards import REMAINDERS
 
 if TYPE_CHECKING:
     from hvd_cluster.data.cache import RowGroupCache
@@ -97,3 +98,14 @@ def not_whole(**numbers: Any) -> list[str]:
 def too_small(**numbers: int) -> list[str]:
     """A sentence for each argument that is below 1."""
     return [f"{name} is {value}: it must be at least 1" for name, value in numbers.items() if value < 1]
+
+
+def share_problems(batch_size: int, rank: int, size: int, epoch: int, remainder: str) -> list[str]:
+    """A sentence for each argument that no share of the data can have."""
+    wrong = [] if remainder in REMAINDERS else [f"remainder is {remainder!r}: it is one of {', '.join(REMAINDERS)}"]
+    if texts := not_whole(batch_size=batch_size, rank=rank, size=size, epoch=epoch):
+        return [*texts, *wrong]
+    texts = too_small(batch_size=batch_size)
+    if not 0 <= rank < size:
+        texts.append(f"rank is {rank} of size {size}: ranks go from 0 to size - 1")
+    return [*texts, *wrong]

@@ -16,8 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 from hvd_cluster.data.dataset import Dataset
 from hvd_cluster.data.preprocessing import Preprocess
-from hvd_cluster.data.reader import ParquetReader
-from hvd_cluster.data.schema import missing_columns_text
 from hvd_cluster.data.store import Store
 from hvd_cluster.errors import DataError, WorkerFailedError
 from hvd_cluster.estimators.backend import Backend, LocalBackend, SparkBackend, as_backend
@@ -35,6 +33,7 @@ from hvd_cluster.estimators.run_lease import RunLease
 from hvd_cluster.estimators.scoring.output_columns import metadata_of
 from hvd_cluster.estimators.spec import FitSpec
 from hvd_cluster.estimators.stages.spark_ml import Estimator
+from hvd_cluster.estimators.trial_rows import trial_rows
 from hvd_cluster.estimators.view import tracking
 from hvd_cluster.estimators.view.fit_log import LossWatch
 from hvd_cluster.estimators.view.progress_bar import ProgressBar
@@ -45,9 +44,6 @@ if TYPE_CHECKING:
     from hvd_cluster.estimators.run.checkpoint import Checkpoint
 
 logger = logging.getLogger(__name__)
-
-#: Rows of the batch that the model and the loss are tried on.
-_PROBE_ROWS = 8
 
 _NO_CHECKPOINTS_TEXT = (
     "this fit has no progress bar and no checkpoints: its workers cannot open a connection to this process, as on a "
@@ -300,24 +296,13 @@ class DistributedEstimator(ColumnRoles, EstimatorParams, Estimator):
         Raises:
             DataError: ``preprocess`` or ``transformation_fn`` failed, or the latter removed columns that are needed.
         """
-        preprocess = self._preprocess(dataset)
-        reader = ParquetReader(
-            dataset.train,
-            dataset.schema,
-            dataset.store,
-            batch_size=min(_PROBE_ROWS, dataset.train.rows),
-            seed=seed,
-            shuffle=False,
-            remainder="pad",
+        return trial_rows(
+            dataset,
+            seed,
+            required=self._batch_columns(dataset),
             transformation_fn=self._transformation() if transformed else None,
-            preprocess=None if preprocess is None else dataclasses.replace(preprocess, training=True),
-            num_threads=1,
+            preprocess=self._preprocess(dataset),
         )
-        found = next(reader.epoch(0))
-        lost = [name for name in self._batch_columns(dataset) if name not in found]
-        if lost:
-            raise DataError(f"the rows of transformation_fn lack columns: {missing_columns_text(lost, list(found))}")
-        return found
 
     def _batch_columns(self, dataset: Dataset) -> tuple[str, ...]:
         """The columns that every training batch must have."""

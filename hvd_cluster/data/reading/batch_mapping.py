@@ -42,7 +42,7 @@ class PreprocessedBatch(Batch):
     num_left_out: int
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class BatchMapping:
     """What makes batches of tables: the columns of the user's function through that, the others as they are."""
 
