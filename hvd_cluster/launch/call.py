@@ -34,6 +34,9 @@ _SPARK_REMEDY = (
 )
 #: Packages whose objects must stay on the driver -> what to do; their attributes are not shown to the user.
 _DRIVER_ONLY = {"pyspark": _SPARK_REMEDY, "py4j": _SPARK_REMEDY}
+#: What the pickle of a Spark Connect session, or of its DataFrames, calls when it is unpickled. Only the process that
+#: made them can.
+_SESSION_OF_ITS_PROCESS = b"_getActiveSessionIfMatches"
 #: Characters of an argument that an error message shows.
 _MAX_SHOWN = 80
 
@@ -96,7 +99,7 @@ def pack_call(
     call = (fn, tuple(args), dict(kwargs or {}))
     with _by_value(_module_by_value(fn, shared_path)):
         try:
-            body, references = dumps(call)
+            body, references = _dumped(call, dumps)
         except Exception as error:  # pickling runs user code, which may raise anything
             raise LaunchError(_unpicklable_text(*call, error, dumps)) from error
     return PackedCall(_name_of(fn), body, _source_of(fn), references, remedy)
@@ -260,9 +263,16 @@ def _inside(where: str, value: Any) -> list[tuple[str, Any]]:
     return [(f"{where}, attribute {name!r} of {_type_name(value)}", item) for name, item in attributes.items()]
 
 
+def _dumped(value: Any, dumps: Dumps) -> tuple[bytes, References]:
+    body, references = dumps(value)
+    if _SESSION_OF_ITS_PROCESS in body:
+        raise TypeError("a session of Spark Connect works in its own process only")
+    return body, references
+
+
 def _picklable(value: Any, dumps: Dumps) -> bool:
     try:
-        dumps(value)
+        _dumped(value, dumps)
     except Exception:  # noqa: BLE001 - reducing runs user code, which may raise anything
         return False
     return True
