@@ -139,8 +139,8 @@ class Schema:
         them = "them" if len(texts) > 1 else "it"
         return (
             f"no tensor can be made of {_columns(texts)}: leave {them} out, encode {them} as numbers, or turn {them} "
-            "into numbers with preprocess=fn of an estimator, or with transformation_fn or ColumnConfig(decode=...) of "
-            "a reader"
+            "into numbers with preprocess=fn of an estimator, or with a transformation_fn or a decode function of a "
+            "reader"
         )
 
 
