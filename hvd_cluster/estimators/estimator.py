@@ -161,12 +161,13 @@ class DistributedEstimator(ColumnRoles, EstimatorParams, Estimator):
             )
             if ready.checkpoint is not None:
                 self._check_resumed(ready.checkpoint, spec, prepared, ready.layout.num_proc)
-            results = self._driver_run(ready, prepared, tracker).results(spec)
-            model = self._create_model(results, spec)
+            # Now: what cannot be read must not end a fit whose training is over.
+            columns = tuple(dict.fromkeys(spec.inputs.feature_cols))
+            rows = data.first_rows(columns, MAX_ROWS)
+            rows = first_rows(prepared.dataset, columns) if rows is None else rows
+            model = self._create_model(self._driver_run(ready, prepared, tracker).results(spec), spec)
             if isinstance(model, FittedModel):  # subclasses may return something else
-                columns = tuple(dict.fromkeys(spec.inputs.feature_cols))
-                rows = data.first_rows(columns, MAX_ROWS)
-                model.keep_rows(first_rows(prepared.dataset, columns) if rows is None else rows)
+                model.keep_rows(rows)
             tracker.finish(model)
             return model
 
