@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from hvd_cluster.data.columns.pandas_table import to_table
 from hvd_cluster.data.optional import load_pyarrow
 from hvd_cluster.data.preprocessing import Preprocess
 from hvd_cluster.data.schema import missing_columns_text
@@ -20,8 +19,8 @@ from hvd_cluster.estimators.frames import Frame, column_names, kind_of
 from hvd_cluster.estimators.params import ModelParams
 from hvd_cluster.estimators.scoring import output_columns
 from hvd_cluster.estimators.scoring.output_columns import ARRAY, VECTOR
-from hvd_cluster.estimators.scoring.predictor import predictor_of
-from hvd_cluster.estimators.scoring.scorer import Framework, Scored, Scorer
+from hvd_cluster.estimators.scoring.predictor import predictor_of, with_outputs
+from hvd_cluster.estimators.scoring.scorer import Framework, Scorer
 from hvd_cluster.estimators.scoring.shipped_model import Scoring, ShippedModel, content_key, score_batches
 from hvd_cluster.estimators.spec import Inputs
 from hvd_cluster.estimators.stages.spark_ml import Model
@@ -67,8 +66,7 @@ class FittedModel(ModelParams, Model):
 
     def _pickled_scoring(self, scorer: Scorer) -> bytes:
         """The model and how it scores, pickled for the tasks of a cluster."""
-        predict_fn = None if self._predicts_by_batch() else self.get_prediction_fn()
-        return Scoring.pickled(scorer, predict_fn, self._pickled_model())
+        return Scoring.pickled(scorer, self._own_predict_fn(), self._pickled_model())
 
     def _input_shapes(self) -> Any:
         """Shape of each feature's batch, -1 for the rows; None: as stored."""
@@ -125,7 +123,7 @@ class FittedModel(ModelParams, Model):
             ColumnsScoring(
                 scorer=scorer,
                 load=flavour.load,
-                predict_fn=None if self._predicts_by_batch() else self.get_prediction_fn(),
+                predict_fn=self._own_predict_fn(),
                 types={},
             ),
             Columns(
@@ -222,15 +220,7 @@ class FittedModel(ModelParams, Model):
             from hvd_cluster.estimators.ray import data as ray_data
 
             return ray_data.transform(dataset, self._pickled_scoring(scorer))
-        scored = self._score(dataset, scorer)
-        named = zip((column.name for column in scorer.columns), scored.columns, strict=True)
-        if kind is Frame.ARROW:
-            dataset = scored.of(dataset)
-            for name, column in named:
-                dataset = dataset.append_column(name, column)
-            return dataset
-        dataset = dataset if scored.kept is None else dataset.iloc[scored.kept]
-        return dataset.assign(**{name: column.to_pandas().array for name, column in named})
+        return with_outputs(Scoring(scorer, self._own_predict_fn(), self._portable_model()), dataset)
 
     def _warn_of_rounding(self, scorer: Scorer) -> None:
         """Warn once if outputs are rounded to the whole numbers of their label."""
@@ -287,6 +277,10 @@ class FittedModel(ModelParams, Model):
         """Whether no subclass overrides ``get_prediction_fn``."""
         return type(self).get_prediction_fn.__module__.startswith("hvd_cluster.")
 
+    def _own_predict_fn(self) -> Callable[[Any, Any], Any] | None:
+        """The function for one row of a subclass; None if batches are scored."""
+        return None if self._predicts_by_batch() else self.get_prediction_fn()
+
     def _scorer(self, on_spark: bool) -> Scorer:
         metadata = self._get_metadata() or {}
         features = tuple(self._value("feature_columns"))
@@ -330,16 +324,6 @@ class FittedModel(ModelParams, Model):
     def _framework(self) -> Framework:
         """How the model is called, given the params of this stage."""
         return self.framework
-
-    def _score(self, data: Any, scorer: Scorer) -> Scored:
-        """Score a pandas DataFrame or a pyarrow Table in this process."""
-        model = self._portable_model()
-        if not self._predicts_by_batch():
-            records = data.to_pylist() if kind_of(data) is Frame.ARROW else data.to_dict("records")
-            return Scored(scorer.score_rows(model, self.get_prediction_fn(), records))
-        if kind_of(data) is Frame.PANDAS:
-            data = to_table(data, list(scorer.inputs.feature_cols))
-        return scorer.score(model, data.combine_chunks())
 
     def _transform_spark(self, dataset: Any, scorer: Scorer) -> Any:
         from pyspark.sql.types import StructField, StructType

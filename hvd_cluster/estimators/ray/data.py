@@ -97,7 +97,7 @@ def _score_table(shipped: ShippedModel, table: Any) -> Any:
     # Other columns may be of any type.
     features = list(dict.fromkeys(scoring.scorer.inputs.feature_cols))
     taken = table if scoring.predict_fn is not None else table.select(features)
-    return scoring.with_outputs(table, plain(taken).combine_chunks())
+    return scoring.scorer.appended(scoring.score(plain(taken).combine_chunks()), table)
 
 
 def _each_block(dataset: Any, on_part: OnPart) -> list[dict[str, Any]]:

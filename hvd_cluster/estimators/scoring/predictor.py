@@ -8,6 +8,7 @@ import numpy as np
 
 from hvd_cluster.data.columns.pandas_table import to_table
 from hvd_cluster.data.optional import load_pyarrow
+from hvd_cluster.estimators.scoring.scorer import Scored
 from hvd_cluster.estimators.scoring.shipped_model import Scoring
 from hvd_cluster.launch.pickling import loads
 
@@ -34,20 +35,29 @@ def with_outputs(scoring: Scoring, batch: Any) -> Any:
     Args:
         batch: n rows as a pandas DataFrame, a pyarrow Table, or a dict of arrays of shape (n, ...).
     """
+    scorer = scoring.scorer
     if isinstance(batch, load_pyarrow().Table):
-        return scoring.with_outputs(batch)
+        return scorer.appended(_scored(scoring, batch), batch)
     import pandas as pd
 
     frame = pd.DataFrame({name: list(values) for name, values in batch.items()}) if isinstance(batch, dict) else batch
-    features = list(dict.fromkeys(scoring.scorer.inputs.feature_cols))
-    taken = list(frame.columns) if scoring.predict_fn is not None else features
-    scored = scoring.score(to_table(frame, taken).combine_chunks())
-    names = [column.name for column in scoring.scorer.columns]
+    scored = _scored(scoring, frame)
+    named = dict(zip((column.name for column in scorer.columns), scored.columns, strict=True))
     if isinstance(batch, dict):
         kept = batch if scored.kept is None else {name: values[scored.kept] for name, values in batch.items()}
-        return {**kept, **{name: _array(values) for name, values in zip(names, scored.columns, strict=True)}}
+        return {**kept, **{name: _array(values) for name, values in named.items()}}
     frame = frame if scored.kept is None else frame.iloc[scored.kept]
-    return frame.assign(**{name: one.to_pandas().array for name, one in zip(names, scored.columns, strict=True)})
+    return frame.assign(**{name: values.to_pandas().array for name, values in named.items()})
+
+
+def _scored(scoring: Scoring, data: Any) -> Scored:
+    """Score a DataFrame or an Arrow table, through the user's function for one row if there is one."""
+    scorer, is_table = scoring.scorer, isinstance(data, load_pyarrow().Table)
+    if scoring.predict_fn is not None:
+        records = data.to_pylist() if is_table else data.to_dict("records")
+        return Scored(scorer.score_rows(scoring.model, scoring.predict_fn, records))
+    table = data if is_table else to_table(data, list(scorer.inputs.feature_cols))
+    return scorer.score(scoring.model, table.combine_chunks())
 
 
 def _array(values: Any) -> Any:

@@ -188,6 +188,13 @@ class Scorer:
             )
         )
 
+    def appended(self, scored: Scored, table: Any) -> Any:
+        """The rows of an Arrow table that have outputs, with these as further columns."""
+        table = scored.of(table)
+        for column, values in zip(self.columns, scored.columns, strict=True):
+            table = table.append_column(column.name, values)
+        return table
+
     def score_rows(self, model: Any, predict_fn: Callable[..., Any], rows: list[Any]) -> list[Any]:
         """The same, row by row through the user's ``predict_fn(model, row)``."""
         import pyarrow as pa

@@ -46,18 +46,6 @@ class Scoring:
 
         return Scored(self.scorer.score_rows(self.model, self.predict_fn, rows_of(rows)))
 
-    def with_outputs(self, table: Any, features: Any = None) -> Any:
-        """The table with the outputs appended.
-
-        Args:
-            features: the same rows of the columns that are scored; None for those of ``table``.
-        """
-        scored = self.score(table if features is None else features)
-        table = scored.of(table)
-        for column, values in zip(self.scorer.columns, scored.columns, strict=True):
-            table = table.append_column(column.name, values)
-        return table
-
 
 class _Packed:
     def __init__(self, scorer: Scorer, predict_fn: Callable[..., Any] | None, model: bytes) -> None:

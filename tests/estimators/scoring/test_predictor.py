@@ -45,3 +45,15 @@ def test_batches_of_every_type_come_back_with_the_outputs_of_transform():
     assert found["text"].tolist() == ["a", "bb", "dddd"]
     assert found["y__output"].shape == (3, 2)
     assert np.array_equal(found["y__output"], np.stack(expected["y__output"]))
+
+
+class RowByRow(TorchModel):
+    def get_prediction_fn(self):
+        return lambda model, row: len(row["text"]) + row["y"]
+
+
+def test_the_function_for_one_row_of_a_subclass_is_called():
+    model = RowByRow(model=torch.nn.Linear(1, 1), feature_columns=["text"], label_columns=["y"])
+    expected = model.transform(ROWS)
+    assert [value for (value,) in expected["y__output"]] == [2.0, 4.0, 4.0, 8.0]
+    assert model.predictor()()(ROWS).equals(expected)
