@@ -158,9 +158,18 @@ def export(
     return before
 
 
+#: What launchers and estimators tell the workers of one job besides their topology.
+_JOB_VARIABLES = frozenset(
+    [
+        *("HOROVOD_ELASTIC", "HOROVOD_REPORT_STEPS", "HOROVOD_ROWS_DIR"),
+        *("HOROVOD_SPARK_GPUS", "HOROVOD_SPARK_WORK_DIR"),
+    ]
+)
+
+
 def is_job_variable(name: str) -> bool:
-    """Whether ``name`` is a variable of a worker's topology, which workers of another job must not inherit."""
-    return name == "HOROVOD_ELASTIC" or name.startswith("TORCHELASTIC_") or name in _own_variables()
+    """Whether a launcher sets ``name`` for the workers of one job, so that those of another must not inherit it."""
+    return name in _JOB_VARIABLES or name.startswith("TORCHELASTIC_") or name in _own_variables()
 
 
 @cache

@@ -85,6 +85,9 @@ class AgentFleet(Fleet):
     def host_key(self, name: str) -> str:
         return self._hosts[name].host_key
 
+    def address(self, name: str) -> str:
+        return self._hosts[name].address
+
     def topology(self, placement: Placement, name: str, first: str, job_id: str, generation: int = 0) -> Topology:
         first_entry = self._hosts[first]
         return placement.topology(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+from hvd_cluster.errors import LaunchError
 from hvd_cluster.launch.hosts import Host
 from hvd_cluster.launch.placement import Placement
 from hvd_cluster.launch.task import Task
@@ -43,6 +44,17 @@ class Fleet(Closing, ABC):
 
     # --- the hosts ---------------------------------------------------------------------------------------------------
 
+    def connect(self, hosts: Sequence[Host]) -> None:
+        """Connect all hosts of a job of fixed size; no more are added afterwards.
+
+        Raises:
+            LaunchError: hosts cannot be used; the message names all of them.
+        """
+        self.open(others=len(hosts) > 1)
+        lost = [f"{host.name}: {reason}" for host in hosts if (reason := self.add(host))]
+        if lost := lost or list(self.probe().values()):
+            raise LaunchError("these hosts cannot be used:\n  " + "\n  ".join(lost))
+
     @abstractmethod
     def add(self, host: Host) -> str:
         """Connect one more host. Returns why it cannot be used, or an empty string."""
@@ -50,6 +62,10 @@ class Fleet(Closing, ABC):
     @abstractmethod
     def host_key(self, name: str) -> str:
         """A text that is equal for two names of the same machine."""
+
+    def address(self, name: str) -> str:
+        """The address at which workers on other hosts reach that host."""
+        return name
 
     def unprobed(self) -> set[str]:
         """The hosts that were added, or added again, since the last :meth:`probe`."""

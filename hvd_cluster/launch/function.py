@@ -14,6 +14,7 @@ from hvd_cluster.launch.job import run_job
 from hvd_cluster.launch.logs import also_written
 from hvd_cluster.launch.outcome import collect
 from hvd_cluster.launch.run_options import none_is_default, renamed
+from hvd_cluster.launch.ssh.fleet import SshFleet
 
 logger = logging.getLogger(__name__)
 
@@ -110,4 +111,4 @@ def run(
     spec = options.spec(task, options.named_hosts(), options.settings())
     callbacks = options.callbacks()
     with also_written(callbacks.on_line, output_filename, spec.num_proc) as on_line:
-        return collect(run_job(spec, replace(callbacks, on_line=on_line)))
+        return collect(run_job(spec, SshFleet.of(spec), replace(callbacks, on_line=on_line)))

@@ -13,6 +13,7 @@ from hvd_cluster.ray.actor_group import ActorGroup
 from hvd_cluster.ray.adapter import packed
 from hvd_cluster.ray.session import connect, refuse_client
 from hvd_cluster.ray.spec import packed_strategy, resource_problems, worker_resources
+from hvd_cluster.settings import Settings
 
 
 @none_is_default
@@ -27,7 +28,7 @@ def run(
     gpus_per_worker: float | None = None,
     use_current_placement_group: bool = True,
     env: Mapping[str, Any] | None = None,
-    start_timeout: float = 300,
+    start_timeout: float | None = None,
     placement_group_timeout: float = 100,
     stdout: TextIO | None = None,
     stderr: TextIO | None = None,
@@ -46,7 +47,8 @@ def run(
         cpus_per_worker, use_gpu, gpus_per_worker, use_current_placement_group: see
             :class:`~hvd_cluster.ray.executor.RayExecutor`.
         env: additional environment variables for the workers; a value of None removes one.
-        start_timeout: seconds for all workers to report, once there is room for them.
+        start_timeout: seconds for all workers to report, once there is room for them; None means
+            HOROVOD_START_TIMEOUT, or 300.
         placement_group_timeout: seconds to wait for room in the cluster.
         stdout: a text stream for the lines that workers write to stdout, each prefixed with ``[rank]<stdout>:``; by
             default the driver's.
@@ -74,8 +76,14 @@ def run(
         options.callbacks(),
         options.variables,
         placement_timeout_s=placement_group_timeout,
-        start_timeout_s=start_timeout,
+        start_timeout_s=_start_timeout_s(start_timeout),
     )
     with contextlib.closing(group) as actors:
         actors.start(None)
         return actors.call(ActorCall("perform", (call, False)), is_last=True)
+
+
+def _start_timeout_s(given: float | None) -> float:
+    """The default of Ray is longer than that of hosts, because a node may have to install a runtime environment."""
+    is_set = given is not None or "start_timeout_s" in Settings.given()
+    return Settings.from_env(start_timeout_s=given if is_set else 300.0).start_timeout_s

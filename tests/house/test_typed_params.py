@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ast
+import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
+CLASSES = runpy.run_path(str(HERE / "typed_params.py"))["CLASSES"]
 
 
 def test_typed_constructors_are_those_of_the_tables() -> None:
@@ -17,8 +20,28 @@ def test_typed_constructors_are_those_of_the_tables() -> None:
     )
     found = (ROOT / "hvd_cluster/estimators/typed_params.py").read_text()
     assert ast.dump(ast.parse(found)) == ast.dump(ast.parse(printed.stdout)), (
-        "python tests/house/typed_params.py > hvd_cluster/estimators/typed_params.py; ruff format hvd_cluster"
+        "python tests/house/typed_params.py --write"
     )
+
+
+def test_the_estimators_use_every_param() -> None:
+    """A row without a use would be accepted and silently ignored."""
+    folder = ROOT / "hvd_cluster" / "estimators"
+    tables = {"params.py", "typed_params.py"}
+    words = {
+        word
+        for path in folder.rglob("*.py")
+        if path.name not in tables
+        for word in re.findall(r"\w+", path.read_text(encoding="utf-8"))
+    }
+    rows = [row for given in CLASSES.values() for table in given for row in table]
+    accessors = {row.name: f"get{row.param[0].upper()}{row.param[1:]}" for row in rows if row.param}
+    unused = {
+        row.name
+        for row in rows
+        if not row.doc.startswith("no effect: ") and not {row.name, accessors.get(row.name)} & words
+    }
+    assert not unused
 
 
 def test_mypy_refuses_a_param_that_does_not_exist_or_has_another_type(tmp_path: Path) -> None:

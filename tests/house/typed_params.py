@@ -1,18 +1,19 @@
-"""Prints the typed constructors of estimators and models, from their tables of params.
-
-After a change of a table: ``python tests/house/typed_params.py > hvd_cluster/estimators/typed_params.py``.
-"""
+"""Prints the typed constructors of estimators and models, from their tables; ``--write`` updates the module."""
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from hvd_cluster.estimators.keras.params import KERAS_MODEL_ROWS, KERAS_ROWS
 from hvd_cluster.estimators.lightning.params import LIGHTNING_ROWS
 from hvd_cluster.estimators.params import ESTIMATOR_ROWS, MODEL_ROWS, TORCH_MODEL_ROWS, TORCH_ROWS
 from hvd_cluster.estimators.stages.param_row import Row
+
+TARGET = Path(__file__).parents[2] / "hvd_cluster" / "estimators" / "typed_params.py"
 
 CLASSES = {
     "TorchEstimator": (ESTIMATOR_ROWS, TORCH_ROWS),
@@ -100,15 +101,24 @@ def constructor(tables: Any) -> Iterator[str]:
             yield f"{name}: {type_of(row)} = ...,"
 
 
-def main() -> None:
-    print(HEADER)
+def lines() -> Iterator[str]:
+    yield HEADER
     for name, tables in CLASSES.items():
-        print(f'\nclass {name}Params:\n    """The constructor of :class:`{name}`."""\n\n    if TYPE_CHECKING:\n')
-        print("        def __init__(\n            self,\n            *,")
+        yield f'\nclass {name}Params:\n    """The constructor of :class:`{name}`."""\n\n    if TYPE_CHECKING:\n'
+        yield "        def __init__(\n            self,\n            *,"
         for line in constructor(tables):
-            print(f"            {line}")
-        print("        ) -> None: ...\n")
+            yield f"            {line}"
+        yield "        ) -> None: ...\n"
+
+
+def main(arguments: list[str]) -> None:
+    text = "\n".join(lines())
+    if arguments != ["--write"]:
+        print(text)
+        return
+    command = [sys.executable, "-m", "ruff", "format", "--stdin-filename", str(TARGET), "-"]
+    TARGET.write_text(subprocess.run(command, input=text, stdout=subprocess.PIPE, text=True, check=True).stdout)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main(sys.argv[1:])

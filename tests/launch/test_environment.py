@@ -36,12 +36,13 @@ def test_the_users_variables_beat_the_topology_and_the_environment(monkeypatch: 
 
 def test_nothing_of_an_outer_job_reaches_the_workers_of_an_inner_one(monkeypatch: pytest.MonkeyPatch) -> None:
     outer = Topology(rank=3, size=4, rendezvous="10.0.0.1:1", master="10.0.0.1:2", secret=b"o", worker="outer.3")
-    place = {**outer.to_env(), "HOROVOD_ELASTIC": "1", "TORCHELASTIC_RUN_ID": "7"}
+    task = {"HOROVOD_SPARK_GPUS": "0,1", "HOROVOD_SPARK_WORK_DIR": "/work", "HOROVOD_ROWS_DIR": "/rows"}
+    place = {**outer.to_env(), **task, "HOROVOD_ELASTIC": "1", "TORCHELASTIC_RUN_ID": "7"}
     for name, value in place.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("HOROVOD_CYCLE_TIME", "2")
     variables = worker_environment(Topology(rank=1, size=2), {})
-    assert not {"HOROVOD_WORKER", "HOROVOD_ELASTIC", "MASTER_ADDR", "_HOROVOD_SECRET_KEY"} & set(variables)
+    assert not {"HOROVOD_WORKER", "HOROVOD_ELASTIC", "MASTER_ADDR", "_HOROVOD_SECRET_KEY", *task} & set(variables)
     assert (variables["HOROVOD_RANK"], variables["HOROVOD_CYCLE_TIME"]) == ("1", "2")
     assert not set(place) & set(exportable(os.environ)), "they would be put over the place of a worker on another host"
     assert worker_environment(Topology(), {"HOROVOD_ELASTIC": "1"})["HOROVOD_ELASTIC"] == "1"

@@ -10,6 +10,7 @@ import pytest
 import hvd_cluster
 from hvd_cluster.errors import LaunchError, WorkerFailedError
 from hvd_cluster.launch.spec import JobSpec
+from hvd_cluster.launch.ssh.fleet import SshFleet
 from hvd_cluster.launch.worker_group import Callbacks
 
 
@@ -37,7 +38,7 @@ def test_variables_are_the_workers_and_not_the_callers(capfd: pytest.CaptureFixt
 def test_the_interface_in_the_environment_counts_unless_one_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     jobs: list[JobSpec] = []
 
-    def no_job(spec: JobSpec, callbacks: Callbacks) -> NoReturn:
+    def no_job(spec: JobSpec, fleet: SshFleet, callbacks: Callbacks) -> NoReturn:
         jobs.append(spec)
         raise LaunchError("it ends here")
 

@@ -21,6 +21,7 @@ from hvd_cluster.launch.job import run_job
 from hvd_cluster.launch.logs import LinePrinter, Tracebacks, also_written
 from hvd_cluster.launch.outcome import Outcome, failure_text, first_failure, ranges
 from hvd_cluster.launch.spec import ElasticSpec
+from hvd_cluster.launch.ssh.fleet import SshFleet
 from hvd_cluster.launch.worker_group import Callbacks
 from hvd_cluster.oldpaths.table import HOROVOD_VERSION
 from hvd_cluster.topology import inherited_env
@@ -97,7 +98,7 @@ def execute(plan: LaunchPlan, parsed: argparse.Namespace) -> int:
             on_line = stack.enter_context(also_written(tracebacks, folder, max_num_proc))
         except OSError as error:
             raise ValueError(f"--output-filename={folder} cannot be written: {error.strerror}") from error
-        outcomes = run_job(spec, Callbacks(on_line=on_line), _log_failure)
+        outcomes = run_job(spec, SshFleet.of(spec), Callbacks(on_line=on_line), _log_failure)
         failed = first_failure(outcomes)
         if failed is None:
             return 0

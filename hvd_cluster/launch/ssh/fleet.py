@@ -10,12 +10,13 @@ from hvd_cluster.launch import reachability
 from hvd_cluster.launch.agent_fleet import AgentFleet, FleetHost
 from hvd_cluster.launch.environment import exportable
 from hvd_cluster.launch.hosts import Host, is_local
-from hvd_cluster.launch.placement import Slot
+from hvd_cluster.launch.spec import JobSpec
 from hvd_cluster.launch.ssh.agent_hub import AgentHub
 from hvd_cluster.launch.ssh.options import SshOptions
 from hvd_cluster.launch.task import Task, start_worker
 from hvd_cluster.launch.worker_group import Callbacks, Worker
 from hvd_cluster.rendezvous.addresses import host_key, outward_interfaces
+from hvd_cluster.rendezvous.secret import new_secret
 from hvd_cluster.rendezvous.server import KeyValueServer
 from hvd_cluster.rendezvous.sockets import ANY, LOOPBACK, ReservedPort
 from hvd_cluster.topology import Topology, inherited_env
@@ -36,12 +37,12 @@ class SshFleet(AgentFleet):
         self._exported: dict[str, str | None] = {**exportable(inherited_env()), **(env or {})}
         self._agent_hub: AgentHub | None = None
 
-    def connect(self, hosts: Sequence[Host]) -> None:
-        """Connect all hosts of the job and probe how they reach each other. No more hosts can be added afterwards.
+    @classmethod
+    def of(cls, spec: JobSpec) -> SshFleet:
+        """The fleet of a job, with a secret of its own."""
+        return cls(new_secret(), spec.ssh, spec.interfaces, env=spec.task.env)
 
-        Raises:
-            LaunchError: a host cannot be reached through ssh or from the others; the message names all such hosts.
-        """
+    def connect(self, hosts: Sequence[Host]) -> None:
         local = {host.name for host in hosts if is_local(host.name)}
         others = [host for host in hosts if host.name not in local]
         self._open(others=bool(others), takes_part=bool(local))
@@ -94,15 +95,6 @@ class SshFleet(AgentFleet):
         super().give_up()
         if self._agent_hub is not None:
             self._agent_hub.give_up()
-
-    def slots(self, hosts: Sequence[Host]) -> list[Slot]:
-        """A slot for each slot number of ``hosts``, which must be connected, in order."""
-        slots = [self._hosts[host.name] for host in hosts for _ in range(host.slots)]
-        return [Slot(index, entry.host_key, entry.address) for index, entry in enumerate(slots)]
-
-    def names(self, hosts: Sequence[Host]) -> list[str]:
-        """The name of the host of each of :meth:`slots`."""
-        return [host.name for host in hosts for _ in range(host.slots)]
 
     def start(
         self, name: str, task: Task, topology: Topology, env: Mapping[str, str | None], callbacks: Callbacks
