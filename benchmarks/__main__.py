@@ -31,8 +31,10 @@ NAMES = [
     "gpu_overhead",
     "reader",
     "data_wait",
+    "preprocess",
     "transform",
     "fit_overhead",
+    "fit_throughput",
 ]
 
 

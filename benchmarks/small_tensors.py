@@ -60,7 +60,7 @@ def measure() -> Reports:
     table = Table("200 tensors of 1 to 64 KB, asynchronous", "raw Gloo, one call each", [row("2 ranks", times)])
     whole_s, calls_s, bytes_s = (statistics.median(times[name]) for name in ("all", "calls", "bytes"))
     rows = [
-        ("all, again and again", whole_s),
+        ("all, repeatedly", whole_s),
         ("200 calls of allreduce_async_", calls_s),
         ("one tensor of as many bytes", bytes_s),
         ("the rest", whole_s - calls_s - bytes_s),

@@ -1,0 +1,135 @@
+"""Seconds per step of a tiny BERT that is fitted to a Parquet file of texts, which `preprocess` tokenises in the
+reader's threads, against the same fit of the ids, tokenised before and written as Parquet; in turns, one worker on two
+cores, so that the tokeniser has a core beside the step. The first epoch of each fit does not count.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+
+from benchmarks.measure import row, seconds
+from benchmarks.report import Report
+from hvd_cluster.estimators import TorchEstimator
+
+TURNS = 5
+ROWS = 6_400
+BATCH_SIZE = 64
+EPOCHS = 4
+#: Words of a text; with [CLS] and [SEP], 64 ids.
+WORDS = 62
+VOCABULARY = [f"word{index}" for index in range(2_000)]
+
+
+def tokenizer() -> Any:
+    """One that splits words at whitespace, in BERT's format."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *VOCABULARY]
+    made = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token="[UNK]"))
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    made.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
+    return PreTrainedTokenizerFast(tokenizer_object=made, pad_token="[PAD]", unk_token="[UNK]")
+
+
+class Tokenize:
+    """The `preprocess` of the texts."""
+
+    def __init__(self) -> None:
+        self.tokenizer = tokenizer()
+
+    def __call__(self, batch: dict[str, Any]) -> Any:
+        return self.tokenizer(list(batch["text"]), return_token_type_ids=False, return_tensors="np")
+
+
+def write(folder: Path) -> dict[str, Path]:
+    """The same rows as texts and as ids."""
+    random = np.random.default_rng(0)
+    texts = [" ".join(random.choice(VOCABULARY, WORDS)) for _ in range(ROWS)]
+    encoded = tokenizer()(texts, return_tensors="np")
+    labels = pa.array(random.integers(0, 2, ROWS))
+    tables = {"texts": pa.table({"text": texts, "labels": labels})}
+    ids = {
+        name: pa.FixedSizeListArray.from_arrays(pa.array(encoded[name].reshape(-1)), encoded[name].shape[1])
+        for name in ("input_ids", "attention_mask")
+    }
+    tables["ids"] = pa.table({**ids, "labels": labels})
+    paths = {name: folder / f"{name}.parquet" for name in tables}
+    for name, table in tables.items():
+        pq.write_table(table, paths[name], row_group_size=800)
+    return paths
+
+
+def history(path: Path, features: list[str], preprocess: Any) -> list[dict[str, Any]]:
+    """The records of the epochs that count."""
+    from transformers import BertConfig, BertForSequenceClassification
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 512}
+    net = BertForSequenceClassification(BertConfig(vocab_size=len(VOCABULARY) + 4, **sizes))
+    fitted = TorchEstimator(
+        model=net,
+        optimizer=torch.optim.AdamW(net.parameters(), lr=1e-4),
+        feature_cols=features,
+        label_cols=["labels"],
+        preprocess=preprocess,
+        output_fn=_logits,
+        batch_size=BATCH_SIZE,
+        epochs=EPOCHS,
+        num_proc=1,
+        verbose=0,
+    ).fit(str(path))
+    return list(fitted.getHistory()[1:])
+
+
+def _logits(output: Any) -> torch.Tensor:
+    logits: torch.Tensor = output.logits
+    return logits
+
+
+def tokenising_s(turns: int) -> float:
+    """Seconds that a batch's tokenisation takes alone."""
+    encode, taken = Tokenize(), []
+    texts = {"text": [" ".join(VOCABULARY[:WORDS])] * BATCH_SIZE}
+    for _ in range(turns):
+        began_s = time.perf_counter()
+        encode(texts)
+        taken.append(time.perf_counter() - began_s)
+    return statistics.median(taken)
+
+
+def measure() -> Report:
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one thread, as OMP_NUM_THREADS=1 asks of torch
+    contenders = {"ours": ("texts", ["text"], Tokenize()), "peer": ("ids", ["input_ids", "attention_mask"], None)}
+    times: dict[str, list[float]] = {name: [] for name in contenders}
+    waits: dict[str, list[float]] = {name: [] for name in contenders}
+    with tempfile.TemporaryDirectory() as folder:
+        paths = write(Path(folder))
+        for _ in range(TURNS):
+            for name, (kind, features, preprocess) in contenders.items():
+                records = history(paths[kind], features, preprocess)
+                steps = ROWS // BATCH_SIZE
+                times[name].append(statistics.median(record["seconds"] / steps for record in records))
+                waits[name].append(statistics.median(max(record["data_wait_share"]) for record in records))
+    found = row("", times)
+    rows = [
+        ("texts, tokenised by `preprocess`", seconds(found.ours_s), f"{statistics.median(waits['ours']):.1%}"),
+        ("ids", seconds(found.peer_s), f"{statistics.median(waits['peer']):.1%}"),
+    ]
+    spread = f"{found.ratio:.3f} ({found.ratio_low:.3f} to {found.ratio_high:.3f})"
+    notes = [
+        f"Texts reach {spread} of the steps per second on ids.",
+        f"A batch is tokenised in {seconds(tokenising_s(20))} where nothing else runs.",
+    ]
+    title = f"A tiny BERT on {ROWS:,} texts of {WORDS} words, batches of {BATCH_SIZE}"
+    return Report(title, ["data", "step", "share of it spent waiting for data"], rows, notes)
