@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -100,13 +101,17 @@ class Preprocess:
                     break
         return failed
 
+    @functools.cached_property
+    def _accepted(self) -> frozenset[str]:
+        """The parameters of the function."""
+        return frozenset(inspect.signature(self.fn).parameters)
+
     def _call(self, rows: pa.Table, seeds: Sequence[int]) -> dict[str, torch.Tensor]:
         batch: Any = rows
         if self.batch_format == "numpy":
             batch = {name: raw_array(rows.column(name)) for name in self.columns}
-        accepted = inspect.signature(self.fn).parameters
-        options: dict[str, Any] = {"training": self.training} if "training" in accepted else {}
-        if "rng" in accepted:
+        options: dict[str, Any] = {"training": self.training} if "training" in self._accepted else {}
+        if "rng" in self._accepted:
             options["rng"] = np.random.default_rng([seed & _UINT64 for seed in seeds])
         with torch.no_grad():
             made = self.fn(batch, **options)

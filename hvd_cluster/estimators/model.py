@@ -111,7 +111,7 @@ class FittedModel(ModelParams, Model):
             MissingExtraError: MLflow is not installed.
             ValueError: params are missing, or ``alias`` is given without ``registered_model_name``.
         """
-        from hvd_cluster.estimators.logged_model.columns_model import Scoring as ColumnsScoring
+        from hvd_cluster.estimators.logged_model.columns_model import ColumnsScoring
         from hvd_cluster.estimators.logged_model.log import log
         from hvd_cluster.estimators.logged_model.signature import Columns
 

@@ -176,9 +176,12 @@ class HorovodStrategy(_ParallelStrategy):
         if trainer.state.fn == _FITTING and self._layer_sync is not None:
             self.model = self._layer_sync.apply(self.model)
         super().setup(trainer)
-        state = self.lightning_module.state_dict()
-        hvd.broadcast_parameters(dict(state), root_rank=0)
+        hvd.broadcast_parameters(self._initial_state(), root_rank=0)
         metrics.connect(self.lightning_module)
+
+    def _initial_state(self) -> dict[str, Any]:
+        """The entries of the module's state whose values the ranks may begin with differently."""
+        return dict(self.lightning_module.state_dict())
 
     @property
     def rate_factor(self) -> float:

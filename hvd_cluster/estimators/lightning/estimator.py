@@ -26,7 +26,7 @@ from hvd_cluster.estimators.torch import made_state
 from hvd_cluster.estimators.torch.arguments import floating_dtype
 from hvd_cluster.estimators.torch.made_model import MadeModel, is_lazy
 from hvd_cluster.estimators.torch.module_estimator import ModuleEstimator, unsized
-from hvd_cluster.estimators.torch.probe import Findings, probe
+from hvd_cluster.estimators.torch.probe import ProbeResult, probe
 from hvd_cluster.estimators.typed_params import LightningEstimatorParams
 
 logger = logging.getLogger(__name__)
@@ -137,13 +137,13 @@ class LightningEstimator(LightningEstimatorParams, ModuleEstimator):
     def _batch_columns(self, dataset: Dataset) -> tuple[str, ...]:
         return () if self._is_lightning_module() else super()._batch_columns(dataset)
 
-    def _findings(self, dataset: Dataset, seed: int, is_lightning: bool) -> Findings:
+    def _findings(self, dataset: Dataset, seed: int, is_lightning: bool) -> ProbeResult:
         """The inputs and output shapes of the model, tried on a few rows."""
         batch = transformed = self._first_rows(dataset, seed)
         model = with_configured_layers(self._given_module())
         inputs = self._module_inputs(dataset, batch, model)
 
-        def tried(rows: Mapping[str, torch.Tensor]) -> Findings:
+        def tried(rows: Mapping[str, torch.Tensor]) -> ProbeResult:
             return probe(
                 model,
                 inputs,
@@ -177,7 +177,7 @@ class LightningEstimator(LightningEstimatorParams, ModuleEstimator):
             feature_dtypes=tuple(dtypes.get(name, floating) for name in inputs.feature_cols),
             label_dtypes=tuple(dtypes.get(name, floating) for name in inputs.label_cols),
         )
-        return Findings(known, output_shapes)
+        return ProbeResult(known, output_shapes)
 
     def _checkpoint(self, store: Store, run_id: str) -> Checkpoint | None:
         found = Checkpoint.load(RunFiles(store, run_id), "lightning")

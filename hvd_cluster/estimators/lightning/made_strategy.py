@@ -23,6 +23,10 @@ class MadeModelStrategy(_HorovodStrategy):
         super().__init__(**options)
         self._trained_part = made_state.TrainedPart(made)
 
+    def _initial_state(self) -> dict[str, Any]:
+        equal = made_state.equal_names(self._trained_part.made)
+        return {name: value for name, value in super()._initial_state().items() if name not in equal}
+
     def lightning_module_state_dict(self) -> dict[str, Any]:
         """The part of the state that is saved."""
         return self._trained_part.of(self.lightning_module)

@@ -15,14 +15,14 @@ import pyarrow as pa
 from hvd_cluster.data.columns.pandas_table import to_table
 from hvd_cluster.estimators.scoring.scorer import Scorer
 
-#: The file in the folder of an MLflow model that holds its :class:`Scoring`.
+#: The file in the folder of an MLflow model that holds its :class:`ColumnsScoring`.
 FILE = "scoring.pkl"
 #: The package of this module and of what it imports: hvd_cluster, or its copy in a model.
 _PACKAGE = __name__.removesuffix(".estimators.logged_model.columns_model")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scoring:
+class ColumnsScoring:
     """How the model of an MLflow model is loaded and called."""
 
     scorer: Scorer
@@ -37,7 +37,7 @@ class Scoring:
 class ColumnsModel:
     """What ``mlflow.pyfunc.load_model`` calls."""
 
-    def __init__(self, scoring: Scoring, model: Any) -> None:
+    def __init__(self, scoring: ColumnsScoring, model: Any) -> None:
         self._scoring = scoring
         self._model = model
 
@@ -97,5 +97,5 @@ def _exists(module: str) -> bool:
 def _load_pyfunc(path: str) -> ColumnsModel:
     """What MLflow calls with the folder of a model."""
     with (Path(path) / FILE).open("rb") as file:
-        scoring: Scoring = _Unpickler(file).load()
+        scoring: ColumnsScoring = _Unpickler(file).load()
     return ColumnsModel(scoring, scoring.load(path))

@@ -15,7 +15,7 @@ import cloudpickle
 
 from hvd_cluster.errors import MissingExtraError
 from hvd_cluster.estimators.logged_model import columns_model
-from hvd_cluster.estimators.logged_model.columns_model import Scoring
+from hvd_cluster.estimators.logged_model.columns_model import ColumnsScoring
 from hvd_cluster.estimators.logged_model.requirements import requirements_of
 from hvd_cluster.estimators.logged_model.signature import Columns, example_frame
 from hvd_cluster.estimators.logged_model.sources import scoring_modules, write_code
@@ -53,7 +53,7 @@ class LoggedModel:
     """What is logged. MLflow calls :meth:`save_model`, as that of one of its own flavours."""
 
     flavour: Flavour
-    scoring: Scoring
+    scoring: ColumnsScoring
     columns: Columns
     #: Rows of the training data; None if there are none.
     example: pa.Table | None
@@ -87,7 +87,7 @@ class LoggedModel:
 
 def log(
     flavour: Flavour,
-    scoring: Scoring,
+    scoring: ColumnsScoring,
     columns: Columns,
     example: pa.Table | None,
     *,

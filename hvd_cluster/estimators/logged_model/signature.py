@@ -70,7 +70,7 @@ def _input(field: pa.Field) -> Any:
     """The ``ColSpec`` of a column.
 
     Columns that MLflow would refuse in some form that ``transform`` takes are of any type: whole numbers with nulls,
-    which pandas holds as floats; moments with a time zone; vectors, decimals, categories, structs and maps.
+    which pandas holds as floats; timestamps with a time zone; vectors, decimals, categories, structs and maps.
     """
     from mlflow.types import ColSpec, schema
 

@@ -222,6 +222,28 @@ def test_the_learning_rate_is_scaled_by_the_workers_and_returned_as_it_was(drive
     assert refused is True
 
 
+def test_the_history_says_which_rank_waited_for_the_other(driver, frame):
+    build, fit = dense, estimator
+
+    def fn(workers, frame):
+        import time
+
+        import keras
+
+        class Late(keras.callbacks.Callback):
+            def on_train_batch_begin(self, batch, logs=None):
+                import hvd_cluster.torch as hvd
+
+                if hvd.rank() == 1:
+                    time.sleep(0.05)
+
+        return fit(workers(2), build(), callbacks=[Late()]).fit(frame).getHistory()
+
+    shares = driver(fn, frame)["time_share"][-1]
+    assert max(shares[0], key=shares[0].get) == "late"
+    assert shares[1]["late"] < 0.2
+
+
 def test_callbacks_see_the_same_numbers_on_all_ranks_and_stop_all_of_them(driver, frame, tmp_path):
     fit, build = estimator, dense
 

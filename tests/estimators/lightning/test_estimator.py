@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from importlib.util import find_spec
 
 import cloudpickle
@@ -145,6 +146,21 @@ def test_a_run_that_is_resumed_ends_with_the_weights_of_an_undisturbed_one(frame
     assert [sum(each.values()) for each in shares] == pytest.approx([1.0] * 8)
     with pytest.raises(DataError, match="203 rows and has 100"):
         estimator(two_workers, store=str(tmp_path / "b"), run_id="two").fit(frame[:100])
+
+
+class LateNet(Net):
+    """Rank 1 computes longer than rank 0."""
+
+    def training_step(self, batch, batch_idx):
+        if self.global_rank == 1:
+            time.sleep(0.03)
+        return super().training_step(batch, batch_idx)
+
+
+def test_the_history_says_which_rank_waited_for_the_other(frame, two_workers):
+    shares = estimator(two_workers, LateNet()).fit(frame).getHistory()[-1]["time_share"]
+    assert max(shares[0], key=shares[0].get) == "late"
+    assert max(shares[1], key=shares[1].get) == "compute"
 
 
 def test_the_weights_that_the_users_checkpoint_found_best_are_returned(frame, two_workers, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import importlib
 import os
 import subprocess
@@ -11,7 +12,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from ray_clusters import TestCluster
@@ -20,6 +23,8 @@ from hvd_cluster.errors import DataError, LaunchError
 from hvd_cluster.estimators import RayBackend, TorchEstimator, TorchModel
 from hvd_cluster.estimators.frames import Frame, column_names, kind_of
 from hvd_cluster.estimators.ray.data import parts_of
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -62,7 +67,6 @@ def await_free(num_cpus: float) -> None:
 
 
 def test_a_fit_of_a_dataset_equals_a_fit_of_the_same_rows_elsewhere(ray_cluster: TestCluster, tmp_path: Path) -> None:
-    import pyarrow as pa
     import ray
 
     data = ray.data.from_items(rows(), override_num_blocks=5)
@@ -146,6 +150,50 @@ def test_transform_keeps_an_unused_column_of_images_of_many_sizes(ray_cluster: T
     assert all(np.isfinite(row["y__output"]) for row in found)
     with pytest.raises(DataError, match="rows of column 'image' differ in shape"):
         estimator(tmp_path / "other", feature_cols=["image"]).fit(data)
+
+
+def lengths_and_days(batch: dict[str, Any]) -> Any:
+    """A feature of text with nulls, of bytes and of dates: float32 of shape (rows, 3)."""
+    days = np.where(np.isnat(batch["day"]), 0, batch["day"].astype("datetime64[M]").astype(int) % 12)
+    text = [len(text or "") for text in batch["text"]]
+    return np.stack([text, [len(data) for data in batch["data"]], days], axis=1).astype(np.float32)
+
+
+def test_raw_columns_train_and_score_as_a_local_run_of_preprocess_and_model(
+    ray_cluster: TestCluster, tmp_path: Path
+) -> None:
+    import ray
+
+    raw = [
+        {
+            "id": i,
+            "text": None if i % 5 == 0 else "a" * (i % 7),
+            "data": b"x" * (i % 3),
+            "day": None if i % 4 == 0 else dt.date(2024, 1 + i % 12, 1),
+            "y": float(i % 7),
+        }
+        for i in range(ROWS)
+    ]
+    data = ray.data.from_arrow(pa.Table.from_pylist(raw)).repartition(4)
+    net = torch.nn.Linear(3, 1)
+    model = estimator(
+        tmp_path,
+        model=net,
+        optimizer=torch.optim.SGD(net.parameters(), lr=0.001),
+        loss=lambda output, label: torch.nn.functional.mse_loss(output[:, 0], label),
+        feature_cols=["text", "data", "day"],
+        preprocess=lengths_and_days,
+        epochs=1,
+    ).fit(data)
+    names = ["text", "data", "day"]
+    columns = {name: np.array([row[name] for row in raw], dtype=object) for name in names}
+    columns["day"] = columns["day"].astype("datetime64[D]")
+    with torch.no_grad():
+        expected = model.getModel()(torch.from_numpy(lengths_and_days(columns)))[:, 0].tolist()
+    in_actors = data.map_batches(model.predictor(), batch_format="pyarrow", concurrency=1)
+    for scored in (model.transform(data), in_actors):
+        found = {row["id"]: row["y__output"] for row in scored.take_all()}
+        assert [found[i] for i in range(ROWS)] == expected  # to the bit
 
 
 def test_a_fit_inside_a_placement_group_writes_its_data_outside_it(ray_cluster: TestCluster, tmp_path: Path) -> None:
@@ -298,6 +346,7 @@ KERAS = """\
 import sys
 import time
 import keras
+import cloudpickle
 import numpy as np
 import ray
 from hvd_cluster.estimators import KerasEstimator
