@@ -33,7 +33,7 @@ class Kind(enum.Enum):
     BOOL = "bool"
     STRING = "string"
     BINARY = "binary"
-    #: A moment, a date or a length of time; tensors hold the count of its ``Column.unit`` (since 1970 for moments).
+    #: A timestamp, a date or a duration; tensors hold the count of its ``Column.unit`` (timestamps since 1970).
     TIME = "time"
     #: Numbers in a fixed shape, from lists of any nesting.
     LIST = "list"

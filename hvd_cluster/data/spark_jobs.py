@@ -51,7 +51,7 @@ def run(spark: Any, action: Callable[[], T], description: str) -> T:
     except BaseException:  # raised again: the rows are no longer wanted
         if submitting.is_alive():
             if not cancel_until(finished.wait, lambda: cancel(spark, tag)):
-                logger.error("the Spark job %s does not end although it was cancelled again and again", tag)
+                logger.error("the Spark job %s does not end although it was cancelled repeatedly", tag)
             _let_tasks_end(spark, tag)
         raise
     submitting.join()
@@ -92,7 +92,7 @@ def cancel(spark: Any, tag: str) -> None:
 
 
 def cancel_until(ended: Callable[[float], bool], cancel_jobs: Callable[[], None]) -> bool:
-    """Cancel again and again, until the jobs have ended or a minute is over.
+    """Cancel repeatedly, until the jobs have ended or a minute is over.
 
     Args:
         ended: waits at most this many seconds for the end, and returns whether it came.

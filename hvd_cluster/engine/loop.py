@@ -216,9 +216,9 @@ class Loop:
 
     def deadline_s(self) -> float | None:
         """When there is something to do even if the poll reports nothing, or None."""
-        farewell_s = None if self._closing_since_s is None else self._closing_since_s + SHUTDOWN_TIMEOUT_S
+        shutdown_s = None if self._closing_since_s is None else self._closing_since_s + SHUTDOWN_TIMEOUT_S
         retry_s = time.monotonic() + _RETRY_S if self._agreement.is_blocked else None
-        times = (self._timeline.next_flush_s, self._stall.next_check_s(), self.steps.next_s(), farewell_s, retry_s)
+        times = (self._timeline.next_flush_s, self._stall.next_check_s(), self.steps.next_s(), shutdown_s, retry_s)
         return min((time_s for time_s in times if time_s is not None), default=None)
 
     def handle_events(self, events: list[tuple[int, int]]) -> None:

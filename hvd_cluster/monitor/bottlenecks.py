@@ -1,7 +1,7 @@
 """What slows a job down, from the step times of all its ranks.
 
 In each step the rank that has waited least for others is the one that they waited for: it was the last. A rank that is
-last again and again is a straggler. What it does longer than the median of the other ranks is the cause. The time that
+last repeatedly is a straggler. What it does longer than the median of the other ranks is the cause. The time that
 ranks wait for a straggler, and the time that all of them spend on the same activity, are compared in seconds per step,
 so the first bottleneck of the list is the one that costs most.
 """

@@ -18,7 +18,7 @@ from hvd_cluster.petastorm.unischema_field import UnischemaField
 _WIDER = {"uint16": "int32", "uint32": "int64"}
 
 
-#: Times that are Python objects: what Arrow's days and moments with nulls beside them become.
+#: Times that are Python objects: what Arrow's dates and timestamps with nulls beside them become.
 _TIMES = (date, time, timedelta, np.datetime64)
 
 
@@ -121,7 +121,7 @@ def converted(name: str, value: Any, dtype: str | None = None) -> Any:
 
 
 def _nanoseconds(value: Any) -> int:
-    """A day or moment as nanoseconds since 1970, in UTC where it has no zone; a length of time as its own."""
+    """A date or timestamp as nanoseconds since 1970, in UTC if it has no zone; a duration as its nanoseconds."""
     if isinstance(value, datetime) and value.tzinfo is not None:
         value = value.astimezone(timezone.utc).replace(tzinfo=None)
     if isinstance(value, timedelta):

@@ -129,7 +129,7 @@ def _converted(values: npt.NDArray[Any], column: Column) -> npt.NDArray[Any]:
 
 
 def _times(types: Any, array: pa.Array, column: Column) -> npt.NDArray[np.int64]:
-    """Moments, dates and lengths of time as counts of the column's unit; finer digits are cut off."""
+    """Timestamps, dates and durations as counts of the column's unit; finer digits are cut off."""
     pyarrow = load_pyarrow()
     try:
         if column.unit == "D":

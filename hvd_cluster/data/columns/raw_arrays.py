@@ -22,7 +22,7 @@ def raw_array(column: pa.ChunkedArray) -> npt.NDArray[Any]:
 
     Returns:
         Numbers and bools: shape (n,), in the column's dtype (decimals float64); with nulls as NaN, in float64 if
-        the column holds no floats. Dates: datetime64[D]. Moments and lengths of time: datetime64[us] (UTC) and
+        the column holds no floats. Dates: datetime64[D]. Timestamps and durations: datetime64[us] (UTC) and
         timedelta64[us], whatever the unit of the column; nulls as NaT.
         Vectors, and lists of numbers that have one length in these rows: shape (n, *length); otherwise an array for
         each row. Strings, bytes, structs and maps: objects (``str``, ``bytes``, ``dict``, list of pairs), nulls as

@@ -82,7 +82,7 @@ def common_type(one: Any, other: Any) -> Any:
     """The Arrow type that holds the values of two; None where there is none.
 
     Whole numbers beside floating ones become float64, which the cast checks value by value. Units of time become the
-    finer one, decimals get the digits of both. Text is not numbers, days are not moments.
+    finer one, decimals get the digits of both. Text and numbers have no common type, nor do dates and timestamps.
     """
     pyarrow, types = load_pyarrow(), load_pyarrow("pyarrow.types")
     if one == other or types.is_null(other):

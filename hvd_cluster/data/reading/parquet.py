@@ -245,7 +245,7 @@ def _is_clean(row_group: Any, indices: Sequence[int], column: Column, shape: tup
     """Whether the footer proves that a column has no nulls and, on average, lists of this shape."""
     leaves = [row_group.column(index) for index in indices]
     if column.kind is Kind.VECTOR and len(leaves) > 1:
-        # In a row that is not null the type is set; the other fields are null by turns.
+        # The type is set in every row that is not null; the other fields need not be (a dense vector has no indices).
         leaves = [leaf for leaf in leaves if leaf.path_in_schema == f"{column.name}.type"]
         shape = ()
     for leaf in leaves:

@@ -98,7 +98,7 @@ def load(model: torch.nn.Module, state: Mapping[str, Any]) -> None:
 
 
 class TrainedPart:
-    """:func:`trained_part` of a module in training, again and again: hashes only what may have changed.
+    """:func:`trained_part` of a module in training, repeatedly: hashes only what may have changed.
 
     Args:
         made: the :func:`contents` of what the factory has made.

@@ -37,7 +37,7 @@ _OUTPUT_FN_TEXT = "output_fn must return a tensor of what the model returns, or 
 
 
 @dataclass(frozen=True)
-class Findings:
+class ProbeResult:
     """What the trial found."""
 
     inputs: Inputs
@@ -66,7 +66,7 @@ def probe(
     as_stored: bool = False,
     batch_size: int = 32,
     output_fn: Callable[[Any], Any] | None = None,
-) -> Findings:
+) -> ProbeResult:
     """Run one small batch through a copy of ``model`` and through the loss and the metrics.
 
     Args:
@@ -106,7 +106,7 @@ def probe(
             candidate.warn_of_inexact(batch)
             for name in candidate.float_labels_as_int64(batch):
                 logger.info("label %r: the loss takes no floats, so it is given the whole numbers as int64", name)
-            return Findings(candidate, tuple(found.values()), tuple(found))
+            return ProbeResult(candidate, tuple(found.values()), tuple(found))
     refusals = refusals[len(exact) :] + refusals[: len(exact)]  # the errors of the usual choice come first
     raise DataError(f"{_error_text(refusals)}\n{shapes_text(inputs, batch, schema)}")
 
