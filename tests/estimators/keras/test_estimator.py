@@ -222,7 +222,7 @@ def test_the_learning_rate_is_scaled_by_the_workers_and_returned_as_it_was(drive
     assert refused is True
 
 
-def test_the_history_says_which_rank_waited_for_the_other(driver, frame):
+def test_the_history_says_that_a_rank_waited_for_the_other(driver, frame):
     build, fit = dense, estimator
 
     def fn(workers, frame):
@@ -237,11 +237,12 @@ def test_the_history_says_which_rank_waited_for_the_other(driver, frame):
                 if hvd.rank() == 1:
                     time.sleep(0.05)
 
-        return fit(workers(2), build(), callbacks=[Late()]).fit(frame).getHistory()
+        return fit(workers(2), build(), callbacks=[Late()]).fit(frame).history.to_dict("list")
 
-    shares = driver(fn, frame)["time_share"][-1]
-    assert max(shares[0], key=shares[0].get) == "late"
-    assert shares[1]["late"] < 0.2
+    found = driver(fn, frame)
+    shares = {name.removeprefix("time_share_"): found[name][-1] for name in found if name.startswith("time_share_")}
+    assert sum(shares.values()) == pytest.approx(1.0)
+    assert shares["late"] > 0.25  # of both ranks: rank 0 waits for most of each step, and rank 1 for nothing
 
 
 def test_callbacks_see_the_same_numbers_on_all_ranks_and_stop_all_of_them(driver, frame, tmp_path):
