@@ -158,7 +158,7 @@ def export(
     return before
 
 
-#: What launchers and estimators tell the workers of one job besides their topology.
+#: Other variables that launchers and estimators set for the workers of one job.
 _JOB_VARIABLES = frozenset(
     [
         *("HOROVOD_ELASTIC", "HOROVOD_REPORT_STEPS", "HOROVOD_ROWS_DIR"),
