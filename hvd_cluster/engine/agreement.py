@@ -14,7 +14,7 @@ from typing import Protocol
 
 from hvd_cluster.engine.messages import Decision, Entry, Ready, Recall, ReportBatch, Tune
 from hvd_cluster.engine.negotiation import Negotiator
-from hvd_cluster.engine.request import Key, Signature
+from hvd_cluster.engine.request import Key, SetId, Signature
 from hvd_cluster.engine.shared_memory.ballot import MAX_VOTES, Ballot, Vote
 from hvd_cluster.engine.tree import TreePosition
 
@@ -54,7 +54,7 @@ class Agreement:
         ballot: Ballot | None,
         *,
         position: TreePosition,
-        quorum: Callable[[int], int],
+        quorum: Callable[[SetId], int],
         pending: Callable[[], Mapping[Key, Votable]],
         send_up: Callable[[ReportBatch], None],
         send_down: Callable[[tuple[Entry, ...]], None],

@@ -6,8 +6,8 @@ import atexit
 import logging
 import os
 import threading
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -63,6 +63,8 @@ engine = current.engine
 _MAX_BROKEN_WORLDS = 10
 
 _lock = threading.RLock()
+#: Only :func:`lend` has made the world, not the user.
+_is_lent = False
 _static_sets: list[ProcessSet] = []
 #: How many worlds this process has assembled, by job, generation and name; equal on all ranks.
 _attempts: dict[tuple[str, int, str], int] = {}
@@ -86,6 +88,8 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
         ConnectionError: the other ranks could not be reached in time.
     """
     with _lock:
+        global _is_lent
+        _is_lent = False
         if is_initialized():
             return
         _register_exit_hooks()
@@ -187,6 +191,30 @@ def shutdown() -> None:
         finally:
             sets.unregister(_static_sets)
             _static_sets.clear()
+
+
+def lend(comm: Any = None) -> None:
+    """:func:`init` for a part of this package, which calls :func:`give_back` when it does not need the world."""
+    global _is_lent
+    with _lock:
+        if not is_initialized():
+            init(comm)
+            _is_lent = True
+
+
+def give_back(await_others: Callable[[], None]) -> None:
+    """:func:`shutdown`, unless the user has called :func:`init` too.
+
+    Args:
+        await_others: returns when all ranks have come here, so that no rank ends what others still do.
+    """
+    if not (_is_lent and is_initialized()):
+        return
+    with suppress(RuntimeError):  # the world has ended already, or they do not come
+        await_others()
+    with _lock:
+        if _is_lent:
+            shutdown()
 
 
 def size() -> int:

@@ -16,6 +16,7 @@ from hvd_cluster.engine.messages import Bucket, JoinDone, Refuse, Tune
 from hvd_cluster.engine.negotiation import Negotiator
 from hvd_cluster.engine.queues import Queues
 from hvd_cluster.engine.request import Handle, Key, Kind, Request, Signature, neutral_for
+from hvd_cluster.engine.signature import ranks_of
 from hvd_cluster.engine.submission_queue import SubmissionQueue
 from hvd_cluster.engine.timeline import Recorder
 from hvd_cluster.engine.transports.select import TransportTable
@@ -114,7 +115,7 @@ class DecisionRunner:
             self._change_process_sets(bucket.requests[0][0], first)
             return
         # The set may have been removed: at a leader, its removal can enter the log before earlier reports.
-        if self._rank not in self._process_sets.get(process_set_id, ()):
+        if self._rank not in ranks_of(self._process_sets, process_set_id):
             return
         self._launched_work.latest = keys = [key for key, _ in bucket.requests]
         mine = self._submissions.begin(keys)
@@ -149,7 +150,7 @@ class DecisionRunner:
         observe = None if self._tuner is None else self._observe
         decided_s = 0.0 if observe is None else time.monotonic()
         release = partial(self._submissions.finish, keys)
-        if buckets or not execute_inline(requests, transport, self._recorder, release):
+        if buckets or not execute_inline(requests, transport, self._buffers, self._recorder, release):
             watch = partial(self._launched_work.add, self._num_buckets, keys)
             buckets.append(Execution(requests, transport, self._buffers, self._recorder, release, observe, watch))
         elif observe is not None:

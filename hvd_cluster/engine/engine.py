@@ -22,6 +22,7 @@ from hvd_cluster.engine.messages import Abort, TimelineSwitch
 from hvd_cluster.engine.progress_lock import ProgressLock
 from hvd_cluster.engine.request import Handle, Request
 from hvd_cluster.engine.shared_memory.arena import Arena
+from hvd_cluster.engine.signature import SetId, ranks_of
 from hvd_cluster.engine.step_reports import LocalMonitor
 from hvd_cluster.engine.submission_queue import Leave, SerialNumber, SubmissionQueue
 from hvd_cluster.engine.timeline import JobTimeline, Recorder
@@ -80,7 +81,7 @@ class Engine:
         """Process sets can be added and removed."""
         return self._settings.dynamic_process_sets
 
-    def transport_name(self, process_set_id: int, device: torch.device) -> str:
+    def transport_name(self, process_set_id: SetId, device: torch.device) -> str:
         """The name of the transport of a process set and kind of device, e.g. "SHM"."""
         return (
             AloneTransport.name if self._progress_lock is None else self._loop.transports[process_set_id, device].name
@@ -102,8 +103,8 @@ class Engine:
             ValueError: a request of this name is pending, or this rank is not in the process set.
             HorovodInternalError: the world has ended.
         """
-        members = self.process_sets.get(request.process_set_id)
-        if members is None:
+        members = ranks_of(self.process_sets, request.process_set_id)
+        if not members:
             raise ValueError("Process set does not exist or has not been registered.")
         if request.process_set_id and self._rank not in members:
             raise ValueError(
@@ -117,10 +118,16 @@ class Engine:
             self._alone.execute(request)
         else:
             self._submissions.submit(request, is_waited_for=is_waited_for)
+            if request.is_ordered and not is_waited_for:
+                self.progress(request.handle, once=True)
         return request.handle
 
-    def progress(self, handle: Handle) -> None:
+    def progress(self, handle: Handle, *, once: bool = False) -> None:
         """This thread waits for ``handle``: let it advance the engine until the outcome is known.
+
+        Args:
+            handle: what it waits for.
+            once: do only what can be done without waiting for other ranks to submit anything.
 
         Raises:
             HorovodInternalError: this thread does so already; a signal handler or a ``__del__`` waits.
@@ -130,9 +137,9 @@ class Engine:
         if torch.is_inference_mode_enabled():
             # Other threads must be able to use the tensors that the engine makes in this thread.
             with torch.inference_mode(False):
-                self._progress_lock.progress_until(handle)
+                self._progress_lock.progress_until(handle, once=once)
         else:
-            self._progress_lock.progress_until(handle)
+            self._progress_lock.progress_until(handle, once=once)
 
     def join(self, device: int = -1) -> Handle:
         """This rank has run out of data; the handle gives the rank that joined last, when all have.
@@ -150,7 +157,7 @@ class Engine:
             self._submissions.join(handle, device)
         return handle
 
-    def next_number(self, process_set_id: int, family: str) -> SerialNumber:
+    def next_number(self, process_set_id: SetId, family: str) -> SerialNumber:
         """The next number of unnamed operations of one family."""
         return self._submissions.next_number(process_set_id, family)
 

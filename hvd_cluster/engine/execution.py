@@ -196,16 +196,25 @@ class Execution:
 
 
 def execute_inline(
-    requests: list[Request], transport: Transport, recorder: Recorder, release: Callable[[], None]
+    requests: list[Request],
+    transport: Transport,
+    buffers: BufferPool,
+    recorder: Recorder,
+    release: Callable[[], None],
 ) -> bool:
     """Execute a bucket in this thread, without stages or waits; False if the transport cannot.
 
     The arguments are those of :class:`Execution`.
     """
-    if not transport.ends_in_caller or requests[0].signature.kind != Kind.ALLREDUCE:
+    kind = requests[0].signature.kind
+    is_ordered = requests[0].is_ordered
+    if not transport.ends_in_caller or not (kind == Kind.ALLREDUCE or is_ordered):
         return False
     start_s = time.monotonic()
-    results = reduce_inline(requests, transport)
+    results = reduce_inline(requests, transport) if kind == Kind.ALLREDUCE else None
+    if results is None and is_ordered:
+        with torch.no_grad():
+            results = _drained(COLLECTIVES[kind](requests, transport, buffers, recorder))
     if results is None:
         return False
     if recorder.enabled:
@@ -213,8 +222,8 @@ def execute_inline(
         for request in requests:
             for name, meta in zip(request.tensor_names, request.signature.tensors, strict=True):
                 recorder.span(name, "QUEUE", start_s, start_s)
-                recorder.span(name, "ALLREDUCE", start_s, end_s, dtype=meta.dtype, shape=str(list(meta.shape)))
-                recorder.span(name, f"{transport.name}_ALLREDUCE", start_s, end_s)
+                recorder.span(name, kind.name, start_s, end_s, dtype=meta.dtype, shape=str(list(meta.shape)))
+                recorder.span(name, f"{transport.name}_{kind.name}", start_s, end_s)
     release()
     for request, tensors in zip(requests, results, strict=True):
         value, failure = _outcome(request, tensors)
@@ -223,6 +232,16 @@ def execute_inline(
         else:
             request.handle.succeed(value)
     return True
+
+
+def _drained(steps: Steps) -> list[list[torch.Tensor]]:
+    """The results of a collective on a transport that ends its work in the calling thread."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as stop:
+            results: list[list[torch.Tensor]] = stop.value
+            return results
 
 
 def _outcome(request: Request, results: list[torch.Tensor]) -> tuple[Any, Exception | None]:

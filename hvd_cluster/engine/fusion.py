@@ -9,7 +9,7 @@ from collections.abc import Hashable, Sequence
 from itertools import pairwise
 from typing import Any
 
-from hvd_cluster.engine.signature import Kind, Signature
+from hvd_cluster.engine.signature import Kind, SetId, Signature
 
 #: Each tensor starts at a multiple of this in a bucket, so that vectorised copies and additions stay aligned.
 ALIGNMENT_BYTES = 64
@@ -18,7 +18,7 @@ REQUEST_BYTES = 64 * 1024 * 1024
 
 
 def plan_buckets(
-    requests: Sequence[tuple[int, Signature]], threshold_bytes: int, *, groups_apart: bool = False
+    requests: Sequence[tuple[SetId, Signature]], threshold_bytes: int, *, groups_apart: bool = False
 ) -> list[list[int]]:
     """Assign requests to buckets.
 
@@ -58,7 +58,7 @@ def aligned(num_bytes: int) -> int:
     return -(-num_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 
-def _family(process_set_id: int, signature: Signature) -> tuple[object, ...] | None:
+def _family(process_set_id: SetId, signature: Signature) -> tuple[object, ...] | None:
     """Requests of equal family may share a bucket; None never shares."""
     devices = {tensor.device for tensor in signature.tensors}
     if signature.kind == Kind.ALLREDUCE:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from hvd_cluster.engine.messages import Wait, WaitState
-from hvd_cluster.engine.request import Key
+from hvd_cluster.engine.request import Key, SetId
 from hvd_cluster.engine.transports.transport import Work
 from hvd_cluster.settings import Settings
 
@@ -75,7 +75,7 @@ class _Entry:
     reached_s: float | None = None
 
     @property
-    def process_set_id(self) -> int:
+    def process_set_id(self) -> SetId:
         return self.keys[0][0]
 
 
@@ -93,9 +93,9 @@ class LaunchedWork:
         self._entries: deque[_Entry] = deque()
         self._polled_s = 0.0
         #: For each process set, the number of the bucket that was launched last: they are launched in the log's order.
-        self._last_numbers: dict[int, int] = {}
+        self._last_numbers: dict[SetId, int] = {}
         #: For each process set, when a bucket was last seen to be complete. A device works on one after the other.
-        self._progressed_s: dict[int, float] = {}
+        self._progressed_s: dict[SetId, float] = {}
 
     def __bool__(self) -> bool:
         return bool(self._entries)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import select
 import time
 from contextlib import ExitStack
@@ -32,6 +33,7 @@ from hvd_cluster.engine.negotiation import Negotiator
 from hvd_cluster.engine.queues import Queues
 from hvd_cluster.engine.shared_memory.deadline import Deadline
 from hvd_cluster.engine.shared_memory.spinner import Spinner
+from hvd_cluster.engine.signature import ranks_of
 from hvd_cluster.engine.stall import StallInspector
 from hvd_cluster.engine.step_reports import StepReports
 from hvd_cluster.engine.submission_queue import Join, Leave, SubmissionQueue
@@ -120,7 +122,7 @@ class Loop:
             self._negotiator,
             self._ballot,
             position=position,
-            quorum=cache(lambda process_set_id: len(here.intersection(process_sets[process_set_id]))),
+            quorum=cache(lambda set_id: len(here.intersection(ranks_of(process_sets, set_id)))),
             pending=submissions.pending,
             send_up=self._links.send_up,
             send_down=lambda entries: self._links.send_down(LogMessage(entries), self._log_readers),
@@ -219,7 +221,9 @@ class Loop:
         shutdown_s = None if self._closing_since_s is None else self._closing_since_s + SHUTDOWN_TIMEOUT_S
         retry_s = time.monotonic() + _RETRY_S if self._agreement.is_blocked else None
         times = (self._timeline.next_flush_s, self._stall.next_check_s(), self.steps.next_s(), shutdown_s, retry_s)
-        return min((time_s for time_s in times if time_s is not None), default=None)
+        earliest_s = min((time_s for time_s in times if time_s is not None), default=math.inf)
+        earliest_s = min(earliest_s, self._submissions.expires_s)
+        return None if earliest_s == math.inf else earliest_s
 
     def handle_events(self, events: list[tuple[int, int]]) -> None:
         """Handle what the poll has reported."""
@@ -232,6 +236,7 @@ class Loop:
                 else:
                     self._links.flush(rank)
         self._stall.inspect()
+        self._end_overdue()
         self.steps.tick()
 
     def fail(self, error: BaseException) -> None:
@@ -383,6 +388,10 @@ class Loop:
         self.steps.report()
         who = "this rank" if close.rank == self._rank else f"rank {close.rank} on {self._world.hosts[close.rank]}"
         self._decisions.fail_pending(f"{SHUT_DOWN_TEXT} ({who} has called shutdown or ended)")
+
+    def _end_overdue(self) -> None:
+        if (overdue := self._submissions.take_overdue(time.monotonic())) is not None:
+            self._abort(f"rank {self._rank} on {self._world.topology.host} has waited {overdue}")
 
     def _abort(self, reason: str, source: int | None = None) -> None:
         """The world is broken: report it to the linked ranks, fail everything, end the waits in the transports."""

@@ -40,7 +40,7 @@ from hvd_cluster.engine.messages import (
 )
 from hvd_cluster.engine.request_ids import RequestIds
 from hvd_cluster.engine.request_state import RequestState
-from hvd_cluster.engine.signature import Key, Signature
+from hvd_cluster.engine.signature import Key, SetId, Signature
 from hvd_cluster.engine.tree import TreePosition
 
 #: After this many log messages a node without reports still informs its parent how far it has read.
@@ -69,7 +69,7 @@ class Negotiator:
         groups_apart: bool = False,
     ) -> None:
         self._position = position
-        self._process_sets = dict(process_sets)
+        self._process_sets = dict[SetId, frozenset[int]](process_sets.items())
         self._cache_capacity = cache_capacity
         self._fusion_threshold = fusion_threshold
         self._groups_apart = groups_apart
@@ -86,11 +86,11 @@ class Negotiator:
         self._reports: list[Report | CachedReport | Joined | Leaving] = []
         self._leaving: int | None = None
         self._is_closed = False
-        self._removed_sets: set[int] = set()
+        self._removed_sets: set[SetId] = set()
         self._contested: set[int] = set()
         self._num_below = sum(map(len, position.children.values()))
         #: By process set: the children whose subtrees have members of it, with these members.
-        self._below_of_set: dict[int, dict[int, frozenset[int]]] = {}
+        self._below_of_set: dict[SetId, dict[int, frozenset[int]]] = {}
         self._tune: Tune | None = None
 
     # ---- events -----------------------------------------------------------------------------------------------------
@@ -263,7 +263,7 @@ class Negotiator:
         """This rank and those children that have not reported what others have reported to this node."""
         found: set[int] = set()
         for key, state in self._states.items():
-            if not (state.mine or self._joined) and self._position.rank in self._process_sets[key[0]]:
+            if not (state.mine or self._joined) and self._position.rank in self._members(key[0]):
                 found.add(self._position.rank)
             below = self._members_below(key)
             found |= {child for child in below.keys() - state.children if not below[child] <= self._joined_below}
@@ -277,7 +277,7 @@ class Negotiator:
             key, signature = self._ids[id]
             if key[0] in self._removed_sets:
                 continue
-            members = [rank for rank in self._position.host_ranks if rank in self._process_sets[key[0]]]
+            members = [rank for rank in self._position.host_ranks if rank in self._members(key[0])]
             state = self._state_of(key)
             state.mine = self._position.rank in members
             state.children.update(rank for rank in members if rank != self._position.rank)
@@ -334,11 +334,16 @@ class Negotiator:
         process_set_id = key[0]
         below = self._below_of_set.get(process_set_id)
         if below is None:
-            members = self._process_sets[process_set_id]
+            members = self._members(process_set_id)
             parts = {child: ranks & members for child, ranks in self._position.children.items()}
             below = {child: ranks for child, ranks in parts.items() if ranks}
             self._below_of_set[process_set_id] = below  # ids of process sets are never used again
         return below
+
+    def _members(self, id: SetId) -> frozenset[int]:
+        if isinstance(id, tuple) and id not in self._process_sets:
+            self._process_sets[id] = frozenset(id)
+        return self._process_sets[id]
 
     def _take_ready(self) -> list[Key]:
         """The touched requests that this whole subtree is ready for, in the order in which they became ready."""
@@ -346,7 +351,7 @@ class Negotiator:
         ready = []
         for key in touched:
             state = self._states[key]
-            is_missing = not state.mine and self._position.rank in self._process_sets[key[0]]
+            is_missing = not state.mine and self._position.rank in self._members(key[0])
             if state.sent or (is_missing and not self._joined):
                 continue
             below = self._members_below(key)

@@ -8,6 +8,7 @@ from contextlib import suppress
 
 from hvd_cluster.engine.collectives.step import Step
 from hvd_cluster.engine.execution import Execution, ExecutionQueue, LaunchOrder
+from hvd_cluster.engine.signature import SetId
 
 #: How often a wait for transports checks whether the other ranks are alive.
 _CHECK_PERIOD_S = 0.05
@@ -29,8 +30,8 @@ class Queues:
         process_set_ids: Iterable[int],
         wake: Callable[[], None],
         check: Callable[[], None],
-        is_idle: Callable[[int], bool],
-        on_drained: Callable[[int], None],
+        is_idle: Callable[[SetId], bool],
+        on_drained: Callable[[SetId], None],
     ) -> None:
         self._wake = wake
         self._check = check
@@ -39,15 +40,17 @@ class Queues:
         self._gpu_order = LaunchOrder()
         #: Steps whose work is done, from the transports' threads.
         self._finished: queue.SimpleQueue[tuple[Execution, Step]] = queue.SimpleQueue()
-        self._queues = {id: self._new() for id in process_set_ids}
+        self._queues: dict[SetId, ExecutionQueue] = {id: self._new() for id in process_set_ids}
         #: Queues of removed sets: what was decided before the removal is still executed.
-        self._draining: dict[int, ExecutionQueue] = {}
+        self._draining: dict[SetId, ExecutionQueue] = {}
         self._has_failed = False
 
     def __bool__(self) -> bool:
         return any(self._all())
 
-    def __getitem__(self, process_set_id: int) -> ExecutionQueue:
+    def __getitem__(self, process_set_id: SetId) -> ExecutionQueue:
+        if isinstance(process_set_id, tuple) and process_set_id not in self._queues:
+            self._queues[process_set_id] = self._new()
         return self._queues[process_set_id]
 
     @property
@@ -71,7 +74,7 @@ class Queues:
             finished.append(self._finished.get())
         self._continue(finished)
 
-    def finish_exclusive(self, but: int | None = None) -> None:
+    def finish_exclusive(self, but: SetId | None = None) -> None:
         """Before work that waits for other ranks: finish the buckets in the middle of which some of them may wait.
 
         The ranks of a host wait in the middle of a bucket for their leader. If the leader continued with the next entry
@@ -79,7 +82,7 @@ class Queues:
         waits only for its oldest unfinished bucket, which can always continue. Buckets of the process set ``but`` are
         not affected: its own queue keeps them in order.
         """
-        mine = None if but is None else self._queues[but]
+        mine = None if but is None else self[but]
         while any(other.is_exclusive for other in self._all() if other is not mine):
             with suppress(queue.Empty):
                 self._continue([self._finished.get(timeout=_CHECK_PERIOD_S)])

@@ -6,6 +6,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +17,7 @@ from hvd_cluster.engine.signature import (
     Key,
     Kind,
     ReduceOp,
+    SetId,
     Signature,
     TensorMeta,
     element_dtype,
@@ -30,6 +32,7 @@ __all__ = [
     "Kind",
     "ReduceOp",
     "Request",
+    "SetId",
     "Signature",
     "TensorMeta",
     "describe",
@@ -62,7 +65,17 @@ class Handle:
         progress: lets the thread that waits for this handle advance the engine; may return early.
     """
 
-    __slots__ = ("_blocked", "_error", "_event", "_is_settled", "_progress", "_value", "_written", "decided_s")
+    __slots__ = (
+        "_blocked",
+        "_callbacks",
+        "_error",
+        "_event",
+        "_is_settled",
+        "_progress",
+        "_value",
+        "_written",
+        "decided_s",
+    )
 
     def __init__(self, progress: Callable[[Handle], None] | None = None) -> None:
         self._value: Any = None
@@ -71,6 +84,7 @@ class Handle:
         self._written: Sequence[torch.Tensor] = ()
         self._event: torch.cuda.Event | None = None
         self._is_settled = False
+        self._callbacks: list[Callable[[], None]] = []
         #: ``time.monotonic()`` when all ranks had submitted the request, or 0.
         self.decided_s = 0.0
         # A held lock is the cheapest wait that a signal can interrupt.
@@ -101,6 +115,21 @@ class Handle:
         self._progress = None  # a kept handle or error must not keep the engine
         self._is_settled = True
         self._blocked.release()
+        self._call_back()
+
+    def on_settled(self, callback: Callable[[], None]) -> None:
+        """Call ``callback`` once, when the outcome is known: from the progress thread, or at once if it is already.
+
+        It must neither wait nor raise.
+        """
+        self._callbacks.append(callback)
+        if self._is_settled:
+            self._call_back()
+
+    def _call_back(self) -> None:
+        while self._callbacks:
+            with suppress(IndexError):  # another thread has taken it
+                self._callbacks.pop()()
 
     def settled(self) -> bool:
         """True once the outcome is known, even if a GPU still works on it."""
@@ -115,6 +144,15 @@ class Handle:
     def error(self) -> Exception | None:
         """The error of a failed request."""
         return self._error
+
+    def settles_within(self, timeout_s: float) -> bool:
+        """Whether the outcome is known after at most ``timeout_s`` seconds. Other threads advance the engine."""
+        if self._is_settled:
+            return True
+        if not self._blocked.acquire(timeout=min(timeout_s, threading.TIMEOUT_MAX)):
+            return False
+        self._blocked.release()
+        return True
 
     def wait(self) -> Any:
         """The request's value; blocks until it is known, and raises the error if the request failed.
@@ -142,7 +180,7 @@ class Request:
     """One collective that this rank has submitted."""
 
     name: str
-    process_set_id: int
+    process_set_id: SetId
     signature: Signature
     #: The tensors to send, as submitted; contiguous.
     inputs: list[torch.Tensor]
@@ -151,7 +189,7 @@ class Request:
     #: Makes the value of the handle from the list of results.
     finish: Callable[[list[torch.Tensor]], Any]
     handle: Handle
-    #: Rows of the tensor for each rank of the process set; alltoall only.
+    #: Rows of the tensor for each rank of the process set, or elements if there are outputs; alltoall only.
     splits: tuple[int, ...] = ()
     #: ``time.monotonic()`` of the submission.
     submitted_s: float = field(default_factory=time.monotonic)
@@ -163,6 +201,13 @@ class Request:
     labels: Sequence[str] = ()
     #: The user has not named it: a number is appended to ``name`` when it is submitted.
     is_unnamed: bool = False
+    #: If an earlier request of this name is not done, this one waits for it instead of being refused. It is submitted
+    #: at once, not held back to be fused with others.
+    is_ordered: bool = False
+    #: Elements of the output from each rank of the process set; alltoall with outputs only.
+    output_splits: tuple[int, ...] = ()
+    #: ``time.monotonic()`` when the world ends if other ranks still have not submitted it.
+    expires_s: float = math.inf
 
     @property
     def key(self) -> Key:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from enum import Enum, IntEnum
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -41,8 +42,10 @@ class Kind(str, Enum):
 #: Ranks may differ in the first dimension of these.
 OPEN_KINDS = frozenset({Kind.ALLGATHER, Kind.ALLTOALL})
 
+#: A registered process set, by its number; or any set of ranks, which needs no registration, by its ranks in order.
+SetId = int | tuple[int, ...]
 #: (process set id, request name): requests of different ranks match if these are equal.
-Key = tuple[int, str]
+Key = tuple[SetId, str]
 
 #: Bytes of one element of each type, by torch's name of it.
 _ELEMENT_BYTES = {
@@ -51,6 +54,11 @@ _ELEMENT_BYTES = {
     **dict.fromkeys(("int32", "uint32", "float32"), 4),
     **dict.fromkeys(("int64", "uint64", "float64"), 8),
 }
+
+
+def ranks_of(process_sets: Mapping[int, tuple[int, ...]], id: SetId) -> tuple[int, ...]:
+    """The global ranks of a process set; empty if it is not registered."""
+    return id if isinstance(id, tuple) else process_sets.get(id, ())
 
 
 class TensorMeta(NamedTuple):

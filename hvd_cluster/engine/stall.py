@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from hvd_cluster.engine.launched_work import LaunchedWork
 from hvd_cluster.engine.messages import StallLimit, StallMessage, StallQuery, StallReply, StallReport, Wait, WaitState
 from hvd_cluster.engine.shared_memory.deadline import Deadline
+from hvd_cluster.engine.signature import ranks_of
 from hvd_cluster.engine.stall_report import describe_stall, indented, is_any_device_busy, names
 from hvd_cluster.engine.submission_queue import SubmissionQueue
 from hvd_cluster.engine.tree import tree_positions
@@ -288,7 +289,7 @@ class StallInspector:
         pending = self._submissions.pending()
         for wait in query.waits:
             process_set_id = wait.key[0]
-            if self._rank not in self._process_sets.get(process_set_id, ()):
+            if self._rank not in ranks_of(self._process_sets, process_set_id):
                 continue
             if wait.bucket:
                 state = self._launched_work.state(wait)
@@ -322,7 +323,7 @@ class StallInspector:
         finished = [
             (at_s, name)
             for process_set_id, (name, at_s) in self._submissions.last_finished.items()
-            if rank in self._process_sets.get(process_set_id, ())
+            if rank in ranks_of(self._process_sets, process_set_id)
         ]
         if not finished:
             return ""

@@ -6,7 +6,8 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 
 from hvd_cluster.engine.messages import StallLimit, StallQuery, StallReply, WaitState
-from hvd_cluster.engine.request import Key
+from hvd_cluster.engine.request import Key, SetId
+from hvd_cluster.engine.signature import ranks_of
 
 #: How many names are listed for each rank.
 _MAX_NAMES = 6
@@ -67,8 +68,14 @@ def is_any_device_busy(replies: Iterable[StallReply]) -> bool:
 
 def names(keys: Iterable[Key]) -> str:
     """A list of operations, with the process sets that are not the global one."""
-    texts = [name if process_set_id == 0 else f"{name} (process set {process_set_id})" for process_set_id, name in keys]
+    texts = [name + _where(process_set_id) for process_set_id, name in keys]
     return "[" + ", ".join(texts[:_MAX_NAMES]) + (", ..." if len(texts) > _MAX_NAMES else "") + "]"
+
+
+def _where(process_set_id: SetId) -> str:
+    if isinstance(process_set_id, tuple):
+        return f" (ranks {', '.join(map(str, process_set_id))})"
+    return "" if process_set_id == 0 else f" (process set {process_set_id})"
 
 
 def indented(stack: str) -> str:
@@ -91,7 +98,7 @@ class _Report:
         self._hosts = hosts
         self._process_sets = process_sets
         #: The ranks that take part in what is waited for.
-        self.members = {rank for wait in query.waits for rank in process_sets.get(wait.key[0], ())}
+        self.members = {rank for wait in query.waits for rank in ranks_of(process_sets, wait.key[0])}
 
     def paragraphs(self, states: frozenset[WaitState], *, has_begun: bool) -> dict[int, str]:
         """One for each rank in any of ``states``, or that does not reply."""
@@ -104,7 +111,7 @@ class _Report:
                 found = {
                     wait.key: WaitState.NOT_SUBMITTED
                     for wait in self._query.waits
-                    if bool(wait.bucket) == has_begun and rank in self._process_sets.get(wait.key[0], ())
+                    if bool(wait.bucket) == has_begun and rank in ranks_of(self._process_sets, wait.key[0])
                 }
             if not found:
                 continue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import select
 import threading
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from hvd_cluster.engine.messages import Abort, TimelineSwitch
-from hvd_cluster.engine.request import Handle, Key, Request
+from hvd_cluster.engine.request import Handle, Key, Request, SetId
 from hvd_cluster.engine.timer import Timer
 from hvd_cluster.errors import DUPLICATE_NAME_TEXT, WorldEndedError
 
@@ -65,8 +66,12 @@ class SubmissionQueue:
         self._has_joined = False
         self._num_joins = 0
         #: The number of unnamed operations since the last join, by process set and family.
-        self._numbers: dict[tuple[int, str], int] = {}
+        self._numbers: dict[tuple[SetId, str], int] = {}
         self._pending: dict[Key, Request] = {}
+        #: Ordered requests that wait for an earlier one of the same name.
+        self._held: dict[Key, deque[Request]] = {}
+        #: No pending request expires before this.
+        self.expires_s = math.inf
         #: Requests that are being executed: their tensors are in use.
         self._in_use: set[Key] = set()
         self._submitted: list[Request] = []
@@ -75,7 +80,7 @@ class SubmissionQueue:
         #: The thread that has submitted last.
         self.submitter: int | None = None
         #: For each process set, the operation that was finished last, and when.
-        self.last_finished: dict[int, tuple[str, float]] = {}
+        self.last_finished: dict[SetId, tuple[str, float]] = {}
         #: Submitted requests have waited for the cycle time, or a thread without the progress lock waits for them.
         self.is_urgent = False
         #: An eventfd, readable if there is something to do. Other ranks write to it too.
@@ -109,7 +114,11 @@ class SubmissionQueue:
                 request.name = f"{request.name}.{SerialNumber(self._num_joins, number)}"
                 request.is_unnamed = False
             key = request.key
-            if key in self._pending or key in self._in_use:
+            if request.is_ordered:
+                if key in self._pending or key in self._in_use:
+                    self._held.setdefault(key, deque()).append(request)
+                    return
+            elif key in self._pending or key in self._in_use:
                 raise ValueError(f"{DUPLICATE_NAME_TEXT} (tensor {request.name!r})")
             # Only what is accepted takes a number: an operation that one rank alone refuses shifts none. Nothing is
             # called before the last line, so a signal handler's exception comes before all of this or after it.
@@ -117,11 +126,12 @@ class SubmissionQueue:
             if number >= 0:
                 self._numbers[family] = number + 1
             self._submitted.append(request)
+            self.expires_s = min(self.expires_s, request.expires_s)
             self.submitter = threading.get_ident()
             if not is_waited_for:
                 self.cycle_timer.start()
 
-    def next_number(self, process_set_id: int, family: str) -> SerialNumber:
+    def next_number(self, process_set_id: SetId, family: str) -> SerialNumber:
         """The next number of unnamed operations of one family; each new world restarts the count on all ranks."""
         with self._lock:
             number = self._numbers.get((process_set_id, family), 0)
@@ -239,7 +249,9 @@ class SubmissionQueue:
     def decide(self, key: Key) -> Request | None:
         """Take a request out of the pending ones; None if this rank has not submitted it."""
         with self._lock:
-            return self._pending.pop(key, None)
+            request = self._pending.pop(key, None)
+            self._submit_held([key])
+        return request
 
     def begin(self, keys: list[Key]) -> list[Request | None]:
         """:meth:`decide` for several keys, whose names are in use until :meth:`finish`."""
@@ -252,10 +264,37 @@ class SubmissionQueue:
         """These were executed: their names may be used again."""
         with self._lock:
             self._in_use.difference_update(keys)
+            self._submit_held(keys)
         process_set_id, name = keys[-1]
         self.last_finished[process_set_id] = (name, time.monotonic())
 
-    def withdraw(self, process_set_id: int) -> list[Request]:
+    def _submit_held(self, keys: Sequence[Key]) -> None:
+        """The names of these may be used again: submit the ordered requests that wait for them; needs the lock."""
+        if not self._held:
+            return
+        for key in keys:
+            if waiting := self._held.get(key):
+                request = self._pending[key] = waiting.popleft()
+                self._submitted.append(request)
+                self.expires_s = min(self.expires_s, request.expires_s)
+                self.is_urgent = True
+                self.wake()
+                if not waiting:
+                    del self._held[key]
+
+    def take_overdue(self, now_s: float) -> str | None:
+        """What the end of the world is for, if a pending request has expired: how long it has waited, and for what."""
+        if now_s < self.expires_s:
+            return None
+        with self._lock:
+            pending = self._pending.values()
+            overdue = next((request for request in pending if request.expires_s <= now_s), None)
+            self.expires_s = min((request.expires_s for request in pending), default=math.inf)
+        if overdue is None:
+            return None
+        return f"{now_s - overdue.submitted_s:.0f} s, its timeout, for other ranks to call {overdue.name}"
+
+    def withdraw(self, process_set_id: SetId) -> list[Request]:
         """Take the requests of a process set out of the pending ones."""
         with self._lock:
             self._submitted = [r for r in self._submitted if r.process_set_id != process_set_id]
@@ -274,10 +313,13 @@ class SubmissionQueue:
             self._end = text
             self._has_joined = False
             failing = [request.handle for request in self._pending.values()]
+            failing += [request.handle for waiting in self._held.values() for request in waiting]
             failing += [command.handle for command in self._commands if isinstance(command, Join)]
             self._commands = deque(command for command in self._commands if not isinstance(command, Join))
             self._pending.clear()
+            self._held.clear()
             self._submitted.clear()
+            self.expires_s = math.inf
         for handle in failing:
             handle.fail(WorldEndedError(text))
 

@@ -12,7 +12,7 @@ from hvd_cluster.errors import (
     RanksDisagreeError,
     WorldEndedError,
 )
-from hvd_cluster.torch import elastic, ops
+from hvd_cluster.torch import distributed, elastic, ops
 from hvd_cluster.torch.compression import Compression
 from hvd_cluster.torch.functions import (
     allgather_object,
@@ -46,3 +46,5 @@ __all__ += basics.__all__
 __all__ += process_sets.__all__
 __all__ += ops.__all__
 __all__.sort()
+
+distributed.register()

@@ -15,6 +15,8 @@ from hvd_cluster.engine.transports.transport import Transport, Work
 
 def allgather(requests: list[Request], transport: Transport, buffers: BufferPool, recorder: Recorder) -> Steps:
     """Gather a bucket. The first dimensions, which may differ between ranks, are exchanged first."""
+    if requests[0].outputs:
+        return (yield from _gather_into(requests[0], transport))
     names = [name for request in requests for name in request.tensor_names]
     inputs = [tensor.to(transport.device) for request in requests for tensor in request.inputs]
     sizes_transport = transport.for_sizes
@@ -35,6 +37,28 @@ def allgather(requests: list[Request], transport: Transport, buffers: BufferPool
         results.append([out.to(tensor.device) for out, tensor in zip(group, request.inputs, strict=True)])
         position += len(group)
     return results
+
+
+def _gather_into(request: Request, transport: Transport) -> Steps:
+    """Gather tensors of equal size on all ranks into the outputs of the request: no sizes are exchanged."""
+    outputs = [_on(transport, output) for output in request.outputs]
+    since_s = time.monotonic()
+    works = [
+        transport.allgather(as_bytes(output), as_bytes(tensor.to(transport.device)))
+        for output, tensor in zip(outputs, request.inputs, strict=True)
+        if output.numel()
+    ]
+    yield Step(works, f"{transport.name}_ALLGATHER", since_s)
+    for output, place in zip(request.outputs, outputs, strict=True):
+        if output is not place:
+            output.copy_(place)
+    return [request.outputs]
+
+
+def _on(transport: Transport, output: torch.Tensor) -> torch.Tensor:
+    """``output``, or a tensor like it where the transport works."""
+    is_there = output.device.type == transport.device.type
+    return output if is_there else torch.empty_like(output, device=transport.device)
 
 
 class _Gather:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -16,9 +17,18 @@ from hvd_cluster.engine.scaling import HALVES, Factors, copy_scaled, finish_divi
 from hvd_cluster.engine.timeline import Recorder
 from hvd_cluster.engine.transports.transport import Transport, Work
 
+#: The reductions that are neither a sum nor an average.
+_FOLDS: dict[ReduceOp, Callable[..., torch.Tensor]] = {
+    ReduceOp.MIN: torch.amin,
+    ReduceOp.MAX: torch.amax,
+    ReduceOp.PRODUCT: torch.prod,
+}
+
 
 def reducescatter(requests: list[Request], transport: Transport, buffers: BufferPool, recorder: Recorder) -> Steps:
     """Send every slice to its owner, who adds them in the order of the ranks: as many bytes as a ring moves."""
+    if requests[0].outputs:
+        return (yield from _scatter_into(requests[0], transport, buffers))
     signature = requests[0].signature
     names = [name for request in requests for name in request.tensor_names]
     with ExitStack() as leases:
@@ -39,6 +49,31 @@ def reducescatter(requests: list[Request], transport: Transport, buffers: Buffer
         results.append(outputs[position : position + len(request.inputs)])
         position += len(request.inputs)
     return results
+
+
+def _scatter_into(request: Request, transport: Transport, buffers: BufferPool) -> Steps:
+    """Reduce flat tensors, of which each rank gets an equal share in its output."""
+    signature = request.signature
+    op = ReduceOp.SUM if signature.op == ReduceOp.AVERAGE else signature.op
+    divisor = transport.num_ranks if signature.op == ReduceOp.AVERAGE else 1
+    since_s = time.monotonic()
+    with ExitStack() as leases:
+        works: list[Work] = []
+        scatters: list[tuple[torch.Tensor, _Scatter]] = []
+        for tensor, output in zip(request.inputs, request.outputs, strict=True):
+            is_direct = tensor.is_floating_point() and tensor.device == transport.device and signature.prescale == 1.0
+            work = transport.reduce_scatter(output, tensor, op, divisor) if is_direct and output.numel() else None
+            if work is not None:
+                works.append(work)
+            elif output.numel():
+                rows = tensor.view(transport.num_ranks, output.numel())
+                scatter = _Scatter(rows, signature, transport, buffers, leases)
+                works += scatter.works
+                scatters.append((output, scatter))
+        yield Step(works, f"{transport.name}_REDUCESCATTER", since_s)
+        for output, scatter in scatters:
+            output.copy_(scatter.finish().view(-1))
+    return [request.outputs]
 
 
 def rows_per_rank(rows: int, num_ranks: int) -> list[int]:
@@ -81,9 +116,12 @@ class _Scatter:
     def finish(self) -> torch.Tensor:
         """This rank's slice, reduced; the works are done."""
         own, factors, num_ranks = self.tensor.dtype, self._factors, self.transport.num_ranks
+        op = self.signature.op
         output = torch.empty(self._mine, dtype=own, device=self.tensor.device)
         parts = self._received.view(num_ranks, *self._mine)
-        if own == torch.bool:  # a sum of bools is true if any is true
+        if op in _FOLDS:
+            output.copy_(_FOLDS[op](parts, 0))
+        elif own == torch.bool:  # a sum of bools is true if any is true
             output.copy_(parts.amax(0))
         elif own == torch.int64 and (factors.divisor, factors.postscale) != (1, 1.0):
             # The sum of all ranks may not fit.

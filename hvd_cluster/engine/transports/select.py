@@ -13,6 +13,7 @@ from torch.distributed import is_nccl_available
 from hvd_cluster.engine.host_memory import HostMemory, has_core_per_rank
 from hvd_cluster.engine.shared_memory.deadline import Check
 from hvd_cluster.engine.shared_memory.segment import Closable, Segment, SharingGroup, share
+from hvd_cluster.engine.signature import SetId, ranks_of
 from hvd_cluster.engine.transports.alone import AloneTransport
 from hvd_cluster.engine.transports.exchange import HostExchange, piece_bytes_for
 from hvd_cluster.engine.transports.gloo import GlooTransport
@@ -58,35 +59,42 @@ class TransportTable:
         self._settings = settings
         self._process_sets = process_sets
         self._check = check
-        self._transports: dict[tuple[int, str], Transport] = {}
+        self._transports: dict[tuple[SetId, str], Transport] = {}
 
-    def build(self, process_set_id: int) -> None:
+    def build(self, process_set_id: SetId) -> None:
         """Build the CPU transport of a process set; collective over its members."""
-        ranks = self._process_sets[process_set_id]
+        ranks = ranks_of(self._process_sets, process_set_id)
         if self._world.topology.rank in ranks:
             self._transports[process_set_id, "cpu"] = self._for_cpu(process_set_id, ranks)
 
-    def is_idle(self, process_set_id: int) -> bool:
+    def is_idle(self, process_set_id: SetId) -> bool:
         """The transports of a process set have no work in progress, not even on a GPU."""
         return all(transport.is_idle for key, transport in self._transports.items() if key[0] == process_set_id)
 
-    def remove(self, process_set_id: int) -> None:
+    def remove(self, process_set_id: SetId) -> None:
         """Release the transports of a process set."""
         gone = {key: self._transports.pop(key) for key in list(self._transports) if key[0] == process_set_id}
         for transport in {id(transport): transport for transport in gone.values()}.values():
             transport.close()
 
-    def __contains__(self, key: tuple[int, torch.device]) -> bool:
+    def __contains__(self, key: tuple[SetId, torch.device]) -> bool:
         """False if the transport for (process set id, device) is not built yet; building it waits for other ranks."""
         return (key[0], key[1].type) in self._transports
 
-    def __getitem__(self, key: tuple[int, torch.device]) -> Transport:
-        """The transport for (process set id, device); the first GPU of a set builds its transport."""
+    def __getitem__(self, key: tuple[SetId, torch.device]) -> Transport:
+        """The transport for (process set id, device).
+
+        The first GPU of a set, and the first tensor of a set without registration, build it.
+        """
         process_set_id, device = key
         by_type = (process_set_id, device.type)  # torch makes a new text at each look
         transport = self._transports.get(by_type)
         if transport is None:
-            transport = self._transports[by_type] = self._for_gpu(process_set_id, device)
+            if (process_set_id, "cpu") not in self._transports:  # a set without registration
+                self.build(process_set_id)
+            if device.type != "cpu":
+                self._transports[by_type] = self._for_gpu(process_set_id, device)
+            transport = self._transports[by_type]
         return transport
 
     def abort(self) -> None:
@@ -105,7 +113,7 @@ class TransportTable:
         """Each transport once: if ranks share a GPU, one transport serves both kinds of device."""
         return list({id(transport): transport for transport in self._transports.values()}.values())
 
-    def _for_cpu(self, process_set_id: int, ranks: tuple[int, ...]) -> Transport:
+    def _for_cpu(self, process_set_id: SetId, ranks: tuple[int, ...]) -> Transport:
         world = self._world
         if len(ranks) == 1 or world.client is None:
             return AloneTransport(torch.device("cpu"), ranks[0])
@@ -115,7 +123,7 @@ class TransportTable:
             shared = self._shm(world.client, process_set_id, ranks)
             if shared is not None:
                 return shared
-        flat = self._gloo(world.client, f"gloo/{process_set_id}/", ranks)
+        flat = self._gloo(world.client, f"gloo/{_label(process_set_id)}/", ranks)
         try:
             return self._hierarchical(world.client, process_set_id, flat) or flat
         except BaseException:  # raised again: its sockets would leak
@@ -123,7 +131,7 @@ class TransportTable:
             raise
 
     def _hierarchical(
-        self, client: KeyValueClient, process_set_id: int, flat: GlooTransport
+        self, client: KeyValueClient, process_set_id: SetId, flat: GlooTransport
     ) -> HierarchicalTransport | None:
         """Shared memory within hosts and Gloo between them; None if that has no use, or if a host shares no memory."""
         world, ranks = self._world, flat.ranks
@@ -138,7 +146,7 @@ class TransportTable:
         with ExitStack() as undo:
             if within is not None:
                 undo.callback(within.close)
-            prefix = f"{world.prefix}hierarchical/{process_set_id}/"
+            prefix = f"{world.prefix}hierarchical/{_label(process_set_id)}/"
             client.set(f"{prefix}{world.topology.rank}", str(int(within is not None)).encode())
             answers = _from_each(client, prefix, ranks, 2 * self._settings.gloo_timeout_s)
             if within is None or b"0" in answers:
@@ -146,12 +154,12 @@ class TransportTable:
             leaders = tuple(sorted(members[0] for members in hosts.values()))
             between = None
             if world.topology.rank in leaders:
-                between = self._gloo(client, f"gloo/leaders/{process_set_id}/", leaders)
+                between = self._gloo(client, f"gloo/leaders/{_label(process_set_id)}/", leaders)
             undo.pop_all()
             return HierarchicalTransport(flat, within, between, self._check)
 
     def _exchange(
-        self, client: KeyValueClient, process_set_id: int, ranks: tuple[int, ...], piece_bytes: int
+        self, client: KeyValueClient, process_set_id: SetId, ranks: tuple[int, ...], piece_bytes: int
     ) -> HostExchange | None:
         """The exchange of ``ranks``, all on this host, with their leader; None if they share no memory."""
         timeout_s = self._settings.gloo_timeout_s
@@ -174,7 +182,7 @@ class TransportTable:
 
         return self._shared(client, process_set_id, ranks, HostExchange.num_bytes(len(ranks), piece_bytes), build)
 
-    def _shm(self, client: KeyValueClient, process_set_id: int, ranks: tuple[int, ...]) -> ShmTransport | None:
+    def _shm(self, client: KeyValueClient, process_set_id: SetId, ranks: tuple[int, ...]) -> ShmTransport | None:
         """Shared memory among ``ranks``, all on this host; None on all of them if they have none."""
         world = self._world
         spins = has_core_per_rank(world.host_keys.count(world.host_keys[world.topology.rank]))
@@ -197,14 +205,14 @@ class TransportTable:
     def _shared(
         self,
         client: KeyValueClient,
-        process_set_id: int,
+        process_set_id: SetId,
         ranks: tuple[int, ...],
         num_bytes: int,
         build: Callable[[Segment], T],
     ) -> T | None:
         # Hosts do this at the same time, each with its leader's rank in the key.
         world, timeout_s = self._world, self._settings.gloo_timeout_s
-        prefix = f"{world.prefix}shm/{process_set_id}/{ranks[0]}/"
+        prefix = f"{world.prefix}shm/{_label(process_set_id)}/{ranks[0]}/"
         group = SharingGroup(client, prefix, world.topology.secret, ranks, world.topology.rank, timeout_s)
         return share(group, num_bytes, self._wakeup, build)
 
@@ -219,13 +227,13 @@ class TransportTable:
             timeout_s=self._settings.gloo_timeout_s,
         )
 
-    def _for_gpu(self, process_set_id: int, device: torch.device) -> Transport:
+    def _for_gpu(self, process_set_id: SetId, device: torch.device) -> Transport:
         """NCCL if every rank has its own GPU, otherwise Gloo with copies through the host's memory."""
-        world, ranks = self._world, self._process_sets[process_set_id]
+        world, ranks = self._world, ranks_of(self._process_sets, process_set_id)
         if len(ranks) == 1 or world.client is None:
             return AloneTransport(device, ranks[0])
         mine = str(torch.cuda.get_device_properties(device).uuid)
-        prefix = f"{world.prefix}gpu/{process_set_id}/"
+        prefix = f"{world.prefix}gpu/{_label(process_set_id)}/"
         world.client.set(f"{prefix}{world.topology.rank}", mine.encode())
         devices = _from_each(world.client, prefix, ranks, self._settings.gloo_timeout_s)
         if len(set(devices)) < len(ranks) or not is_nccl_available():
@@ -238,13 +246,18 @@ class TransportTable:
 
         return NcclTransport(
             world.client,
-            f"{world.prefix}nccl/{process_set_id}/",
+            f"{world.prefix}nccl/{_label(process_set_id)}/",
             index=ranks.index(world.topology.rank),
             ranks=ranks,
             device=device,
             host_transport=self._transports[process_set_id, "cpu"],
             timeout_s=self._settings.gloo_timeout_s,
         )
+
+
+def _label(process_set_id: SetId) -> str:
+    """Identifies a process set in keys of the store."""
+    return "-".join(map(str, process_set_id)) if isinstance(process_set_id, tuple) else str(process_set_id)
 
 
 def _from_each(client: KeyValueClient, prefix: str, ranks: tuple[int, ...], timeout_s: float) -> list[bytes]:

@@ -270,16 +270,57 @@ class ShmTransport(Transport):
         arithmetic.combine(operands, result, self._scratch)
 
     def allgather(self, output: torch.Tensor, buffer: torch.Tensor) -> Work:
-        parts = output.view(self.num_ranks, -1)
+        parts = output.view(self.num_ranks, buffer.numel()).unbind()
+        mine = parts[self.index]
+        if mine.data_ptr() != buffer.data_ptr():
+            mine.copy_(buffer)
+        turns = self._rows_of(torch.uint8)
         start = 0
         for chunk in buffer.split(self._slot_bytes):
-            length = chunk.numel()
-            slot = self._slots[self._next_turn(), :, :length]
-            slot[self.index].copy_(chunk)
+            rows = self._next_rows(turns, chunk.numel())
+            rows[self.index].copy_(chunk)
             self._synchronize()
-            parts[:, start : start + length].copy_(slot[:-1])
-            start += length
+            for part, row in zip(parts, rows, strict=False):
+                if part is not mine:
+                    part[start : start + chunk.numel()].copy_(row)
+            start += chunk.numel()
         return FinishedWork()
+
+    def reduce_scatter(self, output: torch.Tensor, buffer: torch.Tensor, op: ReduceOp, divisor: int) -> Work | None:
+        """As :meth:`_reduce_in_pairs`, but a rank fills its slot with what the others reduce, a piece for each."""
+        dtype, num_ranks = buffer.dtype, self.num_ranks
+        arithmetic = Arithmetic.of(op, dtype, dtype, 1.0, 1.0, divisor, num_ranks)
+        if arithmetic.postscale != 1.0 or arithmetic.last_divisor != 1.0:
+            return None
+        # A piece that is not scaled on the way in is read from the buffer itself by the rank that reduces it.
+        others = [index for index in range(num_ranks) if index != self.index or arithmetic.prescale != 1.0]
+        capacity = self._slot_bytes // dtype.itemsize // num_ranks
+        turns = self._rows_of(dtype)
+        parts = buffer.view(num_ranks, output.numel()).unbind()
+        previous: tuple[Rows, int, int] | None = None
+        for start in range(0, output.numel(), capacity):
+            length = min(capacity, output.numel() - start)
+            if previous is not None and self._spins:
+                self._reduce_piece(arithmetic, *previous, parts[self.index], output)
+            rows = turns[self._next_turn()]
+            for other in others:
+                place = rows[self.index][other * length : (other + 1) * length]
+                arithmetic.fill(place, [parts[other][start : start + length]])
+            if previous is not None and not self._spins:
+                self._reduce_piece(arithmetic, *previous, parts[self.index], output)
+            self._synchronize()
+            previous = (rows, start, length)
+        if previous is not None:
+            self._reduce_piece(arithmetic, *previous, parts[self.index], output)
+        return FinishedWork()
+
+    def _reduce_piece(
+        self, arithmetic: Arithmetic, rows: Rows, start: int, length: int, own: torch.Tensor, output: torch.Tensor
+    ) -> None:
+        operands = [row[self.index * length : (self.index + 1) * length] for row in rows[:-1]]
+        if arithmetic.prescale == 1.0:
+            operands[self.index] = own[start : start + length]
+        arithmetic.combine(operands, output[start : start + length], self._scratch)
 
     def broadcast(self, buffer: torch.Tensor, root_index: int) -> Work:
         for chunk in buffer.split(self._slot_bytes):

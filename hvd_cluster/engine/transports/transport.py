@@ -111,6 +111,17 @@ class Transport(ABC):
     ) -> Work:
         """Send ``input_bytes[i]`` bytes of ``buffer`` to rank index i, and get ``output_bytes[i]`` from it."""
 
+    def reduce_scatter(self, output: torch.Tensor, buffer: torch.Tensor, op: ReduceOp, divisor: int) -> Work | None:
+        """Reduce ``buffer`` over all ranks, and write this rank's share to ``output``; None if this is not supported.
+
+        Args:
+            output: shape (elements,).
+            buffer: shape (ranks * elements,) and the same element type; ``output`` may be this rank's part of it.
+            op: SUM, MIN, MAX or PRODUCT.
+            divisor: divides after it.
+        """
+        return None
+
     @abstractmethod
     def abort(self) -> None:
         """Make all work in progress fail now, on this rank."""

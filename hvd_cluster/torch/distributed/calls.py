@@ -1,0 +1,131 @@
+"""The ordered calls of one process group, as requests of the engine.
+
+torch matches the calls of a group by their order, the engine matches requests by name. So each call gets a name that
+all ranks compute alike: what it does, and a number if several calls that do the same may be in flight. The n-th call of
+a kind on one rank then meets the n-th on the others. A training step repeats its calls, so after the first step every
+name has an id, and a vote in shared memory is all that a call costs (:mod:`hvd_cluster.engine.shared_memory.ballot`).
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+
+from hvd_cluster.engine.membership import running_engine
+from hvd_cluster.engine.request import Handle, Request, recorded_event
+from hvd_cluster.engine.signature import SetId, Signature
+
+#: How many equal calls may be negotiated at once; further ones wait for an earlier one. Only with small tensors it pays
+#: to negotiate several at once, and each takes an id.
+_NUM_NAMES, _MAX_BYTES = 4, 1 << 16
+#: Different calls of a group that are remembered. All ranks forget them at the same call.
+_MAX_SERIES = 1000
+#: torch's options contain this if the caller has set no timeout.
+_UNSET_S = -0.001
+
+
+@dataclass
+class _Series:
+    """The calls of a group with equal signatures."""
+
+    name: str
+    num_names: int
+    count: int = -1
+
+    def next_name(self) -> str:
+        self.count = (self.count + 1) % self.num_names
+        return self.name if self.num_names == 1 else f"{self.name} #{self.count}"
+
+
+class OrderedCalls:
+    """Submits the calls of one group, or those of one rank to another.
+
+    Args:
+        set_id: whose ranks take part.
+        label: names the group in messages; equal on all ranks.
+        timeout: how long the other ranks may take to make a call too.
+    """
+
+    def __init__(self, set_id: SetId, label: str, timeout: timedelta) -> None:
+        self._set_id = set_id
+        self._label = label
+        self.timeout_s = timeout.total_seconds()
+        self._series: dict[Signature, _Series] = {}
+
+    def submit(
+        self,
+        signature: Signature,
+        inputs: list[torch.Tensor],
+        outputs: list[torch.Tensor],
+        *,
+        splits: tuple[int, ...] = (),
+        output_splits: tuple[int, ...] = (),
+        finish: Callable[[list[torch.Tensor]], Any] = lambda _: None,
+        timeout: timedelta | None = None,
+        is_waited_for: bool = False,
+    ) -> Handle:
+        """Submit one call.
+
+        Args:
+            signature: what is equal on all ranks.
+            inputs: contiguous tensors to send.
+            outputs: contiguous tensors for the results.
+            splits: elements for each rank, of an alltoall.
+            output_splits: elements from each rank.
+            finish: called with the outputs, by the thread that executes the call.
+            timeout: overrides that of the group, if it is set.
+            is_waited_for: the caller waits for the handle next.
+
+        Raises:
+            HorovodInternalError: the world has ended.
+        """
+        timeout_s = self.timeout_s
+        if timeout is not None and timeout.total_seconds() != _UNSET_S:
+            timeout_s = timeout.total_seconds()
+        engine = running_engine()
+        handle = Handle(engine.progress)
+        now_s = time.monotonic()
+        request = Request(
+            self._series_of(signature).next_name(),
+            self._set_id,
+            signature,
+            inputs,
+            outputs,
+            finish,
+            handle,
+            splits,
+            now_s,
+            ready_event=recorded_event(inputs or outputs),
+            output_splits=output_splits,
+            is_ordered=True,
+            expires_s=now_s + timeout_s if timeout_s > 0 else math.inf,
+        )
+        return engine.submit(request, is_waited_for=is_waited_for)
+
+    def _series_of(self, signature: Signature) -> _Series:
+        series = self._series.get(signature)
+        if series is None:
+            if len(self._series) >= _MAX_SERIES:
+                self._series.clear()
+            is_small = all(-1 not in meta.shape for meta in signature.tensors) and signature.num_bytes <= _MAX_BYTES
+            series = _Series(f"{self._label}: {_described(signature)}", _NUM_NAMES if is_small else 1)
+            self._series[signature] = series
+        return series
+
+
+def _described(signature: Signature) -> str:
+    """A name for calls with this signature; different for different signatures."""
+    tensors = ", ".join(f"{meta.dtype}{list(meta.shape)}" for meta in signature.tensors)
+    details: Sequence[str] = [
+        *([signature.op.name.lower()] if signature.kind.value in ("allreduce", "reducescatter") else []),
+        *([f"root {signature.root}"] if signature.root >= 0 else []),
+        *([f"factors {signature.prescale} {signature.postscale}"] if signature.prescale != 1.0 else []),
+        *({meta.device for meta in signature.tensors if meta.device != "cpu"}),
+    ]
+    return " ".join(part for part in (signature.kind.value, tensors, *details) if part)

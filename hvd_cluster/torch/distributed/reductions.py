@@ -1,0 +1,59 @@
+"""torch's reductions in terms of the engine's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from hvd_cluster.engine.request import ReduceOp
+
+
+class Reduction(NamedTuple):
+    """How the engine computes one of torch's reductions."""
+
+    op: ReduceOp
+    prescale: float = 1.0
+
+
+_PLAIN: dict[Any, Reduction] = {
+    dist.ReduceOp.SUM: Reduction(ReduceOp.SUM),
+    dist.ReduceOp.AVG: Reduction(ReduceOp.AVERAGE),
+    dist.ReduceOp.PRODUCT: Reduction(ReduceOp.PRODUCT),
+    dist.ReduceOp.MIN: Reduction(ReduceOp.MIN),
+    dist.ReduceOp.MAX: Reduction(ReduceOp.MAX),
+}
+#: The engine does not have these: their operands are gathered.
+_BITWISE: dict[Any, Callable[..., torch.Tensor]] = {
+    dist.ReduceOp.BAND: torch.bitwise_and,
+    dist.ReduceOp.BOR: torch.bitwise_or,
+    dist.ReduceOp.BXOR: torch.bitwise_xor,
+}
+
+
+def reduction_of(op: Any, dtype: torch.dtype) -> Reduction | Callable[..., torch.Tensor]:
+    """The engine's reduction for ``op`` of torch, or for a bitwise one the function that combines two operands.
+
+    Raises:
+        ValueError: the elements cannot be reduced that way.
+    """
+    kind = _kind_of(op)
+    if kind in _BITWISE:
+        if dtype.is_floating_point or dtype.is_complex:
+            raise ValueError(f"Cannot use {kind.name} with non-integral dtype {dtype}")
+        return _BITWISE[kind]
+    if kind == dist.ReduceOp.PREMUL_SUM:
+        factor = op.factor if hasattr(op, "factor") else op.__getstate__()[1]
+        return Reduction(ReduceOp.SUM, float(factor))
+    if kind not in _PLAIN:
+        raise ValueError(f"Cannot use {op} with the backend hvd")
+    if kind == dist.ReduceOp.AVG and dtype == torch.bool:
+        raise ValueError("Cannot use ReduceOp.AVG with Bool")
+    return _PLAIN[kind]
+
+
+def _kind_of(op: Any) -> Any:
+    """The plain enumerator of torch, of which ``op`` may be a copy with a factor."""
+    return next((kind for kind in (*_PLAIN, *_BITWISE, dist.ReduceOp.PREMUL_SUM) if op == kind), op)

@@ -1,0 +1,36 @@
+"""Sums of sparse tensors, for the sparse gradients of embeddings: the entries of all ranks are gathered."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from hvd_cluster.engine.request import Handle, Kind, ReduceOp, Signature, describe
+from hvd_cluster.torch.distributed.calls import OrderedCalls
+from hvd_cluster.torch.distributed.reductions import Reduction, reduction_of
+
+
+def sum_sparse(calls: OrderedCalls, num_ranks: int, tensor: torch.Tensor, op: Any) -> Handle:
+    """Replace a COO tensor by its sum over all ranks; the number of entries may differ between ranks.
+
+    Raises:
+        ValueError: ``op`` is neither SUM nor AVG.
+    """
+    how = reduction_of(op, tensor.dtype)
+    if how not in (Reduction(ReduceOp.SUM), Reduction(ReduceOp.AVERAGE)):
+        raise ValueError("unsupported reduction operation: sparse tensors can be summed and averaged only")
+    own = tensor.detach().coalesce()
+
+    def finish(results: list[torch.Tensor]) -> None:
+        indices, values = results
+        if how == Reduction(ReduceOp.AVERAGE):
+            values.div_(num_ranks)
+        total = torch.sparse_coo_tensor(indices.t(), values, own.shape, check_invariants=False).coalesce()
+        with torch.no_grad():
+            tensor.copy_(total)
+
+    # Indices have the shape (dimensions, entries); the entries of all ranks are concatenated.
+    entries = [own.indices().t().contiguous(), own.values().contiguous()]
+    metas = tuple([describe(each, any_first_dimension=True) for each in entries])
+    return calls.submit(Signature(Kind.ALLGATHER, metas), entries, [], finish=finish)

@@ -1,0 +1,117 @@
+"""The tensors of a call as the engine takes them: flat, contiguous, and outside of autograd."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+
+from hvd_cluster.engine.buffers import as_bytes, flat
+from hvd_cluster.engine.request import describe
+from hvd_cluster.engine.signature import TensorMeta
+
+
+def plain(tensor: torch.Tensor) -> torch.Tensor:
+    """The same memory outside of autograd: writing to it does not count as a change, as with torch's own backends."""
+    if tensor.is_inference():  # other threads must be able to write to it
+        storage, offset = tensor.untyped_storage(), tensor.storage_offset()
+        with torch.inference_mode(False):
+            alias = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+            return alias.set_(storage, offset, tensor.size(), tensor.stride())
+    return tensor.data
+
+
+def source(tensor: torch.Tensor) -> torch.Tensor:
+    """What to send of ``tensor``, of shape (elements,)."""
+    data = plain(tensor)
+    return flat(data if data.is_contiguous() else data.contiguous())
+
+
+class Target:
+    """Where the results for one tensor go: its own memory, or a copy of it if that is not contiguous."""
+
+    def __init__(self, tensor: torch.Tensor, *, is_read: bool = False) -> None:
+        self._tensor = plain(tensor)
+        self._is_direct = self._tensor.is_contiguous()
+        if self._is_direct:
+            self.flat = flat(self._tensor)
+        else:
+            copy = (
+                self._tensor.contiguous()
+                if is_read
+                else torch.empty_like(self._tensor, memory_format=torch.contiguous_format)
+            )
+            self.flat = flat(copy)
+
+    def finish(self) -> None:
+        """The results have arrived."""
+        if not self._is_direct:
+            self._tensor.copy_(self.flat.view(self._tensor.shape))
+
+
+class ListTarget:
+    """Where the results for a list of tensors of one type go, one after the other."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        self._tensors = [plain(tensor) for tensor in tensors]
+        together = _joined(self._tensors)
+        self._is_direct = together is not None
+        if together is None:
+            first = self._tensors[0]
+            together = torch.empty(sum(t.numel() for t in self._tensors), dtype=first.dtype, device=first.device)
+        self.flat = together
+
+    def finish(self) -> None:
+        """The results have arrived."""
+        if not self._is_direct:
+            parts = self.flat.split([tensor.numel() for tensor in self._tensors])
+            for tensor, part in zip(self._tensors, parts, strict=True):
+                tensor.copy_(part.view(tensor.shape))
+
+
+def joined(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The elements of several tensors, one after the other."""
+    data = [plain(tensor) for tensor in tensors]
+    together = _joined(data)
+    return torch.cat([source(tensor) for tensor in data]) if together is None else together
+
+
+def _joined(tensors: list[torch.Tensor]) -> torch.Tensor | None:
+    """One view of tensors that follow each other in memory, as the chunks of a tensor do; None for others."""
+    first = tensors[0]
+    is_run = all(tensor.is_contiguous() and tensor.numel() for tensor in tensors) and all(
+        one.data_ptr() + one.nbytes == other.data_ptr() for one, other in pairwise(tensors)
+    )
+    size = sum(tensor.numel() for tensor in tensors)
+    storage = first.untyped_storage()
+    end = (first.storage_offset() + size) * first.element_size()
+    is_run = is_run and all(tensor.untyped_storage().data_ptr() == storage.data_ptr() for tensor in tensors)
+    if not is_run or end > storage.nbytes():
+        return None
+    return first.as_strided((size,), (1,))
+
+
+def metas(tensors: Sequence[torch.Tensor]) -> tuple[TensorMeta, ...]:
+    """What the ranks must agree on about flat tensors."""
+    return tuple([describe(tensor) for tensor in tensors])
+
+
+def in_bytes(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The memory of flat tensors: what is only moved may have any element type."""
+    return [as_bytes(tensor) for tensor in tensors]
+
+
+def require_equal(tensors: Sequence[torch.Tensor], like: torch.Tensor, what: str, *, times: int = 1) -> None:
+    """Check the element types of ``tensors``, and that each has ``times`` as many elements as ``like``.
+
+    Raises:
+        ValueError: one differs.
+    """
+    for tensor in tensors:
+        if tensor.dtype != like.dtype:
+            raise ValueError(f"{what}: Invalid tensor type: expected {like.dtype}, got {tensor.dtype}")
+        if tensor.numel() != times * like.numel():
+            raise ValueError(
+                f"{what}: Invalid tensor size: expected {times * like.numel()} elements, got {tuple(tensor.shape)}"
+            )

@@ -1,0 +1,177 @@
+"""Several groups at once, meshes, and named operations of hvd beside the calls of torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from hvd_cluster.launch import local
+
+
+def test_subgroups_and_the_default_group_at_once(four: Any) -> None:
+    def fn(dist: Any, gloo: Any) -> Any:
+        import torch
+
+        rank = dist.get_rank()
+        halves = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+        odd = dist.new_group([1, 3])
+        alone = [dist.new_group([each]) for each in range(4)]
+        whole = dist.new_group(list(range(4)))
+        mine = halves[rank // 2]
+        tensors = [torch.full((3,), float(rank)) for _ in range(4)]
+        works = [
+            dist.all_reduce(tensors[0], group=mine, async_op=True),
+            dist.all_reduce(tensors[1], async_op=True),
+            *([dist.broadcast(tensors[2], 3, group=odd, async_op=True)] if rank % 2 else []),
+            dist.all_reduce(tensors[3], group=whole, async_op=True),
+        ]
+        for work in reversed(works):
+            work.wait()
+        one = torch.ones(1)
+        dist.all_reduce(one, group=alone[rank])
+        assert one.item() == 1.0
+        for group in [*halves, odd, *alone, whole]:
+            if group != dist.GroupMember.NON_GROUP_MEMBER:
+                dist.destroy_process_group(group)
+        return [float(tensor[0]) for tensor in tensors]
+
+    assert four(fn) == [
+        [1.0, 6.0, 0.0, 6.0],
+        [1.0, 6.0, 3.0, 6.0],
+        [5.0, 6.0, 2.0, 6.0],
+        [5.0, 6.0, 3.0, 6.0],
+    ]
+
+
+def test_ranks_may_start_calls_of_different_groups_in_different_orders(pair: Any) -> None:
+    def fn(dist: Any, gloo: Any) -> Any:
+        import torch
+
+        other = dist.new_group([0, 1])
+        groups = [None, other] if dist.get_rank() == 0 else [other, None]
+        tensors = {group: torch.ones(400_000) for group in groups}
+        works = [dist.all_reduce(tensors[group], group=group, async_op=True) for group in groups]
+        for work in works:
+            work.wait()
+        return all(bool((tensor == 2).all()) for tensor in tensors.values())
+
+    assert pair(fn) == [True, True]
+
+
+def test_named_operations_of_another_thread(pair: Any) -> None:
+    def fn(dist: Any, gloo: Any) -> Any:
+        import threading
+
+        import torch
+
+        import hvd_cluster.torch as hvd
+
+        totals: list[float] = []
+
+        def named() -> None:
+            for number in range(40):
+                total = hvd.allreduce(torch.full((1000,), 1.0), op=hvd.Sum, name=f"named.{number % 3}")
+                totals.append(float(total[0]))
+
+        thread = threading.Thread(target=named)
+        thread.start()
+        ours = []
+        for number in range(40):
+            tensor = torch.full((2000 + number,), 1.0)
+            dist.all_reduce(tensor)
+            ours.append(float(tensor[-1]))
+        thread.join()
+        return ours == [2.0] * 40 and totals == [2.0] * 40
+
+    assert pair(fn) == [True, True]
+
+
+def test_a_mesh_of_two_dimensions_with_dtensor(four: Any) -> None:
+    def fn(dist: Any, gloo: Any) -> Any:
+        import torch
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+        from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+        torch.manual_seed(0)
+        whole = torch.randn(8, 6)
+        placed = distribute_tensor(whole, mesh, [Shard(0), Shard(1)])
+        assert placed.to_local().shape == (4, 3)
+        assert torch.equal(placed.redistribute(placements=[Replicate(), Replicate()]).to_local(), whole)
+        assert torch.equal(placed.redistribute(placements=[Shard(1), Shard(0)]).full_tensor(), whole)
+        net = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.ReLU(), torch.nn.Linear(8, 4))
+        expected = net(whole)
+        parallel = parallelize_module(net, mesh["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
+        torch.testing.assert_close(parallel(whole), expected)
+        return True
+
+    assert all(four(fn))
+
+
+def test_a_second_group_after_the_first_is_destroyed() -> None:
+    def fn() -> list[float]:
+        import torch
+        import torch.distributed as dist
+
+        import hvd_cluster.torch as hvd
+
+        found = []
+        for _ in range(3):
+            dist.init_process_group("hvd", init_method="hvd://")
+            tensor = torch.ones(2)
+            dist.all_reduce(tensor)
+            found.append(float(tensor[0]))
+            dist.destroy_process_group()
+            assert not hvd.is_initialized()
+        hvd.init()
+        dist.init_process_group("hvd")
+        dist.barrier()
+        dist.destroy_process_group()
+        found.append(float(hvd.allreduce(torch.ones(2), op=hvd.Sum)[0]))
+        hvd.shutdown()
+        return found
+
+    assert local.run(fn, num_proc=2, env={"OMP_NUM_THREADS": "1"}) == [[2.0] * 4] * 2
+
+
+def test_the_users_init_after_the_group_keeps_the_world() -> None:
+    def fn() -> float:
+        import torch
+        import torch.distributed as dist
+
+        import hvd_cluster.torch as hvd
+
+        dist.init_process_group("hvd")
+        hvd.init()
+        dist.destroy_process_group()
+        total = float(hvd.allreduce(torch.ones(1), op=hvd.Sum))
+        hvd.shutdown()
+        return total
+
+    assert local.run(fn, num_proc=2, env={"OMP_NUM_THREADS": "1"}) == [2.0, 2.0]
+
+
+def test_ranks_that_no_launcher_has_numbered_meet_in_torchs_store(tmp_path: Path) -> None:
+    import subprocess
+    import sys
+
+    script = tmp_path / "alone.py"
+    script.write_text(
+        "import sys, torch, torch.distributed as dist\n"
+        "import hvd_cluster.torch as hvd\n"
+        "rank, path = int(sys.argv[1]), sys.argv[2]\n"
+        "for _ in range(2):\n"
+        "    dist.init_process_group('hvd', store=dist.FileStore(path, 2), rank=rank, world_size=2)\n"
+        "    tensor = torch.full((2,), float(rank + 1))\n"
+        "    dist.all_reduce(tensor)\n"
+        "    dist.destroy_process_group()\n"
+        "    print(tensor.tolist(), hvd.is_initialized())\n"
+    )
+    arguments = [sys.executable, str(script)]
+    ranks = [
+        subprocess.Popen([*arguments, str(rank), str(tmp_path / "store")], stdout=subprocess.PIPE, text=True)
+        for rank in range(2)
+    ]
+    outputs = [rank.communicate(timeout=60)[0] for rank in ranks]
+    assert outputs == ["[3.0, 3.0] False\n" * 2] * 2

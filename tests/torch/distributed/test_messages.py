@@ -1,0 +1,85 @@
+"""send and recv between two ranks, with tags, in any order, and from any source."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def test_send_and_receive_in_both_directions_with_tags(trio: Any) -> None:
+    def fn(dist: Any, gloo: Any) -> list[float]:
+        import torch
+
+        rank, size = dist.get_rank(), dist.get_world_size()
+        to, source = (rank + 1) % size, (rank - 1) % size
+        first, second = torch.empty(3), torch.empty(2, 2)
+        works = [
+            dist.isend(torch.full((2, 2), 10.0 + rank), to, tag=2),
+            dist.isend(torch.full((3,), float(rank)), to, tag=1),
+            dist.irecv(first, source, tag=1),
+            dist.irecv(second, source, tag=2),
+        ]
+        for work in works:
+            work.wait()
+        return [float(first[2]), float(second[1, 1])]
+
+    assert trio(fn) == [[2.0, 12.0], [0.0, 10.0], [1.0, 11.0]]
+
+
+def test_messages_of_one_pair_arrive_in_order(pair: Any) -> None:
+    def fn(dist: Any, gloo: Any) -> list[float]:
+        import torch
+
+        if dist.get_rank() == 0:
+            for work in [dist.isend(torch.full((300_000,), float(number)), 1) for number in range(6)]:
+                work.wait()
+            return []
+        tensors = [torch.empty(300_000) for _ in range(6)]
+        for tensor in tensors:
+            dist.recv(tensor, 0)
+        return [float(tensor[-1]) for tensor in tensors]
+
+    assert pair(fn)[1] == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
+
+
+def test_a_receive_from_any_source_takes_each_message_once(four: Any) -> None:
+    def fn(dist: Any, gloo: Any) -> Any:
+        import torch
+
+        rank, size = dist.get_rank(), dist.get_world_size()
+        if rank == 0:
+            found = []
+            for _ in range(2 * (size - 1)):
+                tensor = torch.empty(2)
+                source = dist.recv(tensor, tag=5)
+                found.append((source, tensor.tolist()))
+            last = torch.empty(2)
+            dist.recv(last, 2, tag=5)
+            return sorted(found), last.tolist()
+        for number in range(2):
+            dist.send(torch.tensor([float(rank), float(number)]), 0, tag=5)
+        if rank == 2:
+            dist.send(torch.tensor([9.0, 9.0]), 0, tag=5)
+        return None
+
+    found, last = four(fn)[0]
+    # A message that rank 2 sends third may come before the second one of another rank.
+    assert last == [9.0, 9.0] or (2, [9.0, 9.0]) in found
+    assert len(found) == 6
+    assert {source for source, _ in found} == {1, 2, 3}
+
+
+def test_a_batch_of_sends_and_receives(pair: Any) -> None:
+    def fn(dist: Any, gloo: Any) -> float:
+        import torch
+
+        rank = dist.get_rank()
+        tensor = torch.empty(4)
+        batch = [
+            dist.P2POp(dist.irecv, tensor, 1 - rank),
+            dist.P2POp(dist.isend, torch.full((4,), float(rank)), 1 - rank),
+        ]
+        for work in dist.batch_isend_irecv(batch):
+            work.wait()
+        return float(tensor[0])
+
+    assert pair(fn) == [1.0, 0.0]
