@@ -42,6 +42,7 @@ GUIDES = {
     "raw-columns.md": ["data"],
     "ray.md": ["ray"],
     "spark.md": ["spark"],
+    "tables.md": ["delta"],
     "tensorflow.md": ["tensorflow"],
 }
 #: Modules of this checkout and of hvd_cluster.compat, and one that has an environment of its own.

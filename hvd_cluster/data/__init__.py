@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from hvd_cluster.data.reader_config import OrderConfig as OrderConfig
     from hvd_cluster.data.reader_config import PrefetchConfig as PrefetchConfig
     from hvd_cluster.data.store import Store as Store
+    from hvd_cluster.data.tables.opening import open_table as open_table
 
 #: Public name -> the module that defines it. Loaded on first use: pyarrow, pandas and pyspark may be absent.
 _HOMES = {
@@ -26,8 +27,9 @@ _HOMES = {
     "ParquetReader": "reader",
     "Store": "store",
     "materialize": "materializing",
+    "open_table": "tables.opening",
 }
 
-__all__ = ["ColumnConfig", "OrderConfig", "ParquetReader", "PrefetchConfig", "Store", "materialize"]
+__all__ = ["ColumnConfig", "OrderConfig", "ParquetReader", "PrefetchConfig", "Store", "materialize", "open_table"]
 
 __getattr__, __dir__ = lazy(__name__, _HOMES)

@@ -6,48 +6,21 @@ import json
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hvd_cluster.data.filters import RowFilter
-from hvd_cluster.data.reading.hive import Partition
+from hvd_cluster.data.row_group import RowGroup
 from hvd_cluster.data.schema import Column, Kind, Schema
 from hvd_cluster.data.store import Store
+
+if TYPE_CHECKING:
+    from hvd_cluster.data.tables.table_source import FragmentReader, Snapshot
 
 logger = logging.getLogger(__name__)
 
 #: Name of the file that describes a data set, in the folder of its training part.
 MANIFEST = "_dataset.json"
 _MANIFEST_VERSION = 1
-
-
-@dataclass(frozen=True)
-class RowGroup:
-    """Rows of one row group of a file: all of it, or one contiguous piece."""
-
-    #: Path of the file inside the store's filesystem.
-    path: str
-    #: Index of the row group in the file.
-    index: int
-    #: Number of rows meant, >= 1; only those that the split's filter lets through.
-    rows: int
-    #: The first row meant, counted from the row group's own first row.
-    start: int = 0
-    #: Bytes of these rows in memory, as Arrow data; 0 when not known.
-    size_bytes: int = 0
-    #: Columns that the file's folders name (``key=value``) and their values.
-    partition: Partition = ()
-    #: Rows of the whole row group in the file, which has to be read for these; 0 where they are all of it.
-    whole_rows: int = 0
-
-    @property
-    def place(self) -> str:
-        """Where the rows are, for messages."""
-        return f"row group {self.index} of {self.path}"
-
-    @property
-    def read_bytes(self) -> int:
-        """Bytes that reading these rows takes: those of the whole row group; 0 when not known."""
-        return self.size_bytes * max(self.rows, self.whole_rows) // self.rows
 
 
 @dataclass(frozen=True)
@@ -63,6 +36,10 @@ class Split:
     lanes: int = 1
     #: Which rows of the row groups are there; None for all.
     row_filter: RowFilter | None = None
+    #: Reads the row groups; None for files of the data set's store.
+    reader: FragmentReader | None = None
+    #: The state of the table that the rows are from, if it is of a format that has such.
+    snapshot: Snapshot | None = None
 
     @classmethod
     def of(cls, row_groups: Iterable[RowGroup], lanes: int = 1, row_filter: RowFilter | None = None) -> Split:

@@ -15,20 +15,27 @@ from typing import TYPE_CHECKING, Any
 
 from hvd_cluster.data import schema_spark, spark_jobs
 from hvd_cluster.data.columns.pandas_table import to_table
-from hvd_cluster.data.dataset import Dataset, RowGroup, Split
+from hvd_cluster.data.dataset import Dataset, Split
 from hvd_cluster.data.files.filesystems import normalize, unwritable_text
 from hvd_cluster.data.optional import load_pyarrow
-from hvd_cluster.data.reading import parquet
+from hvd_cluster.data.reading.parquet_files import SUCCESS
+from hvd_cluster.data.reading.table_columns import TableColumns
+from hvd_cluster.data.row_group import RowGroup
 from hvd_cluster.data.schema import Kind, Schema, infer, missing_columns_text
 from hvd_cluster.data.spark_jobs import map_batches, quoted
 from hvd_cluster.data.store import Store
+from hvd_cluster.data.tables.opening import is_table, open_table
+from hvd_cluster.data.tables.parquet import ParquetFolder
+from hvd_cluster.data.tables.table_source import TableSource
 from hvd_cluster.data.writing import column_stats, content_address, retention
 from hvd_cluster.data.writing import validation as validation_rule
 from hvd_cluster.data.writing.assembly import NO_ROWS_TEXT, assembled, checked, parts_of
 from hvd_cluster.data.writing.content_address import PLANS
 from hvd_cluster.data.writing.folders import DatasetFolders, FoldersTakenError
+from hvd_cluster.data.writing.in_place import address_of, in_place, of_snapshot
 from hvd_cluster.data.writing.part_writer import MAX_GROUP_ROWS, PartPlan, PartReport, write_part
 from hvd_cluster.data.writing.progress import FinishedParts, Progress, counted
+from hvd_cluster.data.writing.remote_parts import OnPart, RemoteParts
 from hvd_cluster.errors import DataError
 
 if TYPE_CHECKING:
@@ -40,19 +47,6 @@ logger = logging.getLogger(__name__)
 _MIN_GROUP_ROWS = 256
 
 __all__ = ["Dataset", "OnPart", "RemoteParts", "RowGroup", "Split", "materialize"]
-
-#: Writes one part, given its number and its batches; what it came to, as plain data. It can be pickled.
-OnPart = Callable[[int, Iterator[Any]], dict[str, Any]]
-
-
-@dataclass(frozen=True)
-class RemoteParts:
-    """Data that lies in parts on other machines, where functions can be run over each."""
-
-    #: ``pyarrow.Schema`` of every part.
-    schema: Any
-    #: Runs a function over every part, where that lies; its answers, in any order.
-    each: Callable[[OnPart], list[dict[str, Any]]]
 
 
 def materialize(
@@ -84,8 +78,9 @@ def materialize(
     delivers its partitions in the same way.
 
     Args:
-        data: Spark or pandas DataFrame, ``pyarrow.Table``, the path or URL of a Parquet file or folder, or
-            :class:`RemoteParts` of the columns that are needed.
+        data: Spark or pandas DataFrame, ``pyarrow.Table``, the path or URL of a Parquet file or folder, a table as
+            :func:`~hvd_cluster.data.tables.opening.open_table` takes or returns it, or :class:`RemoteParts` of the
+            columns that are needed.
         store: where to write: a store, or its path or URL.
         columns: the columns that are needed: features, labels, weights.
         validation: share of the rows, in [0, 1); or the name of a column, bool or numeric, that is true or > 0 for rows
@@ -143,7 +138,9 @@ def materialize(
     writer = _Materializer(Store.create(store), options, dataset_id, reuse=reuse)
     package = type(data).__module__.split(".")[0]
     if isinstance(data, str) or hasattr(data, "__fspath__"):
-        return writer.from_parquet(normalize(data))
+        return writer.from_path(normalize(data))
+    if is_table(data):
+        return writer.from_source(open_table(data), writer.store)
     if isinstance(data, RemoteParts):
         return writer.from_parts(data)
     if package == "pyspark":
@@ -252,43 +249,42 @@ class _Materializer:
             batches = table.to_batches(max_chunksize=MAX_GROUP_ROWS)
             return self._dataset(plan, [self._written(plan, batches, table.num_rows)], folders)
 
-    def from_parquet(self, path: str) -> Dataset:
-        """Row groups where they are; through a copy where a validation column mixes the parts, or files do."""
+    def from_path(self, path: str) -> Dataset:
+        """Parquet, or a table of another format."""
         within = path == self.store.prefix or path.startswith(f"{self.store.prefix}/")
         store = self.store if within else Store.create(path)
-        files = parquet.files_of(store.fs, [store.get_localized_path(path)])
-        folder = parquet.ParquetFolder(store.fs, files, self.options.columns, raw=self.options.raw, wrong=self.wrong)
-        if not folder.rows:
-            raise DataError(f"the Parquet data in {path!r} has no rows")
-        mixed = self.options.own_folders and (self.options.validation is not None or store.is_file(path))
-        if isinstance(self.options.validation, str) or mixed or not self.options.in_place:
-            return self._copied(folder, store)
-        seen = folder.stats()
-        self._usable(folder.schema)
-        column_stats.raise_if_any([*self.wrong, *seen.problems(allow_ragged=self.options.allow_ragged)])
-        train: Sequence[RowGroup] = folder.row_groups
-        held_out: Sequence[RowGroup] = []
-        if self.options.validation is not None:
-            train, held_out = parquet.held_out(folder.row_groups, self.options.validation, self.options.seed)
-        schema = self._narrowed(seen.with_lengths(folder.schema))
-        lanes = self.options.num_proc
-        dataset = Dataset(store, schema, Split.of(train, lanes), Split.of(held_out, lanes))
-        return checked(dataset, self.options.validation)
+        return self.from_source(open_table(path, filesystem=store), store, is_one_file=store.is_file(path))
 
-    def _copied(self, folder: parquet.ParquetFolder, source: Store) -> Dataset:
-        schema = self._arrow_schema(folder.arrow_schema)
-        columns = self._countable(folder.arrow_schema.names)
-        if written := self._written_before(
-            lambda: content_address.of_files(source, folder.paths, self.options.of_address)
-        ):
-            return written
+    def from_source(self, table: TableSource, store: Store, *, is_one_file: bool = False) -> Dataset:
+        """Row groups where they are; through a copy where a validation column mixes the parts, or files do."""
+        chosen = TableColumns(table, self.options.columns, raw=self.options.raw, wrong=self.wrong)
+        if not chosen.rows:
+            raise DataError(f"the data in {table.name} has no rows")
+        is_folder = isinstance(table, ParquetFolder) and not is_one_file
+        mixed = self.options.own_folders and (self.options.validation is not None or not is_folder)
+        if isinstance(self.options.validation, str) or mixed or not self.options.in_place:
+            return self._copied(chosen)
+        seen = chosen.stats()
+        self._usable(chosen.schema)
+        column_stats.raise_if_any([*self.wrong, *seen.problems(allow_ragged=self.options.allow_ragged)])
+        schema = self._narrowed(seen.with_lengths(chosen.schema))
+        ratio, num_proc, seed = self.options.validation, self.options.num_proc, self.options.seed
+        return checked(in_place(chosen, schema, store, ratio=ratio, num_proc=num_proc, seed=seed), ratio)
+
+    def _copied(self, chosen: TableColumns) -> Dataset:
+        table = chosen.table
+        schema = self._arrow_schema(table.arrow_schema)
+        columns = self._countable(table.arrow_schema.names)
+        if written := self._written_before(lambda: address_of(chosen, self.options.of_address)):
+            return of_snapshot(written, table.snapshot)
         batches = (
             batch
-            for group in folder.row_groups
-            for batch in folder.read(group, columns).to_batches(max_chunksize=MAX_GROUP_ROWS)
+            for group in chosen.row_groups
+            for batch in chosen.read(group, columns).to_batches(max_chunksize=MAX_GROUP_ROWS)
         )
         with self._folders(schema, MAX_GROUP_ROWS) as (plan, folders):
-            return self._dataset(plan, [self._written(plan, batches, folder.rows)], folders)
+            dataset = self._dataset(plan, [self._written(plan, batches, chosen.rows)], folders)
+        return of_snapshot(dataset, table.snapshot)
 
     def _written_before(self, address: Callable[[], str]) -> Dataset | None:
         """The complete data set that an earlier call wrote; else its address becomes the name of the folders."""
@@ -296,7 +292,7 @@ class _Materializer:
             return None
         self.dataset_id = address()
         folder = self.store.get_train_data_path(self.dataset_id)
-        dataset = Dataset.load(self.store, folder) if self.store.exists(f"{folder}/{parquet.SUCCESS}") else None
+        dataset = Dataset.load(self.store, folder) if self.store.exists(f"{folder}/{SUCCESS}") else None
         if dataset is not None:
             retention.mark_used(self.store, folder)
             logger.info("the data is in %s already", folder)

@@ -1,4 +1,4 @@
-"""pyarrow and fsspec, which a plain install does not have: found when needed, or named in the error."""
+"""pyarrow and other packages that a plain install does not have: found when needed, or named in the error."""
 
 from __future__ import annotations
 
@@ -22,3 +22,11 @@ def load_fsspec() -> Any:
         return importlib.import_module("fsspec")
     except ImportError as error:
         raise MissingExtraError("fsspec", "data", "to open stores that are neither local nor HDFS") from error
+
+
+def load_extra(package: str, extra: str, purpose: str) -> Any:
+    """Import a package of an extra of its own; ``purpose`` is the end of "needed ..."."""
+    try:
+        return importlib.import_module(package)
+    except ImportError as error:
+        raise MissingExtraError(package.partition(".")[0], extra, purpose) from error

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from torch.utils.data import IterableDataset, get_worker_info
 
-from hvd_cluster.data.dataset import Dataset, Split
 from hvd_cluster.data.preprocessing import Preprocess
 from hvd_cluster.data.reader_config import (
     ColumnConfig,
@@ -40,8 +39,6 @@ from hvd_cluster.data.shard_warning import warn_if_not_own_shard
 from hvd_cluster.errors import DataError
 
 if TYPE_CHECKING:
-    import os
-
     from typing_extensions import Unpack
 
 logger = logging.getLogger(__name__)
@@ -77,7 +74,9 @@ class ParquetReader(IterableDataset[dict[str, Any]]):
     Args:
         source: path or URL of a Parquet file or folder, a list of these, or a :class:`Dataset` (its training part is
             read). Folders named ``key=value`` are columns. A :class:`Split` is read with its ``Schema`` as ``columns``
-            and its ``Store`` as ``filesystem``.
+            and its ``Store`` as ``filesystem``. Also a Delta, Iceberg or Lance table, as
+            :func:`~hvd_cluster.data.tables.opening.open_table` takes it; several ranks are given what that returned,
+            so that all read one snapshot.
         columns: the columns to read; None for all.
         filesystem: a pyarrow or fsspec filesystem in which ``source`` is a path, or a ``Store``; None uses the URL.
         batch_size: rows per rank and step.
@@ -110,7 +109,7 @@ class ParquetReader(IterableDataset[dict[str, Any]]):
 
     def __init__(
         self,
-        source: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Dataset | Split,
+        source: Any,
         columns: Sequence[str] | Schema | None = None,
         filesystem: Any = None,
         *,
@@ -164,14 +163,14 @@ class ParquetReader(IterableDataset[dict[str, Any]]):
             as_stored.require_tensors()
         raw = {name for name, function in rules.decode.items() if isinstance(function, RawTensor)}
         tables = RowGroupTables(
-            opened.filesystem,
+            opened.reader,
             opened.schema.names,
             opened.split.row_filter,
             prefetch.cache,
             texts=opened.texts - raw,
-            types=opened.types,
+            snapshot=opened.split.snapshot,
         )
-        self._filesystem, self._split = opened.filesystem, opened.split
+        self._filesystem, self._split = opened.reader.filesystem, opened.split
         self._footers, self._input = opened.footers, opened.schema
         rows = RowGroupReader(tables, opened.schema, rules)
         self._blocks: BlockReader | RawBlockReader = BlockReader(

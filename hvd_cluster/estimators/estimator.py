@@ -22,7 +22,7 @@ from hvd_cluster.estimators.backend import Backend, LocalBackend, SparkBackend, 
 from hvd_cluster.estimators.column_roles import ColumnRoles
 from hvd_cluster.estimators.driver import DriverRun
 from hvd_cluster.estimators.fit_data import FitData, FrameData, Layout, Prepared, StoredParquet
-from hvd_cluster.estimators.frames import Frame, column_names, kind_of
+from hvd_cluster.estimators.frames import Frame, column_names, kind_of, pinned
 from hvd_cluster.estimators.logged_model.first_rows import MAX_ROWS, first_rows
 from hvd_cluster.estimators.model import FittedModel
 from hvd_cluster.estimators.params import EstimatorParams
@@ -106,6 +106,7 @@ class DistributedEstimator(ColumnRoles, EstimatorParams, Estimator):
         """The class of the fitted model. Subclasses may override it."""
 
     def _fit(self, dataset: Any) -> Any:
+        dataset = pinned(dataset)
         kind, names = kind_of(dataset), column_names(dataset)
         backend = self._backend_for(kind, dataset)
         data = FrameData(

@@ -16,8 +16,11 @@ from hvd_cluster.data.files.filesystems import normalize
 from hvd_cluster.data.files.scratch import scratch_folder
 from hvd_cluster.data.local_arrow import write_arrow
 from hvd_cluster.data.materializing import materialize
-from hvd_cluster.data.reading.parquet import ParquetFolder, files_of
+from hvd_cluster.data.reading.parquet_files import files_of
+from hvd_cluster.data.reading.table_columns import TableColumns
 from hvd_cluster.data.store import Store
+from hvd_cluster.data.tables.opening import is_table, open_table
+from hvd_cluster.data.tables.parquet import ParquetFolder
 from hvd_cluster.errors import DataError
 from hvd_cluster.estimators.backend import Backend, takes_rows
 from hvd_cluster.estimators.frames import Frame, parquet_columns
@@ -25,6 +28,7 @@ from hvd_cluster.estimators.frames import Frame, parquet_columns
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from hvd_cluster.data.tables.table_source import TableSource
     from hvd_cluster.estimators.run.direct_rows import DirectRows
 
 #: Rows that the model is tried on before all of them are written.
@@ -93,7 +97,7 @@ class FitData(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class FrameData(FitData):
-    """The rows of a DataFrame, an Arrow table, a Ray Dataset or a Parquet path."""
+    """The rows of a DataFrame, an Arrow table, a Ray Dataset, a Parquet path or a table of another format."""
 
     kind: Frame
     data: Any
@@ -185,7 +189,8 @@ class FrameData(FitData):
 
     @property
     def _copies_parquet(self) -> bool:
-        return isinstance(self.validation, str) or (self.has_module and self.validation is not None)
+        is_split = self.validation is not None or is_table(self.data)
+        return isinstance(self.validation, str) or (self.has_module and is_split)
 
     @property
     def _writes_rows(self) -> bool:
@@ -207,17 +212,21 @@ class FrameData(FitData):
 
             return first_table(data.select_columns(columns), _SAMPLE_ROWS).to_batches()
         if self.kind is Frame.PARQUET:
-            store = Store.create(os.fspath(data))
-            files = files_of(store.fs, [store.get_localized_path(store.prefix)])
-            # Only the first file is opened: reading the footers of all files may take longer than the trial.
-            folder = ParquetFolder(store.fs, files[:1], columns)
-            return (
-                folder.read(folder.row_groups[0], columns).slice(0, _SAMPLE_ROWS).to_batches() if folder.rows else None
-            )
+            chosen = TableColumns(self._first_files(), columns)
+            if not chosen.rows:
+                return None
+            return chosen.read(chosen.row_groups[0], columns).slice(0, _SAMPLE_ROWS).to_batches()
         table = self.first_rows(columns, _SAMPLE_ROWS)
         if table is None or not len(table) or table.nbytes / len(table) * len(data) < _MIN_SAMPLED_BYTES:
             return None
         return table.combine_chunks().to_batches()
+
+    def _first_files(self) -> TableSource:
+        """Enough of the Parquet or table for its first rows: reading all footers may take longer than the trial."""
+        if is_table(self.data):
+            return open_table(self.data)
+        store = Store.create(os.fspath(self.data))
+        return ParquetFolder(store, files_of(store.fs, [store.get_localized_path(store.prefix)])[:1])
 
     def _parts(self, columns: Sequence[str]) -> Any:
         """What ``materialize`` takes."""

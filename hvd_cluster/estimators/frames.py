@@ -6,7 +6,7 @@ import enum
 import os
 from typing import TYPE_CHECKING, Any
 
-from hvd_cluster.data.reading.parquet import ParquetFolder, files_of
+from hvd_cluster.data.tables.opening import is_table, is_table_at, open_table
 from hvd_cluster.data.writing.assembly import NO_ROWS_TEXT
 from hvd_cluster.errors import DataError
 
@@ -20,7 +20,7 @@ class Frame(enum.Enum):
     SPARK = "a Spark DataFrame"
     PANDAS = "a pandas DataFrame"
     ARROW = "a pyarrow Table"
-    PARQUET = "a Parquet path"
+    PARQUET = "a path of Parquet or a table"
     RAY = "a Ray Dataset"
 
 
@@ -39,7 +39,7 @@ def kind_of(data: Any) -> Frame:
     Raises:
         DataError: it is of another kind.
     """
-    if isinstance(data, (str, os.PathLike)):
+    if isinstance(data, (str, os.PathLike)) or is_table(data):
         return Frame.PARQUET
     for cls in type(data).__mro__:
         kind = _CLASSES.get((cls.__module__.partition(".")[0], cls.__name__))
@@ -63,6 +63,8 @@ def column_names(data: Any) -> list[str]:
         if names is None:  # Ray has seen no row of it
             raise DataError(NO_ROWS_TEXT)
         return [str(name) for name in names]
+    if is_table(data):
+        return list(open_table(data).arrow_schema.names)
     if kind is Frame.PARQUET:
         from hvd_cluster.data.store import Store
 
@@ -78,7 +80,15 @@ def parquet_columns(store: Store, path: str, shown: str) -> list[str]:
         DataError: no Parquet can be read there.
     """
     try:
-        files = files_of(store.fs, [store.get_localized_path(path)])
-        return list(ParquetFolder(store.fs, files, ()).arrow_schema.names)
+        return list(open_table(path, filesystem=store).arrow_schema.names)
     except (OSError, DataError) as error:
         raise DataError(f"no Parquet can be read at {shown}: {error}") from error
+
+
+def pinned(data: Any) -> Any:
+    """The data; a table that others may write to, at its newest snapshot."""
+    if is_table(data):
+        return open_table(data)
+    if isinstance(data, (str, os.PathLike)) and is_table_at(data):
+        return open_table(data)
+    return data

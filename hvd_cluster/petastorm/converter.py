@@ -10,10 +10,10 @@ from contextlib import contextmanager
 from typing import Any
 
 from hvd_cluster.data import spark_jobs
-from hvd_cluster.data.reading.parquet import ParquetFolder
 from hvd_cluster.data.shard_warning import warn_if_not_own_shard
 from hvd_cluster.data.spark_jobs import quoted
 from hvd_cluster.data.store import Store
+from hvd_cluster.data.tables.parquet import ParquetFolder
 from hvd_cluster.data.writing.content_address import same_plan, state_of_files
 from hvd_cluster.errors import DataError
 from hvd_cluster.petastorm.factories import make_batch_reader
@@ -207,7 +207,7 @@ _delete_handler: Callable[[str], None] | None = None
 def _converter_of(url: str) -> SparkDatasetConverter:
     location = locate(url)
     files = parquet_files(location)
-    size = ParquetFolder(location.filesystem, files, ()).rows
+    size = sum(group.rows for group in ParquetFolder(location.filesystem, files).fragments(()))
     if not size:
         raise DataError(f"the data in {url} has no rows: check the filters and joins that made it")
     base = url.rstrip("/")

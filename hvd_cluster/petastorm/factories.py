@@ -11,8 +11,8 @@ import numpy as np
 
 from hvd_cluster.data import filters as filter_rules
 from hvd_cluster.data.optional import load_pyarrow
-from hvd_cluster.data.reading.parquet import ParquetFolder
 from hvd_cluster.data.reading.row_groups import RowGroupTables
+from hvd_cluster.data.tables.parquet import ParquetFolder, ParquetFragments
 from hvd_cluster.errors import DataError
 from hvd_cluster.petastorm import metadata, row_group_index
 from hvd_cluster.petastorm.epoch_order import EpochOrder, shard_of
@@ -149,7 +149,7 @@ def make_batch_reader(
 def _make(options: ReaderOptions, location: Location, *, batched: bool) -> Reader:
     stored = None if batched else metadata.stored_schema(location)
     texts = {name for name, field in stored.fields.items() if field.numpy_dtype is np.str_} if stored else set()
-    folder = ParquetFolder(location.filesystem, parquet_files(location), (), texts=texts)
+    folder = ParquetFolder(location.filesystem, parquet_files(location), texts=texts)
     # Columns that only folders name come first, as in petastorm.
     fields = sorted(folder.arrow_schema, key=lambda field: field.name not in folder.folder_types)
     whole = stored or Unischema.from_arrow_schema(load_pyarrow().schema(fields))
@@ -173,9 +173,9 @@ def _make(options: ReaderOptions, location: Location, *, batched: bool) -> Reade
     folder.require(names)
     row_filter = filter_rules.parse(options.filters)
     cache = options.cache()
-    types = {**folder.types, **folder.folder_types}
+    types = {**folder.reader.types, **folder.folder_types}
     reader = FragmentReader(
-        tables=RowGroupTables(location.filesystem, names, row_filter, cache, types=types),
+        tables=RowGroupTables(ParquetFragments(location.filesystem, types), names, row_filter, cache),
         folder_types=folder.folder_types,
         schema=schema,
         whole_schema=whole,

@@ -6,10 +6,10 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hvd_cluster.data.dataset import RowGroup
 from hvd_cluster.data.filters import RowFilter
-from hvd_cluster.data.reading.parquet import ParquetFolder
 from hvd_cluster.data.reading.parquet_files import files_at
+from hvd_cluster.data.row_group import RowGroup
+from hvd_cluster.data.tables.parquet import ParquetFolder
 from hvd_cluster.errors import DataError
 from hvd_cluster.petastorm.location import Location
 
@@ -55,8 +55,8 @@ def fragments_of(
     first_numbers = dict(zip(folder.paths, itertools.accumulate(counts, initial=0), strict=False))
     return [
         Fragment(group, first_numbers[group.path] + group.index, index, min(num_slices, group.rows))
-        for group in folder.row_groups_of(columns)
-        if row_filter is None or folder.verdict(group, row_filter) is not False
+        for group in folder.fragments(columns)
+        if row_filter is None or row_filter.verdict(folder.statistics(group, row_filter.names)) is not False
         for index in range(min(num_slices, group.rows))
     ]
 

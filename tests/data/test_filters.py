@@ -20,7 +20,8 @@ from hypothesis import strategies as st
 
 from hvd_cluster.data.filters import RowFilter, Statistics, parse
 from hvd_cluster.data.reader import ParquetReader
-from hvd_cluster.data.reading.parquet import ParquetFolder
+from hvd_cluster.data.reading.table_columns import TableColumns
+from hvd_cluster.data.tables.parquet import ParquetFolder
 from hvd_cluster.errors import DataError
 
 PYTHON: dict[str, Any] = {
@@ -93,7 +94,7 @@ def test_the_rows_are_those_that_python_chooses(
 def test_row_groups_that_statistics_rule_out_or_prove_are_not_counted_by_reading(tmp_path: Path) -> None:
     table = pa.table({"i": range(100), "y": [float(i) for i in range(100)]})
     pq.write_table(table, tmp_path / "a.parquet", row_group_size=10)
-    folder = ParquetFolder(pa.fs.LocalFileSystem(), [(str(tmp_path / "a.parquet"), "")], ["y"])
+    folder = TableColumns(ParquetFolder(pa.fs.LocalFileSystem(), [(str(tmp_path / "a.parquet"), "")]), ["y"])
     wanted = parse([("i", ">=", 25), ("i", "<", 40)])
     assert wanted is not None
     read: list[int] = []

@@ -7,7 +7,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from hvd_cluster.data.dataset import RowGroup
+from hvd_cluster.data.row_group import RowGroup
 
 #: Memory that the footers which a reader keeps may take.
 FOOTERS_BYTES = 32 * 1024 * 1024

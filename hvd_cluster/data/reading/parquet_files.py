@@ -12,12 +12,16 @@ from hvd_cluster.data.files.filesystems import is_local
 from hvd_cluster.data.files.retry import file_info, retried
 from hvd_cluster.data.filters import Statistics
 from hvd_cluster.data.optional import load_pyarrow
-from hvd_cluster.data.reading.hive import Partition
+from hvd_cluster.data.reading import hive
 from hvd_cluster.errors import DataError
 
 #: Threads that read footers, and the columns of a filter: each is small, and an object store answers slowly.
 NUM_THREADS = 8
 _SUFFIXES = (".parquet", ".parq", ".pq")
+#: A file whose name begins so in a folder says that its data is still being written, or that the writer died.
+INCOMPLETE = "_INCOMPLETE"
+#: A file of this name says that the data is complete.
+SUCCESS = "_SUCCESS"
 
 #: Table format -> how its current rows become a DataFrame.
 _TABLE_READERS = {
@@ -51,9 +55,10 @@ def require_plain(filesystem: Any, path: str, found: Iterable[Any] = (), checked
         raise DataError(_table_text(path, root, table_format))
     folders = list(_with_folders_above(filesystem, path, set() if checked is None else checked))
     with ThreadPoolExecutor(NUM_THREADS) as pool:  # object stores are far away
-        for folder, formats in zip(folders, pool.map(lambda one: _formats_of(filesystem, one), folders), strict=True):
-            for table_format in formats:
-                raise DataError(_table_text(path, folder or "/", table_format))
+        formats = pool.map(lambda folder: format_at(filesystem, folder), folders)
+        for folder, found_format in zip(folders, formats, strict=True):
+            if found_format is not None:
+                raise DataError(_table_text(path, folder or "/", found_format))
 
 
 def _table_text(path: str, root: str, table_format: str) -> str:
@@ -86,8 +91,8 @@ def _with_folders_above(filesystem: Any, path: str, checked: set[str]) -> Iterat
             folder = folder.rpartition("/")[0]
 
 
-def _formats_of(filesystem: Any, folder: str) -> list[str]:
-    """The format of the table whose folder this is, if it is one.
+def format_at(filesystem: Any, folder: str) -> str | None:
+    """The format of the table whose folder this is; None if it is not a table's.
 
     A folder above the data may be closed to the user, or its filesystem may fail for missing names: it counts as none.
     """
@@ -99,12 +104,12 @@ def _formats_of(filesystem: Any, folder: str) -> list[str]:
         )
         for name, info in zip(_TABLE_FOLDERS, markers, strict=True):
             if info.type == fs.FileType.Directory:
-                return [_TABLE_FOLDERS[name]]
+                return _TABLE_FOLDERS[name]
         if metadata.type == fs.FileType.Directory:
             inside = filesystem.get_file_info(fs.FileSelector(metadata.path))
             if any(info.path.endswith(_ICEBERG_SUFFIXES) for info in inside):
-                return ["Iceberg"]
-    return []
+                return "Iceberg"
+    return None
 
 
 def files_at(filesystem: Any, path: str, checked: set[str]) -> tuple[list[tuple[str, str]], list[Any]]:
@@ -136,6 +141,46 @@ def files_at(filesystem: Any, path: str, checked: set[str]) -> tuple[list[tuple[
 def _is_hidden(below: str) -> bool:
     """Whether a name begins with "_" or ".", and does not name a column (``_year=2024``), as in Spark."""
     return any(part[0] in "_." and "=" not in part for part in below.split("/"))
+
+
+def files_of(
+    filesystem: Any, paths: Sequence[str], *, listed: bool = False, checked: set[str] | None = None
+) -> list[tuple[str, str]]:
+    """The Parquet files at paths: inside the filesystem, and relative to the data set's folder.
+
+    Args:
+        filesystem: the ``pyarrow.fs.FileSystem`` that serves the paths.
+        paths: files or folders; in a folder, names that begin with "_" or "." are passed over.
+        listed: the paths are some of the files and folders of a data set: ``key=value`` folders that they lie in, one
+            directly below the other, count too.
+        checked: as :func:`require_plain` takes it.
+
+    Raises:
+        DataError: there is no Parquet, it is half-written, or it belongs to a table of another format.
+    """
+    checked = set() if checked is None else checked
+    return [
+        (file, f"{hive.folders_above(file, below)}{below}" if listed else below)
+        for path in paths
+        for file, below in _files(filesystem, path, checked)
+    ]
+
+
+def _files(filesystem: Any, path: str, checked: set[str]) -> list[tuple[str, str]]:
+    """The Parquet files at a path, sorted by name: inside the filesystem, and relative to the path."""
+    files, found = files_at(filesystem, path, checked)
+    if files and not found:
+        return files
+    if not found:
+        exists = filesystem.get_file_info(path).type != load_pyarrow("pyarrow.fs").FileType.NotFound
+        reason = "the folder holds no Parquet files" if exists else "there is no such file or folder"
+        raise DataError(f"there is no Parquet at {path!r}: {reason}")
+    below = [info.path[len(path) :].strip("/") for info in found]
+    if any(name.split("/")[0].split(".")[0] in {"_temporary", INCOMPLETE} for name in below):
+        raise DataError(f"the data in {path!r} is still being written, or its writer died: write it again")
+    if not files:
+        raise DataError(f"there is no Parquet in {path!r}: no file there ends in .parquet")
+    return files
 
 
 def footer_of(filesystem: Any, path: str) -> Any:
@@ -171,17 +216,12 @@ def leaves_of(footer: Any, names: Iterable[str]) -> dict[str, list[int]]:
     return leaves
 
 
-def statistics_of(
-    footer: Any, row_group: int, partition: Partition, names: Sequence[str]
-) -> Callable[[str], Statistics]:
-    """What a footer and its file's folders say about the named columns of a row group."""
-    group, leaves, constants = footer.row_group(row_group), leaves_of(footer, names), dict(partition)
+def statistics_of(footer: Any, row_group: int, names: Sequence[str]) -> Callable[[str], Statistics]:
+    """What a footer says about the named columns of a row group."""
+    group, leaves = footer.row_group(row_group), leaves_of(footer, names)
     rows = group.num_rows
 
     def of(name: str) -> Statistics:
-        if name in constants:
-            value = constants[name]
-            return Statistics(rows=rows, nulls=rows if value is None else 0, low=value, high=value)
         found = group.column(leaves[name][0]).statistics if len(leaves[name]) == 1 else None
         if found is None or group.column(leaves[name][0]).path_in_schema != name:
             return Statistics(rows=rows)

@@ -90,15 +90,22 @@ def fingerprint(planner: Planner, filesystem: Any) -> dict[str, Any]:
     """What must not change between saving and loading a position, as plain values.
 
     ``files_crc`` stands for the names of the files below the folder that they share, their sizes and their last 64 KiB;
-    ``times_crc`` for the times of their last change, where the filesystem has them.
+    ``times_crc`` for the times of their last change, where the filesystem has them. A snapshot of a table never
+    changes: ``snapshot`` stands for all of them.
+
+    Args:
+        planner: its split holds the rows.
+        filesystem: the ``pyarrow.fs.FileSystem`` with the files; None if the rows are in none.
     """
     split = planner.split
+    snapshot = split.snapshot
     cuts = ",".join(f"{group.rows}" for group in split.row_groups)
     paths = sorted({group.path for group in split.row_groups})
+    looked_at = paths if filesystem is not None and snapshot is None else []
     with ThreadPoolExecutor(_NUM_THREADS) as pool:
-        found = list(pool.map(lambda path: _of_file(filesystem, path), paths))
+        found = list(pool.map(lambda path: _of_file(filesystem, path), looked_at))
     shared = _folder(paths)
-    files = [(path[len(shared) :], size, tail) for path, (size, tail, _) in zip(paths, found, strict=True)]
+    files = [(path[len(shared) :], size, tail) for path, (size, tail, _) in zip(looked_at, found, strict=True)]
     return {
         "seed": planner.seed,
         "shuffle": planner.shuffle,
@@ -107,6 +114,7 @@ def fingerprint(planner: Planner, filesystem: Any) -> dict[str, Any]:
         "filter_crc": zlib.crc32(repr(split.row_filter).encode()),
         "files_crc": zlib.crc32(repr(files).encode()),
         "times_crc": zlib.crc32(repr([time for _, _, time in found]).encode()),
+        **({} if snapshot is None else {"snapshot": snapshot.key}),
     }
 
 
@@ -123,16 +131,19 @@ def position_of_state(state: Mapping[str, Any], own: Mapping[str, Any], *, stric
     """
     if not isinstance(state, Mapping):
         raise DataError(f"the state is a {type(state).__name__}: give the dict that state_dict() returned")
-    missing = [name for name in ("epoch", "row", "lanes", "window_rows", *own) if name not in state]
+    missing = [name for name in ("epoch", "row", "lanes", "window_rows", *own) if name not in {*state, "snapshot"}]
     if missing:
         raise DataError(f"the state lacks {', '.join(missing)}: give the dict that state_dict() of a reader returned")
+    own = {"snapshot": None, **own}
     differences = [
-        f"{name} was {state[name]!r} and is {value!r}"
+        f"{name} was {state.get(name)!r} and is {value!r}"
         for name, value in own.items()
-        if state[name] != value and (strict or name not in _OF_FILES)
+        if state.get(name) != value and (strict or name not in _OF_FILES)
     ]
     if differences:
         remedy = "Give the reader the same data, filters, seed and shuffle as before"
+        if state.get("snapshot") != own["snapshot"]:
+            remedy += ": open_table(table, version=...) reads a version other than the newest"
         if all(text.startswith(_OF_FILES) for text in differences):
             remedy = (
                 "Names, sizes, ends or times of the files have changed: read the same files as before, or, if these "

@@ -1,4 +1,4 @@
-"""Row groups of files -> Arrow tables: Parquet anywhere, Arrow files on the local disk.
+"""Fragments of a table -> Arrow tables of the rows that are wanted.
 
 What cannot be read is named by file and row group.
 """
@@ -6,17 +6,16 @@ What cannot be read is named by file and row group.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Mapping, Sequence
+import zlib
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
-from hvd_cluster.data.cache import source_of
-from hvd_cluster.data.dataset import RowGroup
-from hvd_cluster.data.files.retry import retried
 from hvd_cluster.data.filters import RowFilter
 from hvd_cluster.data.optional import load_pyarrow
 from hvd_cluster.data.reading.common_schema import as_type
-from hvd_cluster.data.reading.footers import FooterCache
 from hvd_cluster.data.reading.shards import RowRange
+from hvd_cluster.data.row_group import RowGroup
+from hvd_cluster.data.tables.table_source import FragmentReader, Snapshot, gone_text
 from hvd_cluster.errors import DataError
 
 if TYPE_CHECKING:
@@ -24,39 +23,36 @@ if TYPE_CHECKING:
 
     from hvd_cluster.data.cache import RowGroupCache
 
-#: Files of this name are Arrow's own format, mapped into memory; all others are Parquet.
-ARROW_SUFFIX = ".arrow"
-
 
 class RowGroupTables:
-    """Reads columns of row groups. Several threads may use it at once; it remembers the last files' footers.
+    """Reads columns of row groups. Several threads may use it at once.
 
     Args:
-        filesystem: the ``pyarrow.fs.FileSystem`` that serves the paths.
+        reader: reads the table's fragments.
         names: the columns to read, in the order of the tables' columns.
         row_filter: which rows there are; row groups count these only.
         cache: keeps what was read.
         texts: columns of text or bytes that are read from Parquet as dictionaries: distinct values, and an index for
             each row. They take no more memory than in the file.
-        types: column -> the Arrow type that tables of every file get; others stay as they are stored.
+        snapshot: the state of the table that is read, for messages.
     """
 
     def __init__(
         self,
-        filesystem: Any,
+        reader: FragmentReader,
         names: Sequence[str],
         row_filter: RowFilter | None = None,
         cache: RowGroupCache | None = None,
         texts: Collection[str] = (),
-        types: Mapping[str, Any] | None = None,
+        snapshot: Snapshot | None = None,
     ) -> None:
-        self._filesystem = filesystem
+        self._reader = reader
         self._names = list(names)
         self._filter = row_filter
         self._cache = cache
         self._texts = frozenset(texts)
-        self._types = dict(types or {})
-        self._footers = FooterCache()
+        self._types = reader.types
+        self._snapshot = snapshot
         self._sources: dict[str, str] = {}
 
     def read(self, pieces: Sequence[RowRange]) -> pa.Table:
@@ -80,7 +76,7 @@ class RowGroupTables:
 
     def shares_memory(self, path: str) -> bool:
         """Whether tables of this file share memory with other readers, so that it must not be written to."""
-        return self._cache is not None or path.endswith(ARROW_SUFFIX)
+        return self._cache is not None or self._reader.shares_memory(path)
 
     def matching(self, group: RowGroup, begin: int = 0, end: int | None = None) -> pa.Table:
         """The rows of a row group that the filter lets through, from the cache where they are kept.
@@ -95,6 +91,8 @@ class RowGroupTables:
         # Files that come later may give a column another type.
         names = tuple(f"{name}: {self._types[name]}" if name in self._types else name for name in self._names)
         source = self._source(group) if end is None else f"{self._source(group)} rows {begin} to {end}"
+        if group.deleted or group.stored_names:  # another snapshot may have other rows and names in this file
+            source += f" snapshot {zlib.crc32(group.deleted)} {group.stored_names}"
         key = (source, group.index, names, texts, self._filter)
         return self._cache.get(key, lambda: self._filtered(group, begin, end))
 
@@ -102,10 +100,17 @@ class RowGroupTables:
         """Its file as it is now: one that changes is another source to a reader that is made afterwards."""
         if group.path not in self._sources:
             try:
-                self._sources[group.path] = source_of(self._filesystem, group.path)
+                self._sources[group.path] = self._reader.source(group.path)
+            except FileNotFoundError as error:
+                raise DataError(self._gone_text(group, error)) from error
             except OSError as error:
                 raise DataError(f"cannot read {group.place}: its size and time cannot be read: {error}") from error
         return self._sources[group.path]
+
+    def _gone_text(self, group: RowGroup, error: Exception) -> str:
+        if self._snapshot is None:
+            return f"cannot read {group.place}: there is no such file any more: {error}"
+        return gone_text(self._snapshot, group.path)
 
     def _filtered(self, group: RowGroup, begin: int, end: int | None) -> pa.Table:
         wanted = list(dict.fromkeys([*self._names, *(self._filter.names if self._filter is not None else ())]))
@@ -119,14 +124,10 @@ class RowGroupTables:
         names = self._names if names is None else names
         path, constants = groups[0].path, dict(groups[0].partition)
         stored = [name for name in names if name not in constants]
-        indices = [group.index for group in groups]
-        read = self._arrow if path.endswith(ARROW_SUFFIX) else self._parquet
         try:
-            table, rows = retried(
-                lambda: read(path, indices, stored), self._filesystem, f"reading {groups[0].place}", warns=False
-            )
+            table, rows = self._reader.read(groups, stored, self._texts)
         except FileNotFoundError as error:
-            raise DataError(f"cannot read {groups[0].place}: there is no such file any more: {error}") from error
+            raise DataError(self._gone_text(groups[0], error)) from error
         except (OSError, ValueError, IndexError, NotImplementedError) as error:
             reason = " ".join(str(error).split())  # Parquet's own may be of several lines
             raise DataError(
@@ -136,38 +137,21 @@ class RowGroupTables:
         missing = [name for name in stored if name not in table.column_names]
         if missing:
             raise DataError(f"{path} lacks the columns {missing}")
-        for name in names:
-            if name in constants:
-                table = table.append_column(name, _constant(constants[name], table.num_rows))
-            if name in self._types:
-                place = table.column_names.index(name)
-                typed = as_type(table.column(place), self._types[name], name, path)
-                table = table.set_column(place, name, typed)
+        if constants or self._types:
+            columns = [
+                self._typed(
+                    _constant(constants[name], sum(rows)) if name in constants else table.column(name), name, path
+                )
+                for name in names
+            ]
+            table = load_pyarrow().table(columns, names=list(names)) if columns else table
         return (table if table.column_names == list(names) else table.select(names)), rows
 
-    def _parquet(self, path: str, indices: Sequence[int], names: Sequence[str]) -> tuple[pa.Table, list[int]]:
-        parquet = load_pyarrow("pyarrow.parquet")
-        # No threads of Arrow's own: ours run side by side already, and their number is what the user chose.
-        with self._filesystem.open_input_file(path) as stream:
-            footer = self._footers.get(path, lambda: parquet.read_metadata(stream))
-            file = parquet.ParquetFile(
-                stream,
-                metadata=footer,
-                read_dictionary=[name for name in names if name in self._texts],
-                pre_buffer=True,
-                page_checksum_verification=True,
-            )
-            table = file.read_row_groups(indices, columns=list(names), use_threads=False)
-            return table, [footer.row_group(index).num_rows for index in indices]
-
-    def _arrow(self, path: str, indices: Sequence[int], names: Sequence[str]) -> tuple[pa.Table, list[int]]:
-        pyarrow, ipc = load_pyarrow(), load_pyarrow("pyarrow.ipc")
-        with ipc.open_file(pyarrow.memory_map(path)) as file:
-            batches = [file.get_batch(index) for index in indices]
-        return pyarrow.Table.from_batches(batches).select(list(names)), [batch.num_rows for batch in batches]
+    def _typed(self, array: Any, name: str, path: str) -> Any:
+        return as_type(array, self._types[name], name, path) if name in self._types else array
 
 
-def _constant(value: int | str | None, rows: int) -> Any:
+def _constant(value: Any, rows: int) -> Any:
     """A column that has one value; of Arrow's null type where that is null."""
     pyarrow = load_pyarrow()
     return pyarrow.chunked_array([pyarrow.repeat(pyarrow.scalar(value), rows)])

@@ -31,7 +31,8 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from hvd_cluster.data.dataset import RowGroup, Split
+from hvd_cluster.data.dataset import Split
+from hvd_cluster.data.row_group import RowGroup
 
 #: What happens to the rows that do not fill the last global batch.
 #:

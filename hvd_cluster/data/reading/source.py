@@ -10,12 +10,15 @@ from typing import Any
 
 from hvd_cluster.data import filters as row_filters
 from hvd_cluster.data.columns.column_config import ColumnConfig
-from hvd_cluster.data.dataset import Dataset, RowGroup, Split
-from hvd_cluster.data.files.filesystems import as_filesystem, normalize
+from hvd_cluster.data.dataset import Dataset, Split
 from hvd_cluster.data.reading import footers
-from hvd_cluster.data.reading.parquet import ParquetFolder, files_of
+from hvd_cluster.data.reading.table_columns import TableColumns
+from hvd_cluster.data.row_group import RowGroup
 from hvd_cluster.data.schema import Kind, Schema
 from hvd_cluster.data.store import Store
+from hvd_cluster.data.tables.opening import open_table
+from hvd_cluster.data.tables.parquet import ParquetFragments
+from hvd_cluster.data.tables.table_source import FragmentReader
 from hvd_cluster.errors import DataError
 
 
@@ -23,17 +26,15 @@ from hvd_cluster.errors import DataError
 class Source:
     """Row groups that can be read."""
 
-    #: The ``pyarrow.fs.FileSystem`` that serves their paths.
-    filesystem: Any
+    #: Reads them.
+    reader: FragmentReader
     #: The columns to read, in the shapes that rules declare.
     schema: Schema
     #: The row groups, the rows that are wanted of them, and the lanes that they are read in.
     split: Split
     #: Columns of text or bytes.
     texts: frozenset[str]
-    #: Column -> Arrow type that tables of every file get, where files differ.
-    types: dict[str, Any]
-    #: Bytes that each file's footer takes in memory.
+    #: Bytes that the footer of each file takes in memory.
     footers: tuple[int, ...]
     #: Names it in messages.
     name: str
@@ -54,7 +55,7 @@ def open_source(
     """Find out what there is to read.
 
     Args:
-        source: path, URL, list of such, Dataset (its training part) or Split.
+        source: what :func:`open_table` takes or returned, Dataset (its training part) or Split.
         columns: names, or the schema of a Split; None for all columns.
         filesystem: a Store, or a filesystem of pyarrow or fsspec that paths are paths in; None goes by the URL.
         rules: what to do with columns; ``drop_nulls`` is for paths only.
@@ -79,38 +80,41 @@ def open_source(
         split = source if lanes is None else source.with_lanes(lanes)
         texts = frozenset(column.name for column in columns if column.kind in {Kind.STRING, Kind.BINARY})
         found = Source(
-            filesystem=as_filesystem(filesystem),
+            reader=split.reader or ParquetFragments(filesystem),
             schema=rules.applied(columns),
             split=split,
             texts=texts,
-            types={},
             footers=tuple(footers.estimated(split.row_groups, len(columns))),
             name=repr(name),
         )
     else:
-        opened, paths = _open_paths(source, filesystem, storage_options)
-        name = repr(source if isinstance(source, (str, os.PathLike)) else paths[0])
-        listed = not isinstance(source, (str, os.PathLike))
-        folder = ParquetFolder(opened, files_of(opened, paths, listed=listed), _names(columns), rules.decode, raw=raw)
+        table = open_table(source, filesystem=filesystem, storage_options=storage_options)
+        if table.snapshot is not None and size > 1 and isinstance(source, (str, os.PathLike)):
+            raise DataError(
+                f"each of the {size} ranks would read the newest version of the {table.snapshot.format} table "
+                f"{table.snapshot.table!r} at its own time, and another process may write in between: call "
+                "hvd_cluster.data.open_table(path) once in the driver and pass the result to all ranks, or give "
+                "open_table(path, version=...)"
+            )
+        chosen = TableColumns(table, _names(columns), rules.decode, raw=raw)
         if isinstance(rules.drop_nulls, str):
             raise DataError(
                 f"drop_nulls is the text {rules.drop_nulls!r}: give a list of names, or True for all columns"
             )
-        valid = folder.schema.names if rules.drop_nulls is True else rules.drop_nulls or ()
+        valid = chosen.schema.names if rules.drop_nulls is True else rules.drop_nulls or ()
         row_filter = row_filters.parse(filters, valid)
-        groups = folder.row_groups if row_filter is None else folder.filtered(row_filter)
-        _require_filled(groups, {*folder.schema.names} - {*rules.fill_nulls, *raw})
-        schema = folder.with_lengths(rules.applied(folder.schema))
+        groups = chosen.row_groups if row_filter is None else chosen.filtered(row_filter)
+        _require_filled(groups, {*chosen.schema.names} - {*rules.fill_nulls, *raw})
+        schema = chosen.with_lengths(rules.applied(chosen.schema))
         rows = sum(group.rows for group in groups)
-        split = Split(groups, rows, size if lanes is None else lanes, row_filter)
+        split = Split(groups, rows, size if lanes is None else lanes, row_filter, table.reader, table.snapshot)
         found = Source(
-            filesystem=opened,
+            reader=table.reader,
             schema=schema,
             split=split,
-            texts=folder.texts,
-            types=folder.types,
-            footers=folder.footers_bytes,
-            name=name,
+            texts=chosen.texts,
+            footers=table.footers_bytes,
+            name=table.name,
         )
     if not found.split.rows:
         what = " that the filters let through" if found.split.row_filter is not None else ""
@@ -141,22 +145,3 @@ def _names(columns: Sequence[str] | Schema | None) -> Sequence[str] | None:
     if isinstance(columns, str):
         raise DataError(f"columns is the text {columns!r}: give a list of names")
     return columns.names if isinstance(columns, Schema) else columns
-
-
-def _open_paths(source: Any, filesystem: Any, storage_options: Mapping[str, Any] | None) -> tuple[Any, list[str]]:
-    """The filesystem of one or several paths, and the paths inside it."""
-    several = [source] if isinstance(source, (str, os.PathLike)) else list(source) if _is_list(source) else []
-    if not several or not all(isinstance(path, (str, os.PathLike)) for path in several):
-        # The type, and not all rows of a DataFrame.
-        shown = repr(source) if _is_list(source) and not several else f"data of type {type(source).__name__}"
-        raise DataError(f"cannot read {shown}: give a path or URL of Parquet data, a list of such, or a Dataset")
-    if filesystem is None:
-        store = Store.create(several[0], storage_options=storage_options)
-        return store.fs, [store.get_localized_path(normalize(path)) for path in several]
-    if isinstance(filesystem, Store):
-        return filesystem.fs, [filesystem.get_localized_path(normalize(path)) for path in several]
-    return as_filesystem(filesystem), [os.fspath(path).rstrip("/") for path in several]
-
-
-def _is_list(source: Any) -> bool:
-    return isinstance(source, Sequence) and not isinstance(source, (bytes, bytearray))

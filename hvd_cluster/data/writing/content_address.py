@@ -34,10 +34,10 @@ def of_table(table: pa.Table, options: Mapping[str, Any]) -> str:
     return str(digest.hexdigest())
 
 
-def of_files(store: Store, paths: Sequence[str], options: Mapping[str, Any]) -> str:
+def of_files(filesystem: Any, paths: Sequence[str], options: Mapping[str, Any]) -> str:
     """The name of files as they are now, by their paths, sizes and times of change; see :func:`of_table`."""
     digest = _digest(options)
-    for info in file_info(store.fs, list(paths)):
+    for info in file_info(filesystem, list(paths)):
         digest.update(f"{info.path}\0{info.size}\0{info.mtime_ns}\0".encode())
     return str(digest.hexdigest())
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from hvd_cluster.data.reading.parquet import INCOMPLETE, SUCCESS
+from hvd_cluster.data.reading.parquet_files import INCOMPLETE, SUCCESS
 from hvd_cluster.data.store import Store
 from hvd_cluster.errors import DataError
 

@@ -12,12 +12,12 @@ import numpy as np
 
 from hvd_cluster.data.columns import vectors
 from hvd_cluster.data.columns.arrays import to_numpy
-from hvd_cluster.data.dataset import RowGroup
 from hvd_cluster.data.files.filesystems import UnfinishedFile
 from hvd_cluster.data.optional import load_pyarrow
-from hvd_cluster.data.reading.row_groups import ARROW_SUFFIX
+from hvd_cluster.data.row_group import RowGroup
 from hvd_cluster.data.schema import Column, Kind, Schema
 from hvd_cluster.data.store import Store
+from hvd_cluster.data.tables.parquet import ARROW_SUFFIX
 
 if TYPE_CHECKING:
     import pyarrow as pa

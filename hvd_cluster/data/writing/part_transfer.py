@@ -16,10 +16,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hvd_cluster.data.dataset import Dataset, RowGroup
+from hvd_cluster.data.dataset import Dataset
 from hvd_cluster.data.files.filesystems import unwritable_text
 from hvd_cluster.data.files.scratch import scratch_folder
 from hvd_cluster.data.optional import load_pyarrow
+from hvd_cluster.data.row_group import RowGroup
 from hvd_cluster.data.store import Store
 from hvd_cluster.data.writing import assembly
 from hvd_cluster.data.writing.part_file import PartPlan

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from hvd_cluster.data.dataset import RowGroup
 from hvd_cluster.data.optional import load_pyarrow
+from hvd_cluster.data.row_group import RowGroup
 from hvd_cluster.data.writing import validation
 from hvd_cluster.data.writing.column_stats import TableStats
 from hvd_cluster.data.writing.part_file import MAX_GROUP_BYTES, MAX_GROUP_ROWS, SUFFIXES, PartFile, PartPlan

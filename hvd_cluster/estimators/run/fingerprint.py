@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """Columns and number of rows. No row is read: data with an equal fingerprint may have other values."""
+    """Columns, number of rows, snapshot. No row is read: files with an equal fingerprint may have other values."""
 
     feature_cols: list[str]
     label_cols: list[str]
@@ -24,6 +24,8 @@ class Fingerprint:
     columns: dict[str, str]
     #: Training and validation rows together: the split may change between fits.
     rows: int
+    #: The state of the table that the rows are from; "" if it is of a format that has no such states.
+    snapshot: str = ""
 
     @classmethod
     def of(cls, dataset: Dataset, inputs: Inputs) -> Fingerprint:
@@ -32,6 +34,7 @@ class Fingerprint:
             label_cols=list(inputs.label_cols),
             columns={column.name: _described(column) for column in dataset.schema},
             rows=dataset.train.rows + (dataset.validation.rows if dataset.validation is not None else 0),
+            snapshot="" if dataset.train.snapshot is None else dataset.train.snapshot.key,
         )
 
     def differences(self, now: Fingerprint) -> list[str]:
@@ -50,6 +53,9 @@ class Fingerprint:
         found += [f"column {name!r} is new" for name in now.columns if name not in self.columns]
         if self.rows != now.rows:
             found.append(f"the data had {self.rows} rows and has {now.rows}")
+        if self.snapshot != now.snapshot:
+            was, new = self.snapshot or "no table with versions", now.snapshot or "no table with versions"
+            found.append(f"the data was {was} and is {new}: open_table(table, version=...) reads an earlier version")
         return found
 
     def require(self, run_id: str, now: Fingerprint) -> None:

@@ -32,6 +32,8 @@ def preflight_line(backend: Backend, spec: FitSpec, rows: Any = None) -> str:
     counted = f"{data.train.rows:,} rows to train on"
     if data.validation is not None:
         counted += f" and {data.validation.rows:,} to validate on"
+    if data.train.snapshot is not None:
+        counted += f" of {data.train.snapshot}"
     parts = [
         f"{backend.num_processes()} workers ({backend.where()})",
         counted if rows is None else "rows go straight to the workers",

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from hvd_cluster.data.dataset import RowGroup, Split
+from hvd_cluster.data.dataset import Split
 from hvd_cluster.data.reading.block_buffer import chunks_of
 from hvd_cluster.data.reading.budget import PREFETCH_BYTES, WINDOW_BYTES, Budget
 from hvd_cluster.data.reading.shards import plan
+from hvd_cluster.data.row_group import RowGroup
 
 ROWS = 1000
 

@@ -11,11 +11,12 @@ import pyarrow.parquet as pq
 
 from hvd_cluster.data.cache import MemoryCache
 from hvd_cluster.data.columns.column_config import ColumnConfig
-from hvd_cluster.data.dataset import RowGroup
 from hvd_cluster.data.reading.row_group_reader import RowGroupReader
 from hvd_cluster.data.reading.row_groups import RowGroupTables
 from hvd_cluster.data.reading.shards import RowRange
+from hvd_cluster.data.row_group import RowGroup
 from hvd_cluster.data.schema import infer
+from hvd_cluster.data.tables.parquet import ParquetFragments
 
 
 def test_a_row_group_from_the_cache_is_not_a_copy_without_an_order_and_no_one_elses_memory_with_one(
@@ -24,7 +25,7 @@ def test_a_row_group_from_the_cache_is_not_a_copy_without_an_order_and_no_one_el
     lists = pa.FixedSizeListArray.from_arrays(pa.array(np.arange(40, dtype="f4")), 4)
     table = pa.table({"x": np.arange(10), "image": lists})
     pq.write_table(table, tmp_path / "a.parquet")
-    tables = RowGroupTables(pa.fs.LocalFileSystem(), table.column_names, cache=MemoryCache(1 << 20))
+    tables = RowGroupTables(ParquetFragments(pa.fs.LocalFileSystem()), table.column_names, cache=MemoryCache(1 << 20))
     reader = RowGroupReader(tables, infer(table.schema), ColumnConfig())
     ranges = [RowRange(RowGroup(f"{tmp_path}/a.parquet", 0, 10), 0, 10)]
 

@@ -11,10 +11,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from hvd_cluster.data.cache import MemoryCache
-from hvd_cluster.data.dataset import RowGroup
-from hvd_cluster.data.reading.parquet import held_out
 from hvd_cluster.data.reading.row_groups import RowGroupTables
 from hvd_cluster.data.reading.shards import RowRange
+from hvd_cluster.data.reading.table_columns import held_out
+from hvd_cluster.data.row_group import RowGroup
+from hvd_cluster.data.tables.parquet import ParquetFragments
 
 
 @pytest.mark.parametrize("cached", [False, True])
@@ -35,7 +36,9 @@ def test_pieces_of_a_file_come_in_the_order_given(tmp_path: Path, pieces: list[A
     with pq.ParquetWriter(path, pa.schema([("x", pa.int64())])) as writer:
         for group in groups:
             writer.write_table(pa.table({"x": group}))
-    tables = RowGroupTables(pa.fs.LocalFileSystem(), ["x"], cache=MemoryCache(1 << 20) if cached else None)
+    tables = RowGroupTables(
+        ParquetFragments(pa.fs.LocalFileSystem()), ["x"], cache=MemoryCache(1 << 20) if cached else None
+    )
     ranges = [
         RowRange(RowGroup(path, index, stop - start, start, 8, whole_rows=len(groups[index])), 0, stop - start)
         for index, start, stop in pieces

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hvd_cluster.data.dataset import RowGroup, Split
+from hvd_cluster.data.dataset import Split
 from hvd_cluster.data.reading.shards import Block, ShardPlan, num_steps, permutation, plan
+from hvd_cluster.data.row_group import RowGroup
 
 REMAINDERS = ("drop", "pad", "partial", "uneven")
 

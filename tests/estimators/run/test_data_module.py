@@ -15,8 +15,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from hvd_cluster.data.dataset import Dataset, RowGroup, Split
+from hvd_cluster.data.dataset import Dataset, Split
 from hvd_cluster.data.files.store_families import HDFSStore
+from hvd_cluster.data.row_group import RowGroup
 from hvd_cluster.data.schema import Column, Kind, Schema
 from hvd_cluster.data.store import Store
 from hvd_cluster.errors import WorkerFailedError

@@ -1,0 +1,41 @@
+"""The unit in which rows are read and divided: a fragment of a table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hvd_cluster.data.reading.hive import Partition
+
+
+@dataclass(frozen=True)
+class RowGroup:
+    """Rows of one fragment of a table, such as a row group of a file: all of it, or one contiguous piece."""
+
+    #: Path of the file inside the store's filesystem.
+    path: str
+    #: Index of the row group in the file.
+    index: int
+    #: Number of rows meant, >= 1; only live ones that the split's filter lets through.
+    rows: int
+    #: The first row meant, counted from the row group's own first row.
+    start: int = 0
+    #: Bytes of these rows in memory, as Arrow data; 0 when not known.
+    size_bytes: int = 0
+    #: Columns that have one value in the whole file, such as those that its folders name (``key=value``).
+    partition: Partition = ()
+    #: Rows of the whole row group in the file, which has to be read for these; 0 where they are all of it.
+    whole_rows: int = 0
+    #: Column -> its name in the file, where that differs.
+    stored_names: tuple[tuple[str, str], ...] = ()
+    #: Which rows of the row group are deleted, as `hvd_cluster.data.tables.deletions.pack` returns them.
+    deleted: bytes = b""
+
+    @property
+    def place(self) -> str:
+        """Where the rows are, for messages."""
+        return f"row group {self.index} of {self.path}"
+
+    @property
+    def read_bytes(self) -> int:
+        """Bytes that reading these rows takes: those of the whole row group; 0 when not known."""
+        return self.size_bytes * max(self.rows, self.whole_rows) // self.rows

@@ -1,0 +1,145 @@
+"""``pyarrow.dataset.Dataset`` as a table: Arrow itself reads its fragments, whatever their file format."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING, Any
+
+from hvd_cluster.data.cache import source_of
+from hvd_cluster.data.filters import RowFilter, Statistics
+from hvd_cluster.data.optional import load_pyarrow
+from hvd_cluster.data.reading.footers import memory_bytes, row_group_bytes
+from hvd_cluster.data.reading.hive import Partition
+from hvd_cluster.data.reading.parquet_files import leaves_of, statistics_of
+from hvd_cluster.data.row_group import RowGroup
+from hvd_cluster.data.tables.table_source import FragmentReader, TableSource
+from hvd_cluster.errors import DataError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+class ArrowFragments(FragmentReader):
+    """Reads pieces of a data set's fragments: row groups of Parquet files, and whole files of other formats.
+
+    Args:
+        dataset: a ``pyarrow.dataset.Dataset``.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+        self.types: dict[str, Any] = {}
+        found = [(getattr(fragment, "path", "fragment"), fragment) for fragment in dataset.get_fragments()]
+        times = Counter(path for path, _ in found)
+        #: Path -> fragment.
+        self.fragments = {
+            path if times[path] == 1 else f"{path} ({number})": fragment
+            for number, (path, fragment) in enumerate(found)
+        }
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without fragments, which keep the footers that they have read."""
+        return {"dataset": self._dataset}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        ArrowFragments.__init__(self, **state)
+
+    @property
+    def filesystem(self) -> Any:
+        return getattr(self._dataset, "filesystem", None)
+
+    def read(
+        self, fragments: Sequence[RowGroup], names: Sequence[str], texts: Collection[str]
+    ) -> tuple[pa.Table, list[int]]:
+        tables = [
+            self.piece(fragment.path, fragment.index).to_table(
+                schema=self._dataset.schema, columns=list(names), use_threads=False
+            )
+            for fragment in fragments
+        ]
+        return load_pyarrow().concat_tables(tables), [table.num_rows for table in tables]
+
+    def piece(self, path: str, index: int) -> Any:
+        """A row group of a Parquet file as a fragment of its own, or the whole of another file."""
+        fragment = self.fragments[path]
+        return fragment.subset(row_group_ids=[index]) if is_parquet(fragment) else fragment
+
+    def source(self, path: str) -> str:
+        fragment = self.fragments[path]
+        return source_of(fragment.filesystem, fragment.path)
+
+
+def is_parquet(fragment: Any) -> bool:
+    """Whether a fragment is Parquet, so that its row groups are known."""
+    return hasattr(fragment, "row_groups")
+
+
+class ArrowDataset(TableSource):
+    """A ``pyarrow.dataset.Dataset``.
+
+    Raises:
+        DataError: it has a filter or columns of its own, or its rows are in this process's memory.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        try:
+            self._reader = ArrowFragments(dataset)
+        except ValueError as error:  # it has no fragments then
+            raise DataError(
+                f"{error} Give the pyarrow data set without its filter, and filters=[(column, operator, value)]"
+            ) from error
+        self.reader = self._reader
+        self.arrow_schema = dataset.schema
+        first = next(iter(self._reader.fragments), "no file")
+        self.name = f"the pyarrow data set of {first!r}"
+        if not all(hasattr(fragment, "path") for fragment in self._reader.fragments.values()):
+            raise DataError("the pyarrow data set holds rows in memory: give the pyarrow.Table itself, or write files")
+        self._footers: dict[str, Any] = {}
+
+    @property
+    def footers_bytes(self) -> tuple[int, ...]:
+        return tuple(map(memory_bytes, self._footers.values()))
+
+    def fragments(self, names: Sequence[str], row_filter: RowFilter | None = None) -> tuple[RowGroup, ...]:
+        groups = []
+        for path, fragment in self._reader.fragments.items():
+            constants = self._constants(fragment)
+            whole = RowGroup(path, 0, 1, partition=constants)
+            if row_filter is not None and row_filter.verdict(super().statistics(whole, row_filter.names)) is False:
+                continue
+            sizes = self._piece_sizes(path, fragment, names)
+            groups += [RowGroup(path, index, rows, size_bytes=size) for index, (rows, size) in enumerate(sizes) if rows]
+        return tuple(groups)
+
+    def _piece_sizes(self, path: str, fragment: Any, names: Sequence[str]) -> list[tuple[int, int]]:
+        """Rows of each piece of a fragment, and bytes of its named columns; 0 where these are not known."""
+        if not is_parquet(fragment):
+            return [(fragment.count_rows(), 0)]
+        footer = self._footers.setdefault(path, fragment.metadata)
+        leaves = [leaf for found in leaves_of(footer, names).values() for leaf in found]
+        ids = [row_group.id for row_group in fragment.row_groups]
+        if ids != list(range(footer.num_row_groups)):
+            raise DataError(f"the pyarrow data set has only row groups {ids} of {path}: give whole files, and filters")
+        return [(footer.row_group(index).num_rows, row_group_bytes(footer, index, leaves)) for index in ids]
+
+    def statistics(self, fragment: RowGroup, names: Sequence[str]) -> Callable[[str], Statistics]:
+        constants = dict(self._constants(self._reader.fragments[fragment.path]))
+        rows = fragment.rows
+        stored = [name for name in names if name not in constants]
+        footer = self._footers.get(fragment.path)
+        of_stored = None if footer is None else statistics_of(footer, fragment.index, stored)
+
+        def of(name: str) -> Statistics:
+            if name in constants:
+                value = constants[name]
+                return Statistics(rows=rows, nulls=rows if value is None else 0, low=value, high=value)
+            return Statistics(rows=rows) if of_stored is None else of_stored(name)
+
+        return of
+
+    @staticmethod
+    def _constants(fragment: Any) -> Partition:
+        """The columns that the names of the fragment's folders give."""
+        keys = load_pyarrow("pyarrow.dataset").get_partition_keys(fragment.partition_expression)
+        return tuple(keys.items())

@@ -1,0 +1,236 @@
+"""Delta tables: deltalake reads the log, and the Parquet files of the version are read as any other.
+
+What a reader must know of a table is in the "Delta Transaction Log Protocol" (PROTOCOL.md of delta-io/delta).
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import numpy as np
+import numpy.typing as npt
+
+from hvd_cluster.data.files.filesystems import as_filesystem, is_local
+from hvd_cluster.data.filters import Statistics
+from hvd_cluster.data.optional import load_extra, load_pyarrow
+from hvd_cluster.data.store import Store
+from hvd_cluster.data.tables import object_store
+from hvd_cluster.data.tables.snapshot_files import UNKNOWN_ROWS, FieldNames, ListedFile, SnapshotFiles
+from hvd_cluster.data.tables.table_source import Snapshot
+from hvd_cluster.errors import DataError
+
+#: Reader features (protocol, "Valid Feature Names in Table Features") that are understood: those of the log are
+#: deltalake's part, those of data files ours.
+_FEATURES = {
+    "columnMapping",
+    "deletionVectors",
+    "timestampNtz",
+    "typeWidening",
+    "typeWidening-preview",
+    "v2Checkpoint",
+    "vacuumProtocolCheck",
+}
+_MAX_READER_VERSION = 3
+_MAPPING_MODE = "delta.columnMapping.mode"
+#: Prefix of partition columns in deltalake's table of add actions.
+_PARTITION = "partition."
+_PHYSICAL_NAME = "delta.columnMapping.physicalName"
+_FIELD_ID = "delta.columnMapping.id"
+
+
+def at(
+    url: str,
+    place: Any,
+    path: str,
+    version: int | str | None,
+    moment: dt.datetime | None,
+    storage_options: Mapping[str, Any] | None,
+) -> SnapshotFiles:
+    """The table in a folder.
+
+    Args:
+        url: its path or URL.
+        place: the Store or filesystem that serves it.
+        path: the path inside that.
+        version: None for the newest.
+        moment: the version at this time.
+        storage_options: arguments for fsspec's filesystem.
+    """
+    if not isinstance(place, Store) and not is_local(as_filesystem(place)):
+        raise DataError(f"the Delta table in {path!r} is opened by its URL: leave filesystem out, or give a Store")
+    options = object_store.options_of(storage_options)
+    return _source(_opened(url, version, moment, options), place, path)
+
+
+def of_object(table: Any, version: int | str | None, moment: dt.datetime | None) -> SnapshotFiles:
+    """What a ``deltalake.DeltaTable`` has loaded, or another version of it."""
+    url, options = table.table_uri, table._storage_options
+    opened = _opened(url, table.version() if version is None and moment is None else version, moment, options)
+    place, path = object_store.place_of(url.rstrip("/"), options)
+    return _source(opened, place, path)
+
+
+def _opened(url: str, version: int | str | None, moment: dt.datetime | None, options: Any) -> Any:
+    """The ``deltalake.DeltaTable`` of a version."""
+    deltalake = load_extra("deltalake", "delta", "to read Delta tables")
+    if isinstance(version, str) and not version.isdecimal():
+        raise DataError(f"version is {version!r}: the versions of a Delta table are whole numbers")
+    try:
+        table = deltalake.DeltaTable(url, version=None if version is None else int(version), storage_options=options)
+        if moment is not None:
+            table.load_as_version(moment)
+    except Exception as error:
+        which = "" if version is None and moment is None else f" as of {moment or f'version {version}'}"
+        raise DataError(f"cannot open the Delta table in {url!r}{which}: {error}") from error
+    return table
+
+
+def _source(table: Any, place: Any, path: str) -> SnapshotFiles:
+    pyarrow = load_pyarrow()
+    snapshot = Snapshot(
+        format="Delta", table=table.table_uri, version=str(table.version()), table_id=str(table.metadata().id)
+    )
+    _require_features(table, snapshot)
+    fields = json.loads(table.schema().to_json())["fields"]
+    mode = table.metadata().configuration.get(_MAPPING_MODE, "none")
+    if mode not in {"none", "name", "id"}:
+        raise DataError(f"{snapshot} has {_MAPPING_MODE}={mode!r}, which is not known")
+    physical = {
+        one["name"]: one["metadata"].get(_PHYSICAL_NAME, one["name"]) if mode != "none" else one["name"]
+        for one in fields
+    }
+    names = FieldNames(
+        names={} if mode == "id" else {name: (stored,) for name, stored in physical.items()},
+        ids={one["name"]: int(one["metadata"][_FIELD_ID]) for one in fields} if mode == "id" else None,
+    )
+    refused = {
+        one["name"]: f"its fields have other names in the files ({_MAPPING_MODE}={mode!r}), which is not supported"
+        for one in fields
+        if mode != "none" and _is_mapped_inside(one["type"], by_id=mode == "id")
+    }
+    return SnapshotFiles(
+        place, pyarrow.schema(table.schema().to_arrow()), snapshot, _files(table, path, physical), names, refused
+    )
+
+
+def _require_features(table: Any, snapshot: Snapshot) -> None:
+    """Refuse what a reader has to know and we do not, by name."""
+    protocol = table.protocol()
+    if protocol.min_reader_version > _MAX_READER_VERSION:
+        raise DataError(
+            f"{snapshot} needs readers of version {protocol.min_reader_version}, and this is one of version "
+            f"{_MAX_READER_VERSION}"
+        )
+    unknown = sorted(set(protocol.reader_features or ()) - _FEATURES)
+    if unknown:
+        raise DataError(
+            f"{snapshot} has features that are not supported: {', '.join(unknown)}. Read it with Spark, and give the "
+            "DataFrame to fit() or materialize()"
+        )
+
+
+def _is_mapped_inside(delta_type: Any, *, by_id: bool) -> bool:
+    """Whether a type of the schema has fields in it that files may call by other names."""
+    if not isinstance(delta_type, dict):
+        return False
+    if delta_type["type"] == "struct":
+        return any(
+            by_id
+            or one["metadata"].get(_PHYSICAL_NAME, one["name"]) != one["name"]
+            or _is_mapped_inside(one["type"], by_id=by_id)
+            for one in delta_type["fields"]
+        )
+    inner = (delta_type.get(key) for key in ("elementType", "keyType", "valueType"))
+    return any(_is_mapped_inside(one, by_id=by_id) for one in inner)
+
+
+def _files(table: Any, path: str, physical: Mapping[str, str]) -> list[ListedFile]:
+    """The files of the version, in the order in which they were written.
+
+    Args:
+        table: the ``deltalake.DeltaTable``.
+        path: its folder inside the filesystem.
+        physical: column -> its name in files.
+    """
+    pyarrow = load_pyarrow()
+    deleted = _deleted(table) if "deletionVectors" in (table.protocol().reader_features or ()) else {}
+    found = []
+    actions = pyarrow.table(table.get_add_actions(flatten=True)).sort_by(
+        [("modification_time", "ascending"), ("path", "ascending")]
+    )
+    for action in actions.to_pylist():
+        given = action["path"]
+        rows = deleted.pop(unquote(given if _is_absolute(given) else f"{table.table_uri.rstrip('/')}/{given}"), None)
+        found.append(
+            ListedFile(
+                path=_inside(given, path, table.table_uri),
+                rows=_rows(action),
+                constants={
+                    key[len(_PARTITION) :]: value for key, value in action.items() if key.startswith(_PARTITION)
+                },
+                statistics=_statistics(action, physical, is_exact=rows is None),
+                deleted=rows,
+            )
+        )
+    if deleted:
+        raise DataError(f"deletion vectors of {table.table_uri} belong to no file of it: {sorted(deleted)[:3]}")
+    return found
+
+
+def _inside(path: str, folder: str, url: str) -> str:
+    """Path inside the filesystem of a file that the log names, by a path relative to the table's folder or by a URL.
+
+    Shallow clones name files of the table that they were made of.
+    """
+    if not _is_absolute(path):
+        return f"{folder.rstrip('/')}/{unquote(path)}"
+    own, other = urlsplit(url), urlsplit(path)
+    if (own.scheme or "file", own.netloc) != (other.scheme or "file", other.netloc):
+        raise DataError(f"the Delta table {url!r} names a file in another place, which is not supported: {path}")
+    inner = unquote(other.path)
+    return inner if (own.scheme or "file") == "file" else f"{other.netloc}{inner}"
+
+
+def _is_absolute(path: str) -> bool:
+    return "://" in path or path.startswith(("/", "file:"))
+
+
+def _rows(action: Mapping[str, Any]) -> int:
+    return UNKNOWN_ROWS if action["num_records"] is None else int(action["num_records"])
+
+
+def _deleted(table: Any) -> dict[str, npt.NDArray[np.int64]]:
+    """URL of a file without its encoding -> the numbers of its rows that deletion vectors delete."""
+    found = {}
+    try:
+        vectors = load_pyarrow().table(table.deletion_vectors())
+    except Exception as error:
+        raise DataError(f"deltalake cannot read the deletion vectors of {table.table_uri}: {error}") from error
+    for batch in vectors.to_batches():
+        for url, keeps in zip(batch.column("filepath").to_pylist(), batch.column("selection_vector"), strict=True):
+            found[unquote(url)] = np.flatnonzero(~keeps.values.to_numpy(zero_copy_only=False))
+    return found
+
+
+def _statistics(action: Mapping[str, Any], physical: Mapping[str, str], *, is_exact: bool) -> dict[str, Statistics]:
+    """What the log says about the values of a file: of numbers, text and days.
+
+    Moments are left out, since the log cuts them to milliseconds. With a deletion vector, bounds may be those of rows
+    that are deleted, which does no harm, and counts of nulls are not exact.
+    """
+    found = {}
+    for name, stored in physical.items():
+        low, high = (action.get(f"{end}.{stored}") for end in ("min", "max"))
+        if not all(_is_bound(value) for value in (low, high)):
+            low = high = None
+        nulls = action.get(f"null_count.{stored}") if is_exact else None
+        found[name] = Statistics(rows=_rows(action), nulls=nulls, low=low, high=high)
+    return found
+
+
+def _is_bound(value: Any) -> bool:
+    return isinstance(value, (int, float, str, dt.date)) and not isinstance(value, dt.datetime) and value == value

@@ -1,0 +1,151 @@
+"""Paths, URLs and the table objects of other libraries -> the table to read."""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hvd_cluster.data.files.filesystems import as_filesystem, normalize
+from hvd_cluster.data.reading.parquet_files import files_of, format_at
+from hvd_cluster.data.store import Store
+from hvd_cluster.data.tables.parquet import ParquetFolder
+from hvd_cluster.data.tables.table_source import TableSource
+from hvd_cluster.errors import DataError
+
+#: (package, class) of the tables of other libraries that can be read -> its format.
+_CLASSES = {
+    ("deltalake", "DeltaTable"): "Delta",
+    ("pyarrow", "Dataset"): "Arrow",
+}
+#: Formats of tables in folders that can be read.
+_READ = ("Delta",)
+
+
+def is_table(data: Any) -> bool:
+    """Whether this is a table, or the object of a library for one."""
+    return isinstance(data, TableSource) or _format_of(data) is not None
+
+
+def is_table_at(path: str | os.PathLike[str]) -> bool:
+    """Whether a path or URL holds a table of a format other than Parquet that can be read."""
+    try:
+        place, paths, _ = _open_paths(path, None, None)
+        return format_at(as_filesystem(place), paths[0]) in _READ
+    except (OSError, DataError):  # the caller says what is wrong with it
+        return False
+
+
+def open_table(
+    source: Any,
+    *,
+    version: int | str | None = None,
+    as_of: dt.datetime | str | None = None,
+    filesystem: Any = None,
+    storage_options: Mapping[str, Any] | None = None,
+) -> TableSource:
+    """The live rows of a table: of one snapshot, which later commits do not change.
+
+    Estimators, :class:`ParquetReader` and :func:`materialize` take what it returns, and open a path by themselves
+    where that does. In a job of several workers, each of which makes a reader of its own, call it once in the driver
+    and pass the result to the workers, so that all read one snapshot.
+
+    Args:
+        source: path or URL of a Delta, Iceberg or Lance table or of Parquet (a list of paths is Parquet); or a
+            ``deltalake.DeltaTable``, ``pyiceberg.table.Table``, ``lance.LanceDataset`` or ``pyarrow.dataset.Dataset``.
+        version: version of a Delta or Lance table, or id of a snapshot of an Iceberg table; default is the newest, and
+            for an object what it has loaded.
+        as_of: a time, as a ``datetime`` or in ISO 8601 (UTC where it names no zone): the state of the table then.
+        filesystem: a pyarrow or fsspec filesystem in which ``source`` is a path, or a ``Store``; None uses the URL.
+        storage_options: arguments for the fsspec filesystem of the URL, such as credentials.
+
+    Raises:
+        DataError: nothing can be read there, or the table has a feature that is not supported, which is named.
+        MissingExtraError: the format's library is not installed.
+    """
+    if version is not None and as_of is not None:
+        raise DataError(f"version is {version!r} and as_of {as_of!r}: give one of them")
+    if isinstance(source, TableSource):
+        table = source
+        if version is not None or as_of is not None:
+            raise DataError(f"{source.name} is opened already: give version or as_of where it is opened first")
+        return table
+    moment = None if as_of is None else _moment(as_of)
+    library = _format_of(source)
+    if library is not None:
+        return _of_object(library, source, version, moment)
+    place, paths, url = _open_paths(source, filesystem, storage_options)
+    is_one = isinstance(source, (str, os.PathLike))
+    opened = as_filesystem(place)
+    found = format_at(opened, paths[0]) if is_one else None
+    if found in _READ:
+        return _of_folder(url, place, paths[0], version, moment, storage_options)
+    name = repr(source if is_one else paths[0])
+    if version is not None or as_of is not None:
+        raise DataError(f"version and as_of are for Delta, Iceberg and Lance tables: {name} is not one")
+    return ParquetFolder(place, files_of(opened, paths, listed=not is_one), name=name)
+
+
+def _of_object(library: str, source: Any, version: int | str | None, moment: dt.datetime | None) -> TableSource:
+    if library == "Delta":
+        from hvd_cluster.data.tables import delta
+
+        return delta.of_object(source, version, moment)
+    from hvd_cluster.data.tables import arrow_dataset
+
+    if version is not None or moment is not None:
+        raise DataError("version and as_of are for Delta, Iceberg and Lance tables, not for pyarrow's data sets")
+    return arrow_dataset.ArrowDataset(source)
+
+
+def _of_folder(
+    url: str,
+    place: Any,
+    path: str,
+    version: int | str | None,
+    moment: dt.datetime | None,
+    storage_options: Mapping[str, Any] | None,
+) -> TableSource:
+    from hvd_cluster.data.tables import delta
+
+    return delta.at(url, place, path, version, moment, storage_options)
+
+
+def _format_of(source: Any) -> str | None:
+    for cls in type(source).__mro__:
+        found = _CLASSES.get((cls.__module__.partition(".")[0], cls.__name__))
+        if found is not None:
+            return found
+    return None
+
+
+def _moment(as_of: dt.datetime | str) -> dt.datetime:
+    try:
+        moment = as_of if isinstance(as_of, dt.datetime) else dt.datetime.fromisoformat(as_of)
+    except (TypeError, ValueError) as error:
+        raise DataError(
+            f"as_of is {as_of!r}: give a datetime, or a time as text such as '2026-05-01T12:00:00+00:00'"
+        ) from error
+    return moment if moment.tzinfo is not None else moment.replace(tzinfo=dt.timezone.utc)
+
+
+def _open_paths(source: Any, filesystem: Any, storage_options: Mapping[str, Any] | None) -> tuple[Any, list[str], str]:
+    """The Store or filesystem of one or several paths, the paths inside it, and the first one as a path or URL."""
+    several = [source] if isinstance(source, (str, os.PathLike)) else list(source) if _is_list(source) else []
+    if not several or not all(isinstance(path, (str, os.PathLike)) for path in several):
+        # The type, and not all rows of a DataFrame.
+        shown = repr(source) if _is_list(source) and not several else f"data of type {type(source).__name__}"
+        raise DataError(f"cannot read {shown}: give a path or URL of Parquet data, a list of such, or a Dataset")
+    if filesystem is None:
+        store = Store.create(several[0], storage_options=storage_options)
+        return store, [store.get_localized_path(normalize(path)) for path in several], store.prefix
+    if isinstance(filesystem, Store):
+        paths = [normalize(path) for path in several]
+        return filesystem, [filesystem.get_localized_path(path) for path in paths], paths[0]
+    paths = [os.fspath(path).rstrip("/") for path in several]
+    return as_filesystem(filesystem), paths, paths[0]
+
+
+def _is_list(source: Any) -> bool:
+    return isinstance(source, Sequence) and not isinstance(source, (bytes, bytearray))

@@ -1,0 +1,152 @@
+"""What each table format implements: the columns, the fragments with their rows, and how workers read them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hvd_cluster.data.filters import RowFilter, Statistics
+from hvd_cluster.data.schema import Column, missing_columns_text
+from hvd_cluster.errors import DataError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from hvd_cluster.data.row_group import RowGroup
+
+
+@dataclass(frozen=True, kw_only=True)
+class Snapshot:
+    """One state of a table, which no later commit changes."""
+
+    #: Name of the format, such as "Delta".
+    format: str
+    #: Path or name of the table.
+    table: str
+    #: What the format calls this state: a version, or the id of a snapshot.
+    version: str
+    #: Identifies the table wherever it is: one that was made again in the same place has another.
+    table_id: str
+
+    def __str__(self) -> str:
+        return f"version {self.version} of the {self.format} table {self.table!r}"
+
+    @property
+    def key(self) -> str:
+        """The state as a text that does not depend on the place of the table."""
+        return f"{self.format} {self.table_id} version {self.version}"
+
+
+def gone_text(snapshot: Snapshot, what: str) -> str:
+    """What to say of a snapshot of which a file is gone.
+
+    Args:
+        snapshot: the state of the table.
+        what: the file, or the error that names it.
+    """
+    return (
+        f"cannot read {snapshot}: a file of it is gone, probably since the table was vacuumed or its snapshots were "
+        f"expired: {what}. Read a newer version, and let the table keep files for as long as trainings take"
+    )
+
+
+class FragmentReader(ABC):
+    """Reads fragments of one table. It is pickled to the workers; several threads may use it at once."""
+
+    #: Column -> the Arrow type that it gets; others stay as they are stored.
+    types: dict[str, Any]
+
+    @property
+    def filesystem(self) -> Any:
+        """The ``pyarrow.fs.FileSystem`` in which the paths of fragments are files; None if they are not."""
+        return None
+
+    @abstractmethod
+    def read(
+        self, fragments: Sequence[RowGroup], names: Sequence[str], texts: Collection[str]
+    ) -> tuple[pa.Table, list[int]]:
+        """The live rows of whole fragments of one file, one after the other, and how many each of them has.
+
+        Args:
+            fragments: what to read; their ``start`` and ``rows`` do not matter.
+            names: columns that the fragments do not give one value to.
+            texts: columns of text or bytes that may be read as dictionaries.
+
+        Returns:
+            A table of the columns that are there, in any order and in the types in which they are stored.
+
+        Raises:
+            FileNotFoundError: a file is gone.
+            OSError, ValueError, IndexError, NotImplementedError: it cannot be read.
+        """
+
+    def source(self, path: str) -> str:
+        """A file as it is now, for keys of caches.
+
+        Raises:
+            OSError: what the filesystem says.
+        """
+        return path
+
+    def shares_memory(self, path: str) -> bool:
+        """Whether tables of this file share memory with others, so that they must not be written to."""
+        return False
+
+
+class TableSource(ABC):
+    """The live rows of a table, or of one snapshot of it. It can be pickled.
+
+    ``fragments`` says which pieces of the table there are, and ``reader`` reads them.
+    """
+
+    #: Names it in messages.
+    name: str
+    #: ``pyarrow.Schema`` of the rows.
+    arrow_schema: Any
+    #: Reads the fragments.
+    reader: FragmentReader
+    #: Which state of the table this is, if the format has such.
+    snapshot: Snapshot | None = None
+
+    @abstractmethod
+    def fragments(self, names: Sequence[str], row_filter: RowFilter | None = None) -> tuple[RowGroup, ...]:
+        """The fragments that have live rows, always in the same order; their ``rows`` are all their live rows.
+
+        Args:
+            names: the columns that will be read; the fragments' sizes are those of these columns.
+            row_filter: fragments of files that have no such rows may be left out.
+        """
+
+    def statistics(self, fragment: RowGroup, names: Sequence[str]) -> Callable[[str], Statistics]:
+        """What is known of the named columns of a fragment without reading it."""
+        constants = dict(fragment.partition)
+        rows = max(fragment.rows, fragment.whole_rows)
+
+        def of(name: str) -> Statistics:
+            if name not in constants:
+                return Statistics(rows=rows)
+            value = constants[name]
+            return Statistics(rows=rows, nulls=rows if value is None else 0, low=value, high=value)
+
+        return of
+
+    def is_clean(self, fragment: RowGroup, column: Column, shape: tuple[int, ...]) -> bool:
+        """Whether it is known without reading that a column has no nulls and, on average, lists of this shape."""
+        return False
+
+    @property
+    def footers_bytes(self) -> tuple[int, ...]:
+        """Memory that the footer of each file takes while it is read."""
+        return ()
+
+    def require(self, names: Sequence[str]) -> None:
+        """Check that the named columns exist and can be read.
+
+        Raises:
+            DataError: they do not, or cannot.
+        """
+        missing = [name for name in names if name not in self.arrow_schema.names]
+        if missing:
+            raise DataError(missing_columns_text(missing, self.arrow_schema.names))

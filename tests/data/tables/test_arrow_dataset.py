@@ -1,0 +1,78 @@
+"""pyarrow's data sets are read as Arrow reads them: partitions, files of several formats, filters."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+import pytest
+from table_rows import expected, rows_read
+
+from hvd_cluster.data import ParquetReader, materialize, open_table
+from hvd_cluster.errors import DataError
+
+ROWS = [{"id": i, "x": i * 0.5, "k": i % 3} for i in range(100)]
+
+
+def written(folder: Path, **options: object) -> ds.Dataset:
+    partitioning = ds.partitioning(pa.schema([("k", pa.int32())]), flavor="hive")
+    table = pa.Table.from_pylist(ROWS)
+    ds.write_dataset(table, folder, partitioning=partitioning, max_rows_per_group=8, **options)
+    return ds.dataset(folder, partitioning=partitioning, format=options["format"])
+
+
+@pytest.mark.parametrize("file_format", ["parquet", "feather", "csv"])
+def test_every_row_of_every_file_format_comes_once(tmp_path: Path, file_format: str) -> None:
+    dataset = written(tmp_path / "data", format=file_format)
+    assert rows_read(dataset, ["id", "x", "k"], size=3) == expected(ROWS, ["id", "x", "k"])
+    assert rows_read(pickle.loads(pickle.dumps(open_table(dataset))), ["k", "id"]) == expected(ROWS, ["k", "id"])
+
+
+def test_a_filter_of_the_data_set_is_refused_and_one_of_the_reader_holds(tmp_path: Path) -> None:
+    dataset = written(tmp_path / "data", format="parquet")
+    rows = [row for row in ROWS if row["id"] >= 20 and row["k"] == 1]
+    assert rows_read(dataset, ["id"], filters=[("k", "==", 1), ("id", ">=", 20)]) == expected(rows, ["id"])
+    with pytest.raises(DataError, match="without its filter"):
+        open_table(dataset.filter(pc.field("id") >= 20))
+
+
+def test_files_of_partitions_that_a_filter_rules_out_are_not_opened(tmp_path: Path) -> None:
+    dataset = written(tmp_path / "data", format="parquet")
+    for file in (tmp_path / "data" / "k=2").iterdir():
+        file.write_bytes(b"")
+    rows = [row for row in ROWS if row["k"] == 0]
+    assert rows_read(dataset, ["id"], filters=[("k", "==", 0)]) == expected(rows, ["id"])
+
+
+def test_columns_that_files_lack_are_null(tmp_path: Path) -> None:
+    for number, columns in enumerate([{"id": [1, 2]}, {"id": [3], "y": [7]}]):
+        pq.write_table(pa.table(columns), tmp_path / f"{number}.parquet")
+    dataset = ds.dataset(tmp_path, schema=pa.schema([("y", pa.int64()), ("id", pa.int64())]))
+    rows = [{"id": 1}, {"id": 2}, {"id": 3, "y": 7}]
+    assert rows_read(dataset, ["id", "y"]) == expected(rows, ["id", "y"])
+    with pytest.raises(DataError, match="'y'"):
+        materialize(dataset, tmp_path / "store", columns=["id", "y"])
+
+
+def test_a_reader_resumes_in_a_data_set(tmp_path: Path) -> None:
+    dataset = written(tmp_path / "data", format="parquet")
+    reader = ParquetReader(dataset, ["id"], batch_size=4, seed=5)
+    batches = iter(reader)
+    first = [next(batches)["id"].tolist() for _ in range(7)]
+    again = ParquetReader(dataset, ["id"], batch_size=4, seed=5)
+    again.load_state_dict(reader.state_dict())
+    rest = [batch["id"].tolist() for batch in again]
+    assert sorted(np.concatenate(first + rest)) == [*range(100)]
+    pq.write_table(pa.table({"id": [1], "x": [1.0]}), next((tmp_path / "data" / "k=0").iterdir()))
+    with pytest.raises(DataError):
+        ParquetReader(dataset, ["id"], batch_size=4, seed=5).load_state_dict(reader.state_dict())
+
+
+def test_rows_in_memory_are_refused_with_what_to_give_instead() -> None:
+    with pytest.raises(DataError, match=r"give the pyarrow\.Table itself"):
+        open_table(ds.dataset(pa.table({"id": [1]})))
