@@ -175,11 +175,16 @@ class FittedModel(ModelParams, Model):
     def getOutputCols(self) -> list[str]:
         """The names of the outputs. The columns of an output of kind "columns" add ``_0``, ``_1``, ... to its name."""
         given: list[str] | None = self._value("output_cols")
+        return given or self._output_names()
+
+    def _output_names(self) -> list[str]:
+        """The names of the model's own outputs, whatever columns are made of them."""
+        given: list[str] | None = self._value("output_cols")
         names = self._value("label_columns") or []
         metadata = self._get_metadata() or {}
         if len(metadata.get("output_shapes") or names) != len(names):
             names = metadata["output_names"]
-        return given or [f"{name}__output" for name in names]
+        return given if given and self._value("output_kinds") is None else [f"{name}__output" for name in names]
 
     def get_prediction_fn(self) -> Callable[[Any, Any], Any]:
         """A function ``(model, row)`` -> the prediction for a row, or a list with one for each output.

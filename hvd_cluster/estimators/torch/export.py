@@ -19,6 +19,8 @@ from hvd_cluster.errors import DataError, MissingExtraError
 from hvd_cluster.estimators.spec import called
 from hvd_cluster.estimators.torch.objective import as_outputs
 
+logger = logging.getLogger(__name__)
+
 FORMATS = ("onnx", "torch")
 #: Rows that the module is traced with, and other rows that the file is compared with the module on.
 _TRACED_ROWS, _COMPARED_ROWS = 3, 2
@@ -85,14 +87,53 @@ def export(module: NamedModule, inputs: Mapping[str, Tensor], path: str | os.Pat
         except Exception as error:  # tracing runs the user's model, and exporters raise what they like
             raise DataError(f"the model cannot be exported as {format!r}: {type(error).__name__}: {error}") from error
         for name, expected in module(compared).items():
-            apart = (found[name] - expected).abs().max().item() if expected.numel() else 0.0
-            if found[name].shape != expected.shape or apart > _TOLERANCE * max(1.0, expected.abs().max().item()):
+            if difference := _difference(found[name], expected):
                 raise DataError(
-                    f"the exported model gives other values than the model in output {name!r}, apart by {apart:g}: "
+                    f"the exported model gives other values than the model in output {name!r}, {difference}: "
                     "something in it may depend on the rows that it was traced with"
                 )
+        if fixed := _fixed_sizes(program, module, traced):
+            logger.warning(
+                "the exported model takes only one size in %s, while the model takes others: code that depends on the "
+                "size of its input, such as a loop over it, was traced for the example rows",
+                ", ".join(fixed),
+            )
         folder_of_target, _, _ = os.fspath(path).rpartition("/")
         Store.create(folder_of_target or ".").write(os.fspath(path), file.read_bytes())
+
+
+def _difference(found: Tensor, expected: Tensor) -> str:
+    """How an output of the file differs from the model's; empty if it does not. NaN is equal to NaN."""
+    if found.shape != expected.shape:
+        return f"of shape {tuple(found.shape)} instead of {tuple(expected.shape)}"
+    wide = torch.promote_types(expected.dtype, torch.float64)
+    found, expected = found.to(wide), expected.to(wide)
+    largest = expected.abs().nan_to_num(0.0, 0.0, 0.0).max().item() if expected.numel() else 0.0
+    if torch.allclose(found, expected, rtol=0.0, atol=_TOLERANCE * max(1.0, largest), equal_nan=True):
+        return ""
+    return f"apart by {(found - expected).abs().max().item():g}"
+
+
+def _fixed_sizes(program: Any, module: NamedModule, traced: dict[str, Tensor]) -> list[str]:
+    """The dimensions of the inputs that the program takes in one size, and the module in others."""
+    nodes = {node.name: node for node in program.graph.nodes}
+    dimensions: dict[int, list[tuple[str, int]]] = {}
+    for name, placeholder in zip(traced, program.graph_signature.user_inputs, strict=True):
+        for dimension, size in enumerate(nodes[placeholder].meta["val"].shape):
+            if str(size).isdigit():  # an open one has a name, such as s12
+                dimensions.setdefault(int(size), []).append((name, dimension))
+    found = []
+    for size, places in dimensions.items():  # what has one size may have to keep one, such as ids and their mask
+        larger = dict(traced)
+        for name, dimension in places:
+            value = larger[name]
+            larger[name] = torch.cat([value, value.narrow(dimension, 0, 1)], dimension)
+        try:
+            module(larger)
+        except Exception:  # noqa: BLE001 - the user's model, which may refuse another size with anything
+            continue
+        found += [f"dimension {dimension} of {name!r} ({size})" for name, dimension in places]
+    return found
 
 
 def _rows(inputs: Mapping[str, Tensor], first: int, count: int) -> dict[str, Tensor]:

@@ -139,6 +139,8 @@ def _give_shapes(model: torch.nn.Module, features: Arguments) -> None:
 def _give_values(model: torch.nn.Module) -> None:
     """Make parameters and buffers of the meta device on the CPU, with the initial values of their modules.
 
+    Others keep their values, also in a module of which some are on the meta device.
+
     Raises:
         DataError: a module has no ``reset_parameters()``.
     """
@@ -157,8 +159,16 @@ def _give_values(model: torch.nn.Module) -> None:
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)
     for name, module in found.items():
+        loaded = {
+            key: (one, one.data)
+            for key, one in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))
+            if not one.is_meta
+        }
         module.to_empty(device="cpu", recurse=False)
         resets[name]()  # type: ignore[misc]
+        for key, (one, data) in loaded.items():
+            one.data = data  # to_empty() gives the tensor itself other memory
+            setattr(module, key, one)
     for first, *others in names.values():  # to_empty() separates tied weights
         for other in others:
             owner, _, attribute = other.rpartition(".")

@@ -89,7 +89,7 @@ class TorchModel(TorchModelParams, FittedModel):
         """Write the model to a file that other runtimes load, once the file gives the values of the model.
 
         It takes what ``preprocess`` returns, or the feature columns without it: inputs and outputs have names, and any
-        number of rows. An ONNX file is for onnxruntime and others. ``torch.export.load(path).module()`` takes and
+        number of rows. ``output_kinds`` are not applied: it returns each output as the model does. An ONNX file is for onnxruntime and others. ``torch.export.load(path).module()`` takes and
         returns a dict of tensors.
 
         Args:
@@ -115,7 +115,7 @@ class TorchModel(TorchModelParams, FittedModel):
         with self._framework().mode(model):
             found = scorer.arguments_of(model, rows.select(list(dict.fromkeys(scorer.inputs.feature_cols))))
             values = found.inputs.tensors(found.tensors, torch.device("cpu"))
-            module = NamedModule(model, found.inputs.by_keyword, self.getOutputCols(), self._value("output_fn"))
+            module = NamedModule(model, found.inputs.by_keyword, self._output_names(), self._value("output_fn"))
             export(module, dict(zip(found.inputs.arguments, values, strict=True)), path, format)
 
     def _portable_model(self) -> torch.nn.Module:

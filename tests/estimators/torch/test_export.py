@@ -88,6 +88,69 @@ class Counting(torch.nn.Module):
         return x * self.calls
 
 
+class Exported(torch.nn.Module):
+    """Its values are others in the file."""
+
+    def __init__(self, change):
+        super().__init__()
+        self.change = change
+
+    def forward(self, x):
+        return self.change(x) if torch.compiler.is_exporting() else x
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (lambda x: x * float("nan"), "apart by nan"),
+        (lambda x: torch.where(x > 1, x, float("inf")), "apart by inf"),
+        (lambda x: torch.stack([x, x], 1), r"of shape \(2, 2\) instead of \(2,\)"),
+    ],
+)
+def test_nan_and_other_shapes_in_the_file_are_noticed(tmp_path, change, what):
+    fitted = TorchModel(model=Exported(change), feature_columns=["x"], label_columns=["y"])
+    with pytest.raises(DataError, match=f"other values than the model in output 'y__output', {what}"):
+        fitted.export(str(tmp_path / "model"), format="torch", example=ROWS[["x"]])
+
+
+class Flags(torch.nn.Module):
+    def forward(self, x):
+        return x > 0.7, torch.where(x > 0.7, x, float("nan")), torch.where(x > 0.7, x, float("inf"))
+
+
+def test_bools_nan_and_infinity_of_the_model_itself_can_be_exported(tmp_path):
+    fitted = TorchModel(model=Flags(), feature_columns=["x"], label_columns=["a", "b", "c"])
+    fitted.export(str(tmp_path / "model.onnx"), example=ROWS[["x"]])
+    found = onnxruntime.InferenceSession(tmp_path / "model.onnx").run(None, {"x": np.array([0, 1], np.float32)})
+    assert [one.tolist()[1] for one in found] == [True, 1.0, 1.0]
+
+
+def test_output_kinds_are_not_applied_and_do_not_name_outputs(tmp_path):
+    fitted = model(output_cols=["p", "c"], output_kinds=["probability", "argmax"])
+    fitted.export(str(tmp_path / "model.pt2"), format="torch", example=ROWS)
+    made = encode({name: ROWS[name].to_numpy() for name in ROWS})
+    given = {"ids": torch.from_numpy(made["ids"]), "scale": torch.from_numpy(made["scale"]).float()}
+    found = torch.export.load(tmp_path / "model.pt2").module()(given)
+    assert {name: output.shape for name, output in found.items()} == {"y__output": (4, 3)}
+
+
+class Loop(torch.nn.Module):
+    """Tracing fixes the length of ``ids``."""
+
+    def forward(self, ids, scale):
+        return scale + sum(ids[:, place] for place in range(int(ids.shape[1])))[:, None]
+
+
+def test_a_size_that_only_the_file_fixes_is_reported(tmp_path, caplog):
+    fitted = model(model=Loop())
+    fitted.export(str(tmp_path / "model.pt2"), format="torch", example=ROWS)
+    (record,) = [one for one in caplog.records if one.name == "hvd_cluster.estimators.torch.export"]
+    assert "one size in dimension 1 of 'ids' (3), dimension 1 of 'scale' (1), while the model" in record.message
+    caplog.clear()
+    model().export(str(tmp_path / "model.pt2"), format="torch", example=ROWS)
+    assert "takes only one size" not in caplog.text
+
+
 def test_mistakes_are_named_and_nothing_is_written(tmp_path):
     path = tmp_path / "model"
     with pytest.raises(ValueError, match="format='pickle' is not one of 'onnx', 'torch'"):

@@ -87,6 +87,24 @@ def test_modules_of_the_meta_device_get_values_and_stay_tied():
     assert equal(net.state_dict(), state_of(make))
 
 
+def test_loaded_tensors_beside_some_of_the_meta_device_keep_their_values_and_stay_tied():
+    loaded = {"0.weight": torch.full((2, 2), 7.0), "2.running_mean": torch.full((2,), 5.0)}
+
+    def make():
+        with torch.device("meta"):
+            net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
+        net.load_state_dict(loaded, strict=False, assign=True)
+        net[1].weight = net[0].weight
+        return net
+
+    net = MadeModel(factory=make, seed=0).build()
+    assert torch.equal(net[0].weight, loaded["0.weight"])
+    assert net[0].weight is net[1].weight
+    assert torch.equal(net[2].running_mean, loaded["2.running_mean"])
+    assert torch.equal(net[2].running_var, torch.ones(2))
+    assert 0 < net[0].bias.abs().max() < 1
+
+
 def test_a_module_of_the_meta_device_without_initial_values_is_named():
     class Scale(torch.nn.Module):
         def __init__(self):
