@@ -137,7 +137,7 @@ class Preprocess:
             yield name, tensor
 
 
-_UINT64 = (1 << 64) - 1
+_UINT64, _INT64_MAX = (1 << 64) - 1, (1 << 63) - 1
 
 
 def _failure(where: str, error: Exception) -> DataError:
@@ -157,18 +157,29 @@ def _tensor(name: str, value: Any) -> torch.Tensor:
                 f"it returned a tensor on {value.device} in {name!r}: return CPU tensors, which are moved to the "
                 "model's device"
             )
+        if value.layout != torch.strided or value.is_nested:
+            raise _WrongResultError(f"it returned a sparse or nested tensor in {name!r}: return dense ones, to_dense()")
         return value.detach()
     if value is None:
         raise _WrongResultError(f"it returned None in {name!r}: return an array or a tensor, or leave the name out")
-    if isinstance(value, (list, tuple)) and value and isinstance(value[0], torch.Tensor):
-        value = [_tensor(name, one).numpy() for one in value]
+    if isinstance(value, (list, tuple)) and value and all(isinstance(one, torch.Tensor) for one in value):
+        tensors = [_tensor(name, one) for one in value]
+        if len({tensor.shape for tensor in tensors}) > 1:
+            raise _WrongResultError(_ragged(name, tensors))
+        return torch.stack(tensors)
     if isinstance(value, (load_pyarrow().Array, load_pyarrow().ChunkedArray)):
         return to_tensors(load_pyarrow().table({name: value}))[name]
+    if np.ma.is_masked(value):
+        raise _WrongResultError(f"it returned a masked array in {name!r}: fill what is masked (array.filled(0))")
     array = _array(name, value)
     if array.dtype.kind not in "biuf":
         raise _WrongResultError(
             f"it returned {_described(array)} in {name!r}, of which no tensor can be made: return numbers; encode text "
             "and categories, and count times (array.astype('int64'))"
+        )
+    if array.dtype == np.uint64 and array.size and int(array.max()) > _INT64_MAX:
+        raise _WrongResultError(
+            f"it returned {array.max()} in {name!r}, which int64 cannot hold: return it as float, or modulo a number"
         )
     widened = array.astype(WIDENED.get(array.dtype.name, array.dtype), copy=False)
     return torch.from_numpy(np.asarray(widened, order="C"))
@@ -181,12 +192,18 @@ def _array(name: str, value: Any) -> npt.NDArray[Any]:
         if array.dtype == object and array.size:
             array = np.array(array.tolist())
     except ValueError as error:
-        shapes = sorted({np.shape(one) for one in value})
-        raise _WrongResultError(
-            f"it returned rows of different shapes in {name!r}, such as {shapes[0]} and {shapes[-1]}: pad or cut them "
-            "to one shape within a batch"
-        ) from error
+        raise _WrongResultError(_ragged(name, value)) from error
     return array
+
+
+def _ragged(name: str, rows: Any) -> str:
+    """The error for rows that do not have one shape."""
+    try:
+        shapes = sorted({tuple(np.shape(row)) for row in rows})
+        such = f", such as {shapes[0]} and {shapes[-1]}"
+    except ValueError:
+        such = ", or lists of different lengths within a row"
+    return f"it returned rows of different shapes in {name!r}{such}: pad or cut them to one shape within a batch"
 
 
 def _described(array: npt.NDArray[Any]) -> str:

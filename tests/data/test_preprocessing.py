@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from hvd_cluster.data.columns.raw_arrays import raw_array
+from hvd_cluster.data.columns.vectors import from_matrix
 from hvd_cluster.data.preprocessing import Preprocess
 from hvd_cluster.data.reader import ParquetReader
 from hvd_cluster.errors import DataError
@@ -59,6 +60,46 @@ def test_lists_of_one_length_are_a_matrix_and_others_an_array_each() -> None:
     assert column([["a", "b"], ["c", "d"]]).shape == (2,)
 
 
+@pytest.mark.parametrize("arrow_type", [pa.list_(pa.float64()), pa.large_list(pa.float64()), pa.list_(pa.float64(), 2)])
+def test_nulls_leave_lists_in_the_form_that_they_have_without(arrow_type: Any) -> None:
+    inner = column([[1.0, 2.0], [None, 3.0]], arrow_type)
+    assert np.array_equal(inner, [[1.0, 2.0], [np.nan, 3.0]], equal_nan=True)
+    first, null, last = column([[1.0, 2.0], None, [3.0, 4.0]], arrow_type)
+    assert isinstance(first, np.ndarray)
+    assert (first.tolist(), null, last.tolist()) == ([1.0, 2.0], None, [3.0, 4.0])
+
+
+def test_lists_of_lists_are_arrays_at_each_level() -> None:
+    nested = pa.list_(pa.list_(pa.int16()))
+    assert column([[[1, 2]], [[3, 4]]], nested).shape == (2, 1, 2)
+    assert column([], nested).shape[0] == 0
+    assert np.array_equal(column([[[1, None]], [[3, 4]]], nested), [[[1, np.nan]], [[3, 4]]], equal_nan=True)
+    first, second, null = column([[[1, 2]], [[3, 4], [5, 6]], None], nested)
+    assert (first.tolist(), second.tolist(), null) == ([[1, 2]], [[3, 4], [5, 6]], None)
+
+
+def test_vectors_are_arrays_beside_nulls_and_vectors_of_other_lengths() -> None:
+    matrix = from_matrix(np.arange(4.0).reshape(2, 2))
+    first, second, null = raw_array(pa.chunked_array([matrix, pa.nulls(1, matrix.type)]))
+    assert (first.tolist(), second.tolist(), null) == ([0.0, 1.0], [2.0, 3.0], None)
+    *_, third = raw_array(pa.chunked_array([matrix, from_matrix(np.ones((1, 3)))]))
+    assert third.tolist() == [1.0, 1.0, 1.0]
+
+
+def test_whole_numbers_keep_their_type_and_all_digits() -> None:
+    large = [2**53 + 1, None]
+    assert column(large).tolist() == large
+    assert column([[2**60 + 1, 2], [None, 3]], pa.list_(pa.int64())).tolist() == [[2**60 + 1, 2], [None, 3]]
+    assert column([2**64 - 1], pa.uint64()).tolist() == [2**64 - 1]
+    for width in (8, 16, 32, 64):
+        assert column([1], f"uint{width}").dtype == f"uint{width}"
+        assert column([[1]], pa.list_(pa.type_for_alias(f"uint{width}"))).dtype == f"uint{width}"
+
+
+def test_dates_are_days_whatever_the_column_counts() -> None:
+    assert column([dt.date(2024, 1, 2), None], pa.date64()).dtype == np.dtype("datetime64[D]")
+
+
 def test_writing_to_a_column_does_not_change_the_data() -> None:
     table = pa.table({"x": [1.0, 2.0]})
     raw_array(table["x"])[:] = 0
@@ -83,6 +124,8 @@ def test_what_it_returns_becomes_tensors() -> None:
         "lists": [[1, 2], [3, 4]],
         "arrays": [np.zeros(2), np.ones(2)],
         "tensors": [torch.zeros(2), torch.ones(2)],
+        "narrow": [torch.zeros(2, dtype=torch.bfloat16)] * 2,
+        "masked": np.ma.array([1.0, 2.0], mask=[False, False]),
         "objects": np.array([np.zeros(2), np.ones(3)[:2]], dtype=object),
         "wide": np.array([1, 2], dtype=np.uint16),
         "half": np.array([1, 2], dtype=np.float16),
@@ -94,6 +137,8 @@ def test_what_it_returns_becomes_tensors() -> None:
         "lists": ((2, 2), torch.int64),
         "arrays": ((2, 2), torch.float64),
         "tensors": ((2, 2), torch.float32),
+        "narrow": ((2, 2), torch.bfloat16),
+        "masked": ((2,), torch.float64),
         "objects": ((2, 2), torch.float64),
         "wide": ((2,), torch.int32),
         "half": ((2,), torch.float16),
@@ -125,6 +170,14 @@ def test_a_table_comes_and_goes_in_the_format_of_arrow() -> None:
         (["a", "b"], "it returned <U1 in 'x', of which no tensor can be made"),
         (np.array(["a", 1], dtype=object), "of which no tensor can be made"),
         (np.array(["2024-01-01"] * 2, dtype="datetime64[D]"), "count times"),
+        (
+            [torch.ones(1), torch.ones(2)],
+            r"rows of different shapes in 'x', such as \(1,\) and \(2,\): pad or cut them",
+        ),
+        ([[[1, 2], [3]], [[1], [2]]], "rows of different shapes in 'x', or lists of different lengths within a row"),
+        (np.ma.array([1, 2], mask=[False, True]), "a masked array in 'x': fill what is masked"),
+        (np.array([1, 2**63 + 5], dtype=np.uint64), "it returned 9223372036854775813 in 'x', which int64 cannot hold"),
+        (torch.eye(2).to_sparse(), "a sparse or nested tensor in 'x': return dense ones"),
         (torch.empty(2, device="meta"), "it returned a tensor on meta in 'x': return CPU tensors"),
     ],
 )

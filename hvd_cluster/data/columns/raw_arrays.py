@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from hvd_cluster.data.columns.arrays import to_numpy
-from hvd_cluster.data.columns.arrow_values import is_list, list_lengths
+from hvd_cluster.data.columns.arrow_values import is_list, list_lengths, view
 from hvd_cluster.data.optional import load_pyarrow
-from hvd_cluster.data.schema import Column, Kind, column_of
+from hvd_cluster.data.schema import Kind, column_of
 from hvd_cluster.errors import DataError
 
 if TYPE_CHECKING:
@@ -22,11 +23,12 @@ def raw_array(column: pa.ChunkedArray) -> npt.NDArray[Any]:
 
     Returns:
         Numbers and bools: shape (n,), in the column's dtype (decimals float64); with nulls as NaN, in float64 if
-        the column holds no floats. Dates: datetime64[D]. Timestamps and durations: datetime64[us] (UTC) and
-        timedelta64[us], whatever the unit of the column; nulls as NaT.
-        Vectors, and lists of numbers that have one length in these rows: shape (n, *length); otherwise an array for
-        each row. Strings, bytes, structs and maps: objects (``str``, ``bytes``, ``dict``, list of pairs), nulls as
-        None.
+        the column holds no floats, or as None among objects if no float64 is equal to one of the numbers. Dates:
+        datetime64[D]. Timestamps and durations: datetime64[us] (UTC) and timedelta64[us], whatever the unit of the
+        column; nulls as NaT.
+        Vectors, and lists of numbers that have one length in these rows: shape (n, *length), with nulls in the lists
+        as for numbers; otherwise an array for each row. Strings, bytes, structs and maps: objects (``str``, ``bytes``,
+        ``dict``, list of pairs). If rows of these, or of vectors and lists, are null: objects, and None for these rows.
     """
     array = column.combine_chunks()
     if isinstance(array, load_pyarrow().ChunkedArray):  # of no rows, or too large for one chunk
@@ -40,33 +42,59 @@ def raw_array(column: pa.ChunkedArray) -> npt.NDArray[Any]:
         return _objects(array.to_pylist())
     if found.kind is Kind.TIME and not types.is_time(array.type):
         times = array.to_numpy(zero_copy_only=False)
-        return np.array(times if types.is_date(array.type) else times.astype(f"{times.dtype.kind}8[us]"))
+        return np.array(times.astype(f"{times.dtype.kind}8[{'D' if types.is_date(array.type) else 'us'}]"))
     if found.kind in {Kind.NUMERIC, Kind.BOOL}:
-        return _numbers(array, found)
-    if found.kind in {Kind.VECTOR, Kind.LIST} and not array.null_count:
-        return _lists(array, found)
+        return _numbers(array)
+    if found.kind is Kind.VECTOR:
+        return _with_none(array, _vectors)
+    if found.kind is Kind.LIST:
+        return _with_none(array, _lists)
     return _objects(array.to_pylist())
 
 
-def _numbers(array: pa.Array, column: Column) -> npt.NDArray[Any]:
-    if not array.null_count:
-        return to_numpy(array, column).copy()
-    if column.kind is Kind.BOOL:
+def _numbers(array: pa.Array) -> npt.NDArray[Any]:
+    types = load_pyarrow("pyarrow.types")
+    if types.is_decimal(array.type):
+        array = array.cast("float64")
+    if array.null_count and types.is_boolean(array.type):
         array = array.cast("uint8")
-    wanted = column.dtype if column.dtype.startswith("float") else "float64"
-    return np.array(array.cast(wanted).to_numpy(zero_copy_only=False))
+    if array.null_count and not types.is_floating(array.type):
+        try:
+            array = array.cast("float64")
+        except ValueError:  # beyond the whole numbers that all have an equal float64
+            return _objects(array.to_pylist())
+    return np.array(array.to_numpy(zero_copy_only=False))
 
 
-def _lists(array: pa.Array, column: Column) -> npt.NDArray[Any]:
+def _with_none(array: pa.Array, convert: Callable[[pa.Array], npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    """What ``convert`` makes of the rows that are not null; with nulls objects, and None for these."""
+    if not array.null_count:
+        return convert(array)
+    found = np.empty(len(array), dtype=object)
+    rows = np.flatnonzero(view(array.is_valid().cast("uint8")))
+    for row, value in zip(rows, convert(array.drop_null()), strict=True):
+        found[row] = value
+    return found
+
+
+def _vectors(array: pa.Array) -> npt.NDArray[Any]:
+    column = column_of("", array.type)
     try:
         return to_numpy(array, column).copy()
-    except DataError:  # of different lengths, or with nulls inside
-        pass
-    types = load_pyarrow("pyarrow.types")
-    if is_list(types, array.type) and not is_list(types, array.type.value_type):
-        flat = _numbers(array.flatten(), Column("", Kind.NUMERIC, column.dtype))
-        return _objects(np.split(flat, np.cumsum(list_lengths(array))[:-1]))
-    return _objects([None if row is None else np.asarray(row, dtype=object) for row in array.to_pylist()])
+    except DataError:  # of different lengths
+        return _objects([to_numpy(array.slice(row, 1), column)[0].copy() for row in range(len(array))])
+
+
+def _lists(array: pa.Array) -> npt.NDArray[Any]:
+    """Lists, none of which is null, of numbers or lists."""
+    types, elements = load_pyarrow("pyarrow.types"), array.flatten()
+    inner = _with_none(elements, _lists) if is_list(types, elements.type) else _numbers(elements)
+    lengths = list_lengths(array)
+    if types.is_fixed_size_list(array.type):
+        return inner.reshape(len(array), array.type.list_size, *inner.shape[1:])
+    if len(set(lengths)) > 1:
+        return _objects(np.split(inner, np.cumsum(lengths)[:-1]))
+    return inner.reshape(len(array), lengths[0] if len(lengths) else 0, *inner.shape[1:])
 
 
 def _objects(values: list[Any]) -> npt.NDArray[Any]:

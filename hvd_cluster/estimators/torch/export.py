@@ -128,11 +128,9 @@ def _fixed_sizes(program: Any, module: NamedModule, traced: dict[str, Tensor]) -
         for name, dimension in places:
             value = larger[name]
             larger[name] = torch.cat([value, value.narrow(dimension, 0, 1)], dimension)
-        try:
+        with contextlib.suppress(Exception):  # the user's model, which may refuse another size with anything
             module(larger)
-        except Exception:  # noqa: BLE001 - the user's model, which may refuse another size with anything
-            continue
-        found += [f"dimension {dimension} of {name!r} ({size})" for name, dimension in places]
+            found += [f"dimension {dimension} of {name!r} ({size})" for name, dimension in places]
     return found
 
 

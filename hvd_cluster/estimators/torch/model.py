@@ -89,8 +89,8 @@ class TorchModel(TorchModelParams, FittedModel):
         """Write the model to a file that other runtimes load, once the file gives the values of the model.
 
         It takes what ``preprocess`` returns, or the feature columns without it: inputs and outputs have names, and any
-        number of rows. ``output_kinds`` are not applied: it returns each output as the model does. An ONNX file is for onnxruntime and others. ``torch.export.load(path).module()`` takes and
-        returns a dict of tensors.
+        number of rows. It returns each output as the model does: ``output_kinds`` are not applied. An ONNX file is for
+        onnxruntime and others. ``torch.export.load(path).module()`` takes and returns a dict of tensors.
 
         Args:
             path: the file, a path or URL.
