@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
+import sys
+import types
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+import cloudpickle
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -30,8 +35,16 @@ ON_ERROR: tuple[OnError, ...] = ("raise", "skip", "null")
 UNNAMED = "features"
 
 
+class AllRowsFailedError(DataError):
+    """The function failed on each row of a batch, and rows on which it fails are left out."""
+
+
 class _WrongResultError(DataError):
     """The function returned what no model can take."""
+
+
+class _RaggedError(_WrongResultError):
+    """The rows that it returned differ in shape, or some are missing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +61,8 @@ class Preprocess:
     on_error: OnError = "raise"
     #: The value of ``training=``.
     training: bool = False
+    #: The names that it must return, as it did for the rows that the model was tried on; None for any.
+    made: tuple[str, ...] | None = None
 
     def __call__(
         self, table: pa.Table, seeds: Sequence[int], place: Callable[[int], str]
@@ -60,31 +75,34 @@ class Preprocess:
             place: where row i comes from, for messages.
 
         Returns:
-            Name -> CPU tensor with a row for each row of the table, and None; or, if rows were left out, with a row for
-            each of the others, and the indices of these, shape (rows that are left,). All names are missing if none is
-            left.
+            Name -> CPU tensor in memory of its own, with a row for each row of the table, and None; or, if rows were
+            left out, with a row for each of the others, and the indices of these, shape (rows that are left,).
 
         Raises:
+            AllRowsFailedError: no row would be left.
             DataError: the function raised (its exception is the cause), or returned something else than a row of
                 numbers for each row.
         """
         rows = table.select(list(self.columns))
         try:
             return self._call(rows, seeds), None
-        except _WrongResultError as error:
-            raise _failure(f"{len(rows)} row(s) from {place(0)} on", error) from error
         except Exception as error:  # the user's own code, which may raise anything
-            failed = self._failed_rows(rows, seeds)
+            failed: Mapping[int, Exception] = {}
+            if isinstance(error, _RaggedError):
+                failed = self._odd_rows(rows, seeds)
+            elif not isinstance(error, _WrongResultError):
+                failed = self._failed_rows(rows, seeds)
             if not failed:  # no row by itself: the batch as a whole
-                raise _failure(f"{len(rows)} rows from {place(0)} on", error) from error
+                raise _failure(f"{len(rows)} row{'s' * (len(rows) > 1)} from {place(0)} on", error) from error
             if self.on_error == "raise":
                 row, cause = next(iter(failed.items()))
                 raise _failure(place(row), cause) from cause
-            if self.training and len(failed) == len(rows):
-                raise _failure(f"all {len(rows)} rows of a batch, from {place(0)} on", failed[0]) from failed[0]
+            if len(failed) == len(rows):
+                where = f"all {len(rows)} rows of a batch, from {place(0)} on"
+                raise _failure(where, failed[0], AllRowsFailedError) from failed[0]
         kept = np.setdiff1d(np.arange(len(rows)), list(failed))
         try:
-            return (self._call(rows.take(kept), seeds) if len(kept) else {}), kept
+            return self._call(rows.take(kept), seeds), kept
         except Exception as error:  # the user's own code, which may raise anything
             where = f"{len(kept)} rows from {place(int(kept[0]))} on, without {len(failed)} on which it fails"
             raise _failure(where, error) from error
@@ -101,10 +119,41 @@ class Preprocess:
                     break
         return failed
 
+    def _odd_rows(self, rows: pa.Table, seeds: Sequence[int]) -> dict[int, Exception]:
+        """The rows whose results are not of the shape that most rows have."""
+        failed: dict[int, Exception] = {}
+        shapes: dict[int, tuple[Any, ...]] = {}
+        for row in range(len(rows)):
+            try:
+                made = self._call(rows.slice(row, 1), seeds)
+                shapes[row] = tuple((name, tuple(tensor.shape[1:])) for name, tensor in made.items())
+            except Exception as error:  # noqa: BLE001 - the user's own code, which may raise anything
+                failed[row] = error
+        usual = Counter(shapes.values()).most_common(1)
+        for row, found in shapes.items():
+            if found != usual[0][0]:
+                text = f"it returned {_shapes_text(found)}, and {_shapes_text(usual[0][0])} for most other rows"
+                failed[row] = _WrongResultError(f"{text}: give them one shape within a batch")
+        return dict(sorted(failed.items()))
+
+    def copied(self) -> Preprocess | None:
+        """A copy of the function that another thread can call at the same time; None if there is no such copy.
+
+        Functions that are imported from a module are not copied. They can be called by several threads unless they use
+        objects of their module.
+        """
+        try:
+            fn = cloudpickle.loads(cloudpickle.dumps(self.fn))
+        except Exception:  # noqa: BLE001 - whatever its objects raise when they are pickled
+            return None
+        return None if fn is self.fn and _uses_objects(fn) else dataclasses.replace(self, fn=fn)
+
     @functools.cached_property
     def _accepted(self) -> frozenset[str]:
         """The parameters of the function."""
-        return frozenset(inspect.signature(self.fn).parameters)
+        parameters = inspect.signature(self.fn).parameters
+        takes_any = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values())
+        return frozenset({*parameters, "training", "rng"} if takes_any else parameters)
 
     def _call(self, rows: pa.Table, seeds: Sequence[int]) -> dict[str, torch.Tensor]:
         batch: Any = rows
@@ -115,7 +164,13 @@ class Preprocess:
             options["rng"] = np.random.default_rng([seed & _UINT64 for seed in seeds])
         with torch.no_grad():
             made = self.fn(batch, **options)
-        return dict(self._tensors(made, len(rows)))
+        found = dict(self._tensors(made, len(rows)))
+        if self.made is not None and set(found) != set(self.made):
+            raise _WrongResultError(
+                f"it returned {', '.join(map(repr, found))}, but {', '.join(map(repr, self.made))} for the rows that "
+                "the model was tried on: return the same names for all batches"
+            )
+        return found
 
     def _tensors(self, made: Any, rows: int) -> Iterator[tuple[str, torch.Tensor]]:
         """The function's result as tensors by name."""
@@ -140,13 +195,28 @@ class Preprocess:
 _UINT64, _INT64_MAX = (1 << 64) - 1, (1 << 63) - 1
 
 
-def _failure(where: str, error: Exception) -> DataError:
+def _failure(where: str, error: Exception, kind: type[DataError] = DataError) -> DataError:
     if isinstance(error, _WrongResultError):
-        return DataError(f"preprocess failed on {where}: {error}")
+        return kind(f"preprocess failed on {where}: {error}")
     hint = ""
     if isinstance(error, KeyError):
         hint = "; it gets the feature columns only, because a fitted model has no others when it scores"
-    return DataError(f"preprocess failed on {where}: {type(error).__name__}: {error}{hint}")
+    return kind(f"preprocess failed on {where}: {type(error).__name__}: {error}{hint}")
+
+
+def _shapes_text(shapes: Sequence[tuple[str, tuple[int, ...]]]) -> str:
+    return ", ".join(f"shape {shape} in {name!r}" for name, shape in shapes)
+
+
+def _uses_objects(fn: Callable[..., Any]) -> bool:
+    """Whether a function uses objects of its module that other threads may change: a tokenizer, a list, a generator."""
+    code = getattr(fn, "__code__", None)
+    if code is None:
+        return False
+    used = (vars(sys.modules[fn.__module__]).get(name) for name in code.co_names)
+    harmless = (types.ModuleType, type, types.FunctionType, types.BuiltinFunctionType, np.ufunc, torch.dtype)
+    constants = (str, bytes, int, float, bool, type(None), tuple, frozenset)
+    return any(not isinstance(value, (*harmless, *constants)) for value in used)
 
 
 def _tensor(name: str, value: Any) -> torch.Tensor:
@@ -159,13 +229,13 @@ def _tensor(name: str, value: Any) -> torch.Tensor:
             )
         if value.layout != torch.strided or value.is_nested:
             raise _WrongResultError(f"it returned a sparse or nested tensor in {name!r}: return dense ones, to_dense()")
-        return value.detach()
+        return value.detach().clone()
     if value is None:
         raise _WrongResultError(f"it returned None in {name!r}: return an array or a tensor, or leave the name out")
     if isinstance(value, (list, tuple)) and value and all(isinstance(one, torch.Tensor) for one in value):
         tensors = [_tensor(name, one) for one in value]
         if len({tensor.shape for tensor in tensors}) > 1:
-            raise _WrongResultError(_ragged(name, tensors))
+            raise _RaggedError(_ragged(name, tensors))
         return torch.stack(tensors)
     if isinstance(value, (load_pyarrow().Array, load_pyarrow().ChunkedArray)):
         return to_tensors(load_pyarrow().table({name: value}))[name]
@@ -173,7 +243,7 @@ def _tensor(name: str, value: Any) -> torch.Tensor:
         raise _WrongResultError(f"it returned a masked array in {name!r}: fill what is masked (array.filled(0))")
     array = _array(name, value)
     if array.dtype.kind not in "biuf":
-        raise _WrongResultError(
+        raise (_RaggedError if array.dtype == object else _WrongResultError)(
             f"it returned {_described(array)} in {name!r}, of which no tensor can be made: return numbers; encode text "
             "and categories, and count times (array.astype('int64'))"
         )
@@ -181,8 +251,8 @@ def _tensor(name: str, value: Any) -> torch.Tensor:
         raise _WrongResultError(
             f"it returned {array.max()} in {name!r}, which int64 cannot hold: return it as float, or modulo a number"
         )
-    widened = array.astype(WIDENED.get(array.dtype.name, array.dtype), copy=False)
-    return torch.from_numpy(np.asarray(widened, order="C"))
+    # A copy: the function may return the same array again, or the memory of its input.
+    return torch.from_numpy(np.array(array, dtype=WIDENED.get(array.dtype.name, array.dtype), order="C"))
 
 
 def _array(name: str, value: Any) -> npt.NDArray[Any]:
@@ -192,7 +262,7 @@ def _array(name: str, value: Any) -> npt.NDArray[Any]:
         if array.dtype == object and array.size:
             array = np.array(array.tolist())
     except ValueError as error:
-        raise _WrongResultError(_ragged(name, value)) from error
+        raise _RaggedError(_ragged(name, value)) from error
     return array
 
 

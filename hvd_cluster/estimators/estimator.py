@@ -31,7 +31,7 @@ from hvd_cluster.estimators.run.fingerprint import Fingerprint
 from hvd_cluster.estimators.run.row_transform import RowTransform
 from hvd_cluster.estimators.run_lease import RunLease
 from hvd_cluster.estimators.scoring.output_columns import metadata_of
-from hvd_cluster.estimators.spec import FitSpec
+from hvd_cluster.estimators.spec import FitSpec, Inputs
 from hvd_cluster.estimators.stages.spark_ml import Estimator
 from hvd_cluster.estimators.trial_rows import trial_rows
 from hvd_cluster.estimators.view import tracking
@@ -292,18 +292,28 @@ class DistributedEstimator(ColumnRoles, EstimatorParams, Estimator):
             on_error=self._value("on_error"),
         )
 
-    def _first_rows(self, dataset: Dataset, seed: int, *, transformed: bool = True) -> dict[str, torch.Tensor]:
+    def _first_rows(
+        self, dataset: Dataset, seed: int, *, transformed: bool = True, scored_as: Inputs | None = None
+    ) -> dict[str, torch.Tensor]:
         """A few rows to try the model on: as in a training batch, or as stored, which is what ``transform`` reads.
+
+        Args:
+            transformed: apply ``transformation_fn``.
+            scored_as: the inputs of the model; then ``preprocess`` is called as for scoring.
 
         Raises:
             DataError: ``preprocess`` or ``transformation_fn`` failed, or the latter removed columns that are needed.
         """
+        preprocess = self._preprocess(dataset)
+        if preprocess is not None:
+            made = None if scored_as is None else scored_as.made
+            preprocess = dataclasses.replace(preprocess, training=scored_as is None, made=made)
         return trial_rows(
             dataset,
             seed,
             required=self._batch_columns(dataset),
             transformation_fn=self._transformation() if transformed else None,
-            preprocess=self._preprocess(dataset),
+            preprocess=preprocess,
         )
 
     def _batch_columns(self, dataset: Dataset) -> tuple[str, ...]:

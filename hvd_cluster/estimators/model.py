@@ -20,7 +20,7 @@ from hvd_cluster.estimators.params import ModelParams
 from hvd_cluster.estimators.scoring import output_columns
 from hvd_cluster.estimators.scoring.output_columns import ARRAY, VECTOR
 from hvd_cluster.estimators.scoring.predictor import predictor_of, with_outputs
-from hvd_cluster.estimators.scoring.scorer import Framework, Scorer
+from hvd_cluster.estimators.scoring.scorer import Framework, Scorer, types_of
 from hvd_cluster.estimators.scoring.shipped_model import Scoring, ShippedModel, content_key, score_batches
 from hvd_cluster.estimators.spec import Inputs
 from hvd_cluster.estimators.stages.spark_ml import Model
@@ -124,7 +124,6 @@ class FittedModel(ModelParams, Model):
                 scorer=scorer,
                 load=flavour.load,
                 predict_fn=self._own_predict_fn(),
-                types={},
             ),
             Columns(
                 inputs=metadata.get("feature_schema"),
@@ -292,6 +291,7 @@ class FittedModel(ModelParams, Model):
         labels = self._value("label_columns")
         shapes = self._input_shapes()
         shapes_of_outputs = metadata.get("output_shapes")
+        preprocess = self._preprocess(features)
         return Scorer(
             framework=self._framework(),
             inputs=Inputs(
@@ -299,6 +299,8 @@ class FittedModel(ModelParams, Model):
                 label_cols=(),
                 input_shapes=None if shapes is None else tuple(tuple(shape) for shape in shapes),
                 feature_dtypes=tuple(metadata.get("feature_dtypes") or (self._default_dtype(),) * len(features)),
+                made=None if preprocess is None else preprocess.made,
+                by_keyword=bool(metadata.get("by_keyword")),
             ),
             columns=output_columns.plan(
                 self.getOutputCols(),
@@ -312,7 +314,8 @@ class FittedModel(ModelParams, Model):
             feature_units=tuple(metadata.get("feature_units") or ()),
             spark_vectors=on_spark,
             batch_size=self._value("batch_size"),
-            preprocess=self._preprocess(features),
+            types=types_of(metadata.get("feature_schema") or ()),
+            preprocess=preprocess,
             transformation_fn=self._value("transformation_fn"),
         )
 
@@ -324,6 +327,7 @@ class FittedModel(ModelParams, Model):
             columns=columns,
             batch_format=self._value("batch_format"),
             on_error=self._value("on_error"),
+            made=(self._get_metadata() or {}).get("made"),
         )
 
     def _framework(self) -> Framework:

@@ -78,10 +78,17 @@ class Inputs:
         return dict(zip(self.arguments, tensors, strict=True)) if self.by_keyword else tensors
 
     def tensors(self, batch: Mapping[str, torch.Tensor], device: torch.device) -> list[torch.Tensor]:
-        """A tensor for each feature column, or for each name that ``preprocess`` returns."""
+        """A tensor for each feature column, or for each name that ``preprocess`` returns.
+
+        Raises:
+            DataError: ``preprocess`` returned numbers that are not whole, and whole ones for the rows of the trial.
+        """
+        dtypes = [getattr(torch, dtype) for dtype in self.feature_dtypes]
+        if self.made is not None:
+            for name, dtype in zip(self.made, dtypes, strict=True):
+                _require_whole(name, batch[name], dtype)
         tensors = [
-            batch[name].to(device=device, dtype=getattr(torch, dtype))
-            for name, dtype in zip(self.arguments, self.feature_dtypes, strict=True)
+            batch[name].to(device=device, dtype=dtype) for name, dtype in zip(self.arguments, dtypes, strict=True)
         ]
         if self.input_shapes is None:
             return tensors
@@ -132,6 +139,17 @@ class Inputs:
                 "with one"
             )
         return weights.to(device=device, dtype=torch.float32).reshape(-1)
+
+
+def _require_whole(name: str, values: torch.Tensor, dtype: torch.dtype) -> None:
+    if dtype.is_floating_point or not values.is_floating_point():
+        return
+    wrong = values[values != values.round()]  # NaN too
+    if len(wrong):
+        raise DataError(
+            f"preprocess returned {float(wrong[0])} in {name!r}, but {str(dtype).removeprefix('torch.')} for the rows "
+            "that the model was tried on: return one dtype for all batches, as array.astype('float32') does"
+        )
 
 
 def shapes_text(inputs: Inputs, batch: Mapping[str, torch.Tensor], schema: Schema) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +30,7 @@ def trial_rows(
 
     Args:
         required: columns that the batch must have.
+        transformation_fn, preprocess: applied to the rows.
 
     Raises:
         DataError: ``preprocess`` or ``transformation_fn`` failed, or the latter removed columns that are needed.
@@ -44,7 +44,7 @@ def trial_rows(
         shuffle=False,
         remainder="pad",
         transformation_fn=transformation_fn,
-        preprocess=None if preprocess is None else dataclasses.replace(preprocess, training=True),
+        preprocess=preprocess,
         num_threads=1,
     )
     found = next(reader.epoch(0))

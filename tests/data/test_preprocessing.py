@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import datetime as dt
 import decimal
+import posixpath
+import shutil
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +18,7 @@ import torch
 
 from hvd_cluster.data.columns.raw_arrays import raw_array
 from hvd_cluster.data.columns.vectors import from_matrix
-from hvd_cluster.data.preprocessing import Preprocess
+from hvd_cluster.data.preprocessing import AllRowsFailedError, Preprocess
 from hvd_cluster.data.reader import ParquetReader
 from hvd_cluster.errors import DataError
 
@@ -214,10 +217,66 @@ def test_a_failure_of_no_single_row_is_one_of_the_batch() -> None:
 def test_rows_on_which_it_fails_are_left_out(on_error: Any) -> None:
     made, kept = called(fails_on_three, {"x": [1, 3, 4, 3]}, on_error=on_error)
     assert (made["x"].tolist(), kept.tolist()) == ([2, 8], [0, 2])
-    made, kept = called(fails_on_three, {"x": [3, 3]}, on_error=on_error)
-    assert (made, kept.tolist()) == ({}, [])
-    with pytest.raises(DataError, match="preprocess failed on all 2 rows of a batch, from row 0 on: ValueError: three"):
-        called(fails_on_three, {"x": [3, 3]}, on_error=on_error, training=True)
+    failed = "preprocess failed on all 2 rows of a batch, from row 0 on: ValueError: three"
+    with pytest.raises(AllRowsFailedError, match=failed):
+        called(fails_on_three, {"x": [3, 3]}, on_error=on_error)
+
+
+def test_rows_of_another_shape_are_left_out_or_named() -> None:
+    def images(batch: Any) -> Any:
+        return [None if side == 5 else np.ones((side, 2)) for side in batch["x"]]
+
+    made, kept = called(images, {"x": [3, 4, 3, 5, 3]}, on_error="skip")
+    assert (made["x"].shape, kept.tolist()) == ((3, 3, 2), [0, 2, 4])
+    text = r"failed on row 1: it returned shape \(4, 2\) in 'x', and shape \(3, 2\) in 'x' for most other rows"
+    with pytest.raises(DataError, match=text):
+        called(images, {"x": [3, 4, 3]})
+    with pytest.raises(DataError, match="failed on row 1: it returned values of type NoneType in 'x'"):
+        called(images, {"x": [3, 5, 3]})
+
+
+def test_what_it_returns_is_copied() -> None:
+    buffer = np.zeros((8, 1))
+
+    def same_memory(batch: Any) -> Any:
+        buffer[: len(batch["x"])] = batch["x"][:, None]
+        return buffer[: len(batch["x"])]
+
+    (first, _), (second, _) = (called(same_memory, {"x": [value]}) for value in (1, 2))
+    assert (first["x"].item(), second["x"].item()) == (1, 2)
+    table = pa.table({"x": [1.0, 2.0]})
+    made, _ = Preprocess(fn=lambda rows: rows["x"].to_numpy(), columns=("x",), batch_format="pyarrow")(table, (0,), str)
+    made["x"] *= 2
+    assert table["x"].to_pylist() == [1.0, 2.0]
+
+
+def test_names_other_than_those_of_the_trial_are_refused() -> None:
+    assert called(lambda batch: {"b": batch["x"], "a": batch["x"]}, {"x": [1]}, made=("a", "b"))
+    with pytest.raises(DataError, match="it returned 'a', but 'a', 'b' for the rows that the model was tried on"):
+        called(lambda batch: {"a": batch["x"]}, {"x": [1]}, made=("a", "b"))
+
+
+def test_keywords_of_any_name_take_training_and_rng() -> None:
+    made, _ = called(lambda batch, **more: np.full(1, sorted(more) == ["rng", "training"]), {"x": [1]})
+    assert made["x"].item()
+
+
+def test_threads_call_copies_of_a_function_with_a_state() -> None:
+    lock = threading.Lock()
+    counts = {"calls": 0}
+
+    def counting(batch: Any) -> Any:
+        counts["calls"] += 1
+        return batch["x"]
+
+    copy = Preprocess(fn=counting, columns=("x",)).copied()
+    assert copy is not None
+    copy.fn({"x": 1})
+    assert counts == {"calls": 0}
+    assert Preprocess(fn=lambda batch: lock, columns=("x",)).copied() is None
+    # Functions of modules are not copied: this one uses nothing that threads may change, the other a list.
+    assert Preprocess(fn=posixpath.basename, columns=("x",)).copied() is not None
+    assert Preprocess(fn=shutil.get_archive_formats, columns=("x",)).copied() is None
 
 
 def test_training_and_rng_are_passed_where_they_are_asked_for() -> None:
@@ -315,6 +374,23 @@ def test_a_bad_row_is_named_by_file_and_row(folder: Path) -> None:
     padded = list(ParquetReader(folder, preprocess=Preprocess(fn=fn, columns=("struct",), on_error="skip"), **options))
     assert [len(batch["y"]) for batch in padded] == [1998, 1998]
     assert [batch.num_left_out for batch in padded] == [1, 0]
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_batch_of_bad_rows_has_a_good_one_in_training_and_no_rows_in_scoring(folder: Path, training: bool) -> None:
+    def fn(batch: dict[str, Any]) -> Any:
+        if any(struct["a"] < 70 for struct in batch["struct"]):
+            raise ValueError("not these")
+        return {"a": [struct["a"] for struct in batch["struct"]]}
+
+    preprocess = Preprocess(fn=fn, columns=("struct",), on_error="skip", training=training)
+    first, _, third, fourth, *_ = ParquetReader(
+        folder, ["struct", "y"], batch_size=32, shuffle=False, preprocess=preprocess
+    )
+    good = [170] * 32 if training else []  # the beginning of the second row group
+    assert (first["a"].tolist(), first["y"].tolist(), first.num_left_out) == (good, good, 32)
+    assert (third["a"].tolist(), third.num_left_out) == (list(range(70, 96)), 6)
+    assert fourth["a"].tolist() == list(range(96, 128))
 
 
 def test_a_name_of_another_column_is_refused(folder: Path) -> None:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import logging
 from collections import deque
 from collections.abc import Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
-from hvd_cluster.data.preprocessing import Preprocess
+import torch
+
+from hvd_cluster.data.preprocessing import AllRowsFailedError, Preprocess
 from hvd_cluster.data.reading.raw_blocks import RawBlockReader
 from hvd_cluster.data.reading.row_form import Batch, TensorRows
 from hvd_cluster.data.reading.shards import ShardPlan
@@ -23,6 +28,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 logger = logging.getLogger(__name__)
+
+#: Rows of the beginning of a row group that are tried, where the function fails on all rows of a batch.
+_GOOD_ROWS = 64
 
 
 def _result(future: Future[Batch]) -> Batch:
@@ -57,11 +65,14 @@ class BatchMapping:
     def mapped(self, plan: ShardPlan, epoch: int, tables: Iterator[pa.Table]) -> Generator[Batch, None, None]:
         """The batch of each step; a few are made ahead. What a function draws depends on the position only."""
         waiting: deque[Future[Batch]] = deque()
-        pool = ThreadPoolExecutor(self.num_threads, thread_name_prefix="hvd-preprocess")
+        pool = ThreadPoolExecutor(len(self._functions), thread_name_prefix="hvd-preprocess")
+        free = SimpleQueue[Preprocess]()
+        for function in self._functions:
+            free.put(function)
         try:
             for step, table in enumerate(tables):
                 seeds = (self.seed, epoch, self.rank, plan.position_at(step))
-                waiting.append(pool.submit(self._batch, table, seeds, plan.fresh_in(step)))
+                waiting.append(pool.submit(self._batch, free, table, seeds, plan.fresh_in(step)))
                 if len(waiting) > 2 * self.num_threads:
                     yield _result(waiting.popleft())
             while waiting:
@@ -69,16 +80,44 @@ class BatchMapping:
         finally:
             pool.shutdown(cancel_futures=True)
 
-    def _batch(self, table: pa.Table, seeds: tuple[int, ...], num_fresh: int) -> Batch:
-        """The batch of a table, whose first ``num_fresh`` rows come for the first time in the epoch."""
+    @functools.cached_property
+    def _functions(self) -> list[Preprocess]:
+        """One for each thread: most objects of users, such as tokenizers, are not made for calls at the same time."""
+        copies = [self.preprocess.copied() for _ in range(self.num_threads - 1)]
+        return [self.preprocess, *(copy for copy in copies if copy is not None)]
+
+    def _batch(self, free: SimpleQueue[Preprocess], table: pa.Table, seeds: tuple[int, ...], num_fresh: int) -> Batch:
+        """The batch of a table, whose first ``num_fresh`` rows come for the first time in the epoch.
+
+        If the function fails on all of its rows, it has as many copies of another row; with ``training=False``, none.
+        """
         if not table.num_rows:
             return TensorRows(self.schema).empty()
+        function = free.get()
+        try:
+            return self._mapped(function, table, seeds, num_fresh)
+        except AllRowsFailedError as error:
+            batch = PreprocessedBatch(self._good_row(function, error))
+            rows = torch.zeros(table.num_rows if function.training else 0, dtype=torch.int64)
+            batch.update({name: tensor[rows] for name, tensor in batch.items()})
+            batch.num_left_out = num_fresh
+            return batch
+        finally:
+            free.put(function)
 
+    def _good_row(self, function: Preprocess, error: AllRowsFailedError) -> Batch:
+        """A row near the beginning of the data on which the function does not fail, the same for each call."""
+        for beginning in self.blocks.beginnings(_GOOD_ROWS):
+            with contextlib.suppress(AllRowsFailedError):
+                return {name: tensor[:1] for name, tensor in self._mapped(function, beginning, (0,), 0).items()}
+        raise error
+
+    def _mapped(self, function: Preprocess, table: pa.Table, seeds: tuple[int, ...], num_fresh: int) -> Batch:
         def place(row: int) -> str:
             return self.blocks.place(table, row)
 
         with activity(f"calling preprocess on {place(0)} and what follows it", warns=False):
-            made, kept = self.preprocess(table, seeds, place)
+            made, kept = function(table, seeds, place)
         left = table if kept is None else table.take(kept)
         others = to_tensors(left.select(self.schema.names), self.schema)
         if both := [name for name in made if name in others]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -48,6 +48,12 @@ class RawBlockReader:
         rows, positions = buffer.taken(chunk)
         table = table.append_column(_PLACE, load_pyarrow().array(places))
         buffer.put(positions, table if len(rows) == len(table) else table.take(rows))
+
+    def beginnings(self, rows: int) -> Iterator[pa.Table]:
+        """The first rows of each row group, at most that many."""
+        for group in self._groups:
+            piece = RowRange(group, 0, min(rows, group.rows))
+            yield self._reader.table([piece]).append_column(_PLACE, load_pyarrow().array(self._places(piece)))
 
     def place(self, table: pa.Table, row: int) -> str:
         """Where in the data a row of a table is, for messages."""

@@ -8,19 +8,26 @@ from typing import Any
 
 import torch
 
+from hvd_cluster.errors import DataError
 from hvd_cluster.estimators.keras.structure import flat, inputs_of, keys_of
 from hvd_cluster.estimators.spec import Inputs
+from hvd_cluster.estimators.torch.arguments import partial_text
 
 
 def with_arguments(inputs: Inputs, model: Any, made: Mapping[str, torch.Tensor]) -> Inputs:
     """The inputs, with what ``preprocess`` has returned as the model's arguments.
 
     They go to the inputs of their names, if these are all the model's inputs; otherwise in the order of the feature
-    columns, if these are their names, or else in the order of ``made``.
+    columns, if these are their names, or else in the order of ``made``, if none is the name of an input.
+
+    Raises:
+        DataError: some are names of inputs, and others are not.
     """
     structure = inputs_of(model)
     names = keys_of(structure) or tuple(one.name for one in ([] if structure is None else flat(structure)))
     same = [order for order in (names, inputs.feature_cols) if set(order) == set(made) and len(order) == len(made)]
+    if not same and len(made) > 1 and set(made) & set(names):
+        raise DataError(partial_text("inputs", [name for name in made if name not in names], names))
     inputs = replace(inputs, made=same[0] if same else tuple(made))
     return with_dtypes(model, inputs, made)
 

@@ -241,7 +241,7 @@ class SaveRun(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore]
         self._is_due = False
         _share_buffers(model)
         self._progress.losses.check(run.epoch, lambda: _has_finite_weights(model))
-        self._save(PartialEpoch.after(done, run.spec, run.hvd, rank_state.capture(model)))
+        self._save(run.partial(done, rank_state.capture(model)))
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         run, best = self._run, self._progress.best

@@ -141,6 +141,8 @@ class KerasEstimator(KerasEstimatorParams, KerasStage, DistributedEstimator):
             dataset.schema,
             None if value("preprocess") is None else [name for name in batch if name not in others],
         )
+        if value("preprocess") is not None:
+            self._first_rows(dataset, seed, scored_as=columns.inputs)
         # The trial has built the weights.
         built = given if self._is_factory else PackedModel.of(trial, value("custom_objects"), self._compilation())
         built.load(rate_factor=2.0 if value("scale_lr") else 1.0)  # raises if the rate cannot be multiplied

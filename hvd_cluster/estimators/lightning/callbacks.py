@@ -16,7 +16,6 @@ from hvd_cluster.estimators.lightning.best_file import LightningBestFile
 from hvd_cluster.estimators.lightning.layer_hooks import hooks_for, makes_layers
 from hvd_cluster.estimators.lightning.spec import LightningSpec
 from hvd_cluster.estimators.run.best_file import file_tensor
-from hvd_cluster.estimators.run.checkpoint import PartialEpoch
 from hvd_cluster.estimators.run.finite_check import FiniteCheck, all_finite
 from hvd_cluster.estimators.run.worker_run import WorkerRun
 from hvd_cluster.estimators.run.world import Collectives
@@ -198,7 +197,7 @@ class SaveRun(_callbacks.Checkpoint):
                     "has_loss": self._has_loss,
                     "lightning": rank_state.capture(trainer, module),
                 }
-                partial = PartialEpoch.after(done, self._spec, self._hvd, own)
+                partial = self.run.partial(done, own)
             if self._hvd.rank() == 0:
                 self._best.save_decisive(trainer)
                 state: dict[str, Any] = {"lightning": file_tensor(path)}

@@ -103,6 +103,7 @@ class LightningEstimator(LightningEstimatorParams, ModuleEstimator):
         value = self._value
         is_lightning = self._is_lightning_module()
         findings = self._findings(dataset, seed, is_lightning)
+        self._try_scoring(dataset, seed, with_configured_layers(self._given_module()), findings)
         shared = self._fit_fields(dataset, store, run_id, seed)
         passed_on = ("train_async_data_loader_queue_size", "val_async_data_loader_queue_size", "loader_num_epochs")
         shared["data_module_args"] |= {name: value(name) for name in passed_on if value(name) is not None}

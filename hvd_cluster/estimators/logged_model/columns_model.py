@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import pickle
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import pyarrow as pa
 
 from hvd_cluster.data.columns.pandas_table import to_table
 from hvd_cluster.estimators.scoring.scorer import Scorer
@@ -30,8 +29,6 @@ class ColumnsScoring:
     load: Callable[[str], Any]
     #: The user's fn(model, row) -> predictions, if a subclass has one.
     predict_fn: Callable[[Any, Any], Any] | None
-    #: Arrow type of each feature column in training, where known.
-    types: Mapping[str, Any]
 
 
 class ColumnsModel:
@@ -61,20 +58,9 @@ class ColumnsModel:
             columns = scorer.score_rows(self._model, self._scoring.predict_fn, frame.to_dict("records"))
         else:
             table = to_table(frame, list(scorer.inputs.feature_cols)).combine_chunks()
-            columns = scorer.score(self._model, self._as_trained(table)).columns
+            columns = scorer.score(self._model, table).columns
         named = zip((column.name for column in scorer.columns), columns, strict=True)
         return pd.DataFrame(index=frame.index).assign(**{name: column.to_pandas().array for name, column in named})
-
-    def _as_trained(self, table: pa.Table) -> pa.Table:
-        """The columns in the Arrow types of the training: MLflow converts dates, and arrays to float64."""
-        for index, name in enumerate(table.column_names):
-            wanted = self._scoring.types.get(name)
-            if wanted is not None and wanted != table.column(index).type:
-                try:
-                    table = table.set_column(index, name, table.column(index).cast(wanted))
-                except pa.ArrowException:  # other values than in the training: scored as they are
-                    continue
-        return table
 
 
 class _Unpickler(pickle.Unpickler):

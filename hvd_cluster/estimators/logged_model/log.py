@@ -109,9 +109,6 @@ def log(
     if preprocess is not None and preprocess.on_error == "skip":  # a pyfunc returns a row for each row
         preprocess = dataclasses.replace(preprocess, on_error="null")
         scoring = dataclasses.replace(scoring, scorer=dataclasses.replace(scoring.scorer, preprocess=preprocess))
-    # Of dictionaries only the values count.
-    types = {field.name: field.type for field in columns.inputs or () if not hasattr(field.type, "index_type")}
-    scoring = dataclasses.replace(scoring, types=types)
     # Before MLflow 3, it is the path among the run's artifacts.
     named: Mapping[str, Any] = {"artifact_path": name}
     if "name" in inspect.signature(Model.log).parameters:

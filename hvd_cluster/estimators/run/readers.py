@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -122,7 +122,7 @@ class ParquetReaders(Readers):
             rank=rank,
             size=size,
             transformation_fn=spec.transformation_fn,
-            preprocess=None if preprocess is None else dataclasses.replace(preprocess, training=training),
+            preprocess=None if preprocess is None else replace(preprocess, training=training, made=spec.inputs.made),
             **options_of_pool(spec.reader_pool_type, num_threads, spec.inmemory_cache_all),
             **options,
         )
@@ -141,14 +141,15 @@ class ParquetReaders(Readers):
     def validation_batches(self) -> Iterator[dict[str, Tensor]]:
         if self._validation is not None:
             batches = itertools.islice(self._pass(self._validation, 0, 0), self._spec.validation_steps_per_epoch)
-            yield from with_rows(batches, lambda: next(self._validation_of_one().epoch(0)))
+            yield from with_rows(batches, self._first_validation_row)
 
-    def _validation_of_one(self) -> ParquetReader:
-        """A reader of all validation rows, for a rank without any if there are fewer rows than ranks."""
+    def _first_validation_row(self) -> dict[str, Tensor]:
+        """For a rank without any: if there are fewer rows than ranks, or ``preprocess`` fails on its own."""
         assert self._spec.dataset.validation is not None
-        return self._reader(
+        reader = self._reader(
             self._spec.dataset.validation, 0, 1, batch_size=1, shuffle=False, remainder="partial", num_threads=1
         )
+        return next(batch for batch in reader.epoch(0) if rows_of(batch))
 
     def _pass(self, reader: ParquetReader, epoch: int, start: int) -> Iterator[dict[str, Tensor]]:
         spec = self._spec

@@ -20,6 +20,9 @@ from hvd_cluster.monitor.timed_calls import timed_items
 
 logger = logging.getLogger(__name__)
 
+#: Key of :attr:`EpochTimer.left_out_rows` in what a rank holds of a partial epoch.
+_LEFT_OUT = "left_out_rows"
+
 S = TypeVar("S", bound=FitSpec)
 T = TypeVar("T")
 
@@ -85,6 +88,10 @@ class WorkerRun(Generic[S]):
             self.history = list(self.resumed.history)
             self.partial_epoch = self.resumed.partial_epoch
             logger.info("run %s resumes after epoch %d", spec.run_id, self.epoch)
+        #: Rows that the interrupted epoch left out on all ranks: rank 0 counts them on.
+        self._left_out_before = 0
+        if self.partial_epoch is not None and hvd.rank() == 0:
+            self._left_out_before = sum(rank.get(_LEFT_OUT, 0) for rank in self.partial_epoch.ranks)
         #: Of the current epoch.
         self.timer = EpochTimer()
         self._shares = EpochShares(hvd.local_rank() == 0)
@@ -117,6 +124,11 @@ class WorkerRun(Generic[S]):
     def start_epoch(self) -> None:
         """Measure from now on."""
         self.timer = EpochTimer()
+        self.timer.left_out_rows, self._left_out_before = self._left_out_before, 0
+
+    def partial(self, done: int, own: dict[str, Any]) -> PartialEpoch:
+        """The epoch after ``done`` steps, where this rank holds ``own``; every rank takes part."""
+        return PartialEpoch.after(done, self.spec, self.hvd, {**own, _LEFT_OUT: self.timer.left_out_rows})
 
     def report_step(self, step: int, steps: int, loss: Any, metrics: Mapping[str, Any]) -> None:
         """Report the numbers of a step, which counts from 0, if it is time."""

@@ -111,7 +111,8 @@ def metadata_of(spec: FitSpec) -> dict[str, Any]:
     """What a model keeps of its training, as plain data: columns, dtypes and shapes of what it takes and returns.
 
     ``feature_units`` are the units of features that hold times ("D", "s", "ms", "us" or "ns"), and "" for others. Older
-    saved models do not have them.
+    saved models do not have them. ``made`` and ``by_keyword`` say in which way the model gets what ``preprocess``
+    returns; ``feature_dtypes`` are of that, if there is one.
     """
     schema, inputs = spec.dataset.schema, spec.inputs
     shapes = spec.output_shapes
@@ -122,6 +123,8 @@ def metadata_of(spec: FitSpec) -> dict[str, Any]:
         "feature_cols": inputs.feature_cols,
         "label_cols": inputs.label_cols,
         "feature_dtypes": inputs.feature_dtypes,
+        "made": inputs.made,
+        "by_keyword": inputs.by_keyword,
         "feature_units": tuple(schema[name].unit for name in inputs.feature_cols),
         "output_types": tuple(
             output_type(label.kind, label.dtype, shape) for label, shape in zip(labels, shapes, strict=False)

@@ -7,8 +7,8 @@ This module and what it imports are copied into models for MLflow, which score w
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 
 from hvd_cluster.data.columns.vectors import vector_type
-from hvd_cluster.data.preprocessing import Preprocess
+from hvd_cluster.data.preprocessing import AllRowsFailedError, Preprocess
 from hvd_cluster.data.reading.row_transform import RowTransform, apply
 from hvd_cluster.data.reading.tensors import to_arrow, to_tensors
 from hvd_cluster.data.schema import Kind, Schema, infer
@@ -79,6 +79,8 @@ class Scorer:
     spark_vectors: bool
     #: Rows per call of the model.
     batch_size: int
+    #: Arrow type of each feature column in training, where known.
+    types: Mapping[str, Any] = field(default_factory=dict)
     #: Makes the model's arguments of the feature columns.
     preprocess: Preprocess | None = None
     #: Makes the feature columns of each row, from those of the data.
@@ -149,19 +151,34 @@ class Scorer:
         Raises:
             DataError: a column is missing or holds nulls, or ``preprocess`` failed.
         """
-        import pyarrow as pa
-
+        part = self._as_trained(part)
         if self.preprocess is not None:
-            rows = pa.Table.from_batches([part]) if isinstance(part, pa.RecordBatch) else part
-            made, kept = self.preprocess(rows, (start,), lambda row: f"row {start + row} of the rows to score")
-            assert self.framework.with_arguments is not None
-            inputs = self.framework.with_arguments(self.inputs, model, made) if made else self.inputs
+            try:
+                made, kept = self.preprocess(part, (start,), lambda row: f"row {start + row} of the rows to score")
+            except AllRowsFailedError:
+                return Arguments(self.inputs, {}, Schema(()), np.arange(0))
+            inputs = self.inputs
+            if inputs.made is None:  # the model was not made by a fit
+                assert self.framework.with_arguments is not None
+                inputs = self.framework.with_arguments(inputs, model, made)
             return Arguments(inputs, made, Schema(()), kept)
         schema = self._in_trained_units(infer(part.schema))
         if self.transformation_fn is None:
             return Arguments(self.inputs, to_tensors(part, schema), schema)
         tensors, _ = apply(self.transformation_fn, part, schema, None, f"the rows from {start} on")
         return Arguments(self.inputs, tensors, schema)
+
+    def _as_trained(self, part: Any) -> Any:
+        """The columns as a table, in the Arrow types of the training: pandas and MLflow have other dates and arrays."""
+        import pyarrow as pa
+
+        table = pa.Table.from_batches([part]) if isinstance(part, pa.RecordBatch) else part
+        for index, name in enumerate(table.column_names):
+            wanted = self.types.get(name)
+            if wanted is not None and wanted != table.column(index).type:
+                with contextlib.suppress(pa.ArrowException):  # other values than in the training: scored as they are
+                    table = table.set_column(index, name, table.column(index).cast(wanted))
+        return table
 
     def outputs(self, model: Any, arguments: Arguments) -> Sequence[torch.Tensor]:
         """The model's outputs for its arguments, a tensor with a row for each of their rows.
@@ -223,6 +240,11 @@ class Scorer:
             _to_array(column, outputs[column.output], arrow_type)
             for column, arrow_type in zip(self.columns, types, strict=True)
         ]
+
+
+def types_of(fields: Iterable[Any]) -> dict[str, Any]:
+    """The Arrow type of each field by name; of dictionaries only the values count, so theirs are left out."""
+    return {each.name: each.type for each in fields if not hasattr(each.type, "index_type")}
 
 
 def _to_array(column: OutputColumn, output: torch.Tensor, arrow_type: Any) -> Any:

@@ -55,7 +55,7 @@ class Checkpointing:
         """Save after ``done`` steps of an epoch; every rank takes part."""
         self._steps.share_buffers()
         own = {"sums": means.sums, "random": random_state.capture()}
-        partial_epoch = PartialEpoch.after(done, self._run.spec, self._run.hvd, own)
+        partial_epoch = self._run.partial(done, own)
         if self._run.hvd.rank() == 0:
             self._current(partial_epoch).save(self._run.files)
 

@@ -94,6 +94,7 @@ class TorchEstimator(TorchEstimatorParams, ModuleEstimator):
             batch_size=value("batch_size"),
             output_fn=value("output_fn"),
         )
+        self._try_scoring(dataset, seed, model, findings)
         if value("class_weights") is not None:
             name = findings.inputs.label_cols[0]
             ClassWeights.require_numbers(name, batch[name])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -21,10 +22,13 @@ from hvd_cluster.estimators.torch.made_model import MadeModel, is_lazy
 from hvd_cluster.estimators.torch.model import TorchModel
 from hvd_cluster.estimators.torch.model_pickling import copied, make_picklable, module_on_cpu, unpicklable_text
 from hvd_cluster.estimators.torch.optimizer_state import OptimizerState
-from hvd_cluster.estimators.torch.probe import has_fixed_rows, with_rows
+from hvd_cluster.estimators.torch.probe import ProbeResult, has_fixed_rows, scoring_text, with_rows
 
 _LBFGS_TEXT = "optimizer: LBFGS needs a closure in each step, which distributed training does not have; use another"
 _OPTIMIZER_FUNCTION = "a function that makes it, such as lambda model: torch.optim.AdamW(model.parameters(), lr=1e-4)"
+
+
+logger = logging.getLogger(__name__)
 
 
 class ModuleEstimator(DistributedEstimator):
@@ -173,8 +177,21 @@ class ModuleEstimator(DistributedEstimator):
         )
         if self._value("preprocess") is None:
             return inputs
-        made = {name: tensor for name, tensor in batch.items() if name not in self._batch_columns(dataset)}
+        others = {*inputs.label_cols, inputs.sample_weight_col}
+        made = {name: tensor for name, tensor in batch.items() if name not in others}
         return with_arguments(inputs, model, made)
+
+    def _try_scoring(self, dataset: Dataset, seed: int, model: torch.nn.Module, found: ProbeResult) -> None:
+        """Call ``preprocess`` and the model as ``transform`` will; warn if the model cannot be called so.
+
+        Raises:
+            DataError: ``preprocess`` fails, or returns other names than in training.
+        """
+        if self._value("preprocess") is None:
+            return
+        rows = self._first_rows(dataset, seed, scored_as=found.inputs)
+        if text := scoring_text(model, found, rows, self._value("output_fn")):
+            logger.warning("the model can be trained, but transform would fail or give other outputs: %s", text)
 
     def _objective(self) -> MakeObjective:
         value = self._value

@@ -25,7 +25,7 @@ from hvd_cluster.estimators.exactness import inexact_value
 from hvd_cluster.estimators.spec import Inputs, called, shapes_text
 from hvd_cluster.estimators.torch.arguments import floating_dtype
 from hvd_cluster.estimators.torch.model_pickling import copied
-from hvd_cluster.estimators.torch.objective import Objective, named_outputs, own_loss, per_row
+from hvd_cluster.estimators.torch.objective import Objective, as_outputs, named_outputs, own_loss, per_row
 
 logger = logging.getLogger(__name__)
 
@@ -109,6 +109,34 @@ def probe(
             return ProbeResult(candidate, tuple(found.values()), tuple(found))
     refusals = refusals[len(exact) :] + refusals[: len(exact)]  # the errors of the usual choice come first
     raise DataError(f"{_error_text(refusals)}\n{shapes_text(inputs, batch, schema)}")
+
+
+def scoring_text(
+    model: torch.nn.Module,
+    found: ProbeResult,
+    batch: Mapping[str, Tensor],
+    output_fn: Callable[[Any], Any] | None = None,
+) -> str:
+    """Why the model does not score rows as it was trained on them; empty if it does.
+
+    Args:
+        found: what :func:`probe` found in training mode.
+        batch: a few rows, preprocessed as for scoring.
+    """
+    trial = copied(model).to(_CPU).eval()
+    rows = len(next(iter(batch.values())))
+    try:
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            outputs = as_outputs(called(trial, found.inputs.features(batch, _CPU)), output_fn)
+        shapes = tuple(tuple(output.shape[1:]) for output in outputs)
+    except Exception as error:  # noqa: BLE001 - the user's own code, which may raise anything
+        return f"{type(error).__name__}: {error}"
+    if any(len(output) != rows for output in outputs):
+        return f"it returns {len(outputs[0])} rows for {rows}"
+    if len(shapes) != len(found.output_shapes):
+        return f"it returns {len(shapes)} outputs, and {len(found.output_shapes)} in training"
+    pairs = zip(shapes, found.output_shapes, strict=True)
+    return "".join(f"it returns rows of shape {one}, and {other} in training. " for one, other in pairs if one != other)
 
 
 def _error_text(refusals: Sequence[_Refused]) -> str:

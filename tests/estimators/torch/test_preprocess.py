@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import io
 import sys
 
@@ -243,6 +244,65 @@ def test_a_model_that_was_not_fitted_scores_raw_columns_too(reviews):
     assert np.array_equal(found, local_scores(model, reviews)["logits"])
 
 
+class Difference(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(1))
+
+    def forward(self, first, second, labels=None):
+        assert labels is None
+        return (first - second) * self.weight
+
+
+def two_values(batch):
+    """Whole numbers where no age is null, and names in an order that changes from batch to batch."""
+    made = {"age": np.nan_to_num(batch["age"]), "days": (batch["day"] - np.datetime64("2024-01-01")).astype("int64")}
+    assert batch["day"].dtype == "datetime64[D]"
+    return made if len(batch["age"]) % 2 else dict(reversed(made.items()))
+
+
+def test_a_model_scores_with_the_types_and_the_order_of_its_training(two_workers):
+    days = [dt.date(2024, 1, 1 + row % 28) for row in range(64)]
+    ages = [None if row % 5 == 0 else row for row in range(64)]
+    table = pa.table({"age": pa.array(ages, pa.int64()), "day": days, "y": [1.0] * 64})
+    model = estimator(
+        two_workers,
+        Difference(),
+        loss=F.mse_loss,
+        preprocess=two_values,
+        feature_cols=["age", "day"],
+        label_cols=["y"],
+        epochs=1,
+    ).fit(table)
+    weight = model.getModel().weight.item()
+    expected = [((age or 0) - day.day + 1) * weight for age, day in zip(ages, days, strict=True)]
+    sign = 1 if model._get_metadata()["made"] == ("age", "days") else -1
+    frame = table.to_pandas()
+    for rows in (frame, frame.assign(day=pd.to_datetime(frame["day"])), frame[1:4], frame[:1], frame[1:5]):
+        assert model.transform(rows)["y__output"].tolist() == pytest.approx(
+            [sign * expected[row] for row in rows.index]
+        )
+    with pytest.raises(DataError, match="preprocess returned 1.5 in 'days', but int64 for the rows that the model was"):
+        model.setPreprocess(lambda batch: {"age": batch["age"], "days": np.array([1.5])}).transform(table[:1])
+
+
+def test_what_only_scoring_would_find_is_found_before_the_training(two_workers, reviews, caplog):
+    def unlike(batch, *, training):
+        return tokens(batch) if training else {"input_ids": tokens(batch)["input_ids"]}
+
+    runs = two_workers.runs
+    with pytest.raises(DataError, match="it returned 'input_ids', but 'input_ids', 'mask' for the rows that"):
+        estimator(two_workers, preprocess=unlike).fit(reviews)
+    assert two_workers.runs == runs
+
+    class NeedsLabels(Classifier):
+        def forward(self, input_ids, mask, labels):
+            return super().forward(input_ids, mask, labels)
+
+    estimator(two_workers, NeedsLabels(), epochs=1).fit(reviews)
+    assert "the model can be trained, but transform would fail or give other outputs: TypeError" in caplog.text
+
+
 def test_mistakes_are_named_before_any_worker_starts(reviews, two_workers):
     runs = two_workers.runs
     with pytest.raises(ValueError, match="transformation_fn and preprocess exclude each other"):
@@ -287,7 +347,27 @@ def test_arguments_go_by_name_where_forward_has_them_all():
     assert of(Named) == (("a", "b"), True, ("float32", "int32"))
     assert of(Others) == (("a", "b"), False, ("float32", "int32"))
     assert of(Any_) == (("a", "b"), True, ("float32", "int32"))
-    assert of(Others, {"c": made["b"], "a": made["a"]}) == (("c", "a"), False, ("int32", "float32"))
+    assert of(Others, {"c": made["b"], "d": made["a"]}) == (("c", "d"), False, ("int32", "float32"))
+    with pytest.raises(
+        DataError, match=r"returned 'c', which the model's forward\(\) does not take; it takes a, other"
+    ):
+        of(Others, {"c": made["b"], "a": made["a"]})
+
+    class Wrapper(torch.nn.Module):
+        def __init__(self, *args):
+            super().__init__()
+            self.inner = Named(*args)
+
+        def forward(self, *args, **kwargs):
+            return self.inner(*args, **kwargs)
+
+    ids = {"ids": made["b"], "mask": made["a"]}
+    assert of(Wrapper, ids) == (("ids", "mask"), True, ("int32", "float32"))
+    assert of(Wrapper)[:2] == (("a", "b"), False)  # the names are those of the columns: their order counts
+    assert of(lambda *args: torch.nn.DataParallel(Named(*args)))[:2] == (("a", "b"), True)
+    # What is returned without a name has that of the column, which is no reason to pass it by name.
+    assert of(Named, {"b": made["b"]})[1] is False
+    assert of(Named, {"features": made["b"]})[1] is False
     assert label_keywords(Named(1, 1), ["y"]) == ("labels",)
     assert label_keywords(Any_(1, 1), ["y"]) == ("y",)
     assert label_keywords(Others(1, 1), ["y"]) == ()
