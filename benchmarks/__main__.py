@@ -31,6 +31,7 @@ NAMES = [
     "commit",
     "gpu_overhead",
     "reader",
+    "tables",
     "data_wait",
     "preprocess",
     "transform",

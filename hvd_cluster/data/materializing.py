@@ -79,8 +79,8 @@ def materialize(
 
     Args:
         data: Spark or pandas DataFrame, ``pyarrow.Table``, the path or URL of a Parquet file or folder, a table as
-            :func:`~hvd_cluster.data.tables.opening.open_table` takes or returns it, or :class:`RemoteParts` of the
-            columns that are needed.
+            :func:`~hvd_cluster.data.tables.opening.open_table` takes or returns it, "catalog.schema.table" of this
+            process's Spark session, or :class:`RemoteParts` of the columns that are needed.
         store: where to write: a store, or its path or URL.
         columns: the columns that are needed: features, labels, weights.
         validation: share of the rows, in [0, 1); or the name of a column, bool or numeric, that is true or > 0 for rows
@@ -136,6 +136,8 @@ def materialize(
         progress=progress,
     )
     writer = _Materializer(Store.create(store), options, dataset_id, reuse=reuse)
+    named = spark_jobs.table_named(data)
+    data = data if named is None else named
     package = type(data).__module__.split(".")[0]
     if isinstance(data, str) or hasattr(data, "__fspath__"):
         return writer.from_path(normalize(data))

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import functools
 import logging
+import re
+import sys
 import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
@@ -20,6 +23,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+#: Schema and table, or catalog, schema and table.
+_TABLE_NAME = re.compile(r"\w+(\.\w+){1,2}")
 
 #: Seconds between two attempts to cancel: a cancel that comes before the job was submitted is lost.
 _CANCEL_AGAIN_S = 0.5
@@ -169,3 +175,18 @@ def _with_names(fn: OnBatches, names: Sequence[str], batches: Iterator[pa.Record
 
     # rename_columns() of a batch came with pyarrow 16, after the oldest that we take.
     return fn(RecordBatch.from_arrays(batch.columns, names=list(names)) for batch in batches)
+
+
+def table_named(name: object) -> Any:
+    """The DataFrame of ``"catalog.schema.table"`` in this process's Spark session; None if it is not such a name."""
+    if (
+        not isinstance(name, str)
+        or not _TABLE_NAME.fullmatch(name)
+        or "pyspark" not in sys.modules
+        or Path(name).exists()
+    ):
+        return None
+    from pyspark.sql import SparkSession
+
+    session = SparkSession.getActiveSession()
+    return None if session is None else session.table(name)

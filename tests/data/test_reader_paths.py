@@ -212,7 +212,7 @@ def test_a_byte_that_has_changed_on_the_disk_is_noticed(tmp_path: Path) -> None:
 
 
 #: Formats whose tables are read, so that a log which is no log is what is wrong.
-OPENED = ("Delta",)
+OPENED = ("Delta", "Iceberg", "Lance")
 
 
 def table_of(folder: Path, markers: str) -> Path:

@@ -94,3 +94,18 @@ def delete_rows(table: Path, path: str, rows: Collection[int], *, inline: bool =
 def _z85(content: bytes) -> str:
     padded = content + b"\0" * (-len(content) % 4)
     return base64.b85encode(padded).decode().translate(str.maketrans(_B85, _Z85))
+
+
+def map_columns(table: Path, renamed: Mapping[str, str], mode: str = "name") -> None:
+    """Commit column mapping: columns are called by new names, and keep their names in files."""
+    metadata = newest(table, "metaData")
+    schema = json.loads(metadata["schemaString"])
+    for number, field in enumerate(schema["fields"], start=1):
+        field["metadata"].setdefault("delta.columnMapping.physicalName", field["name"])
+        field["metadata"]["delta.columnMapping.id"] = number
+        field["name"] = renamed.get(field["name"], field["name"])
+    configuration = {**metadata["configuration"], "delta.columnMapping.mode": mode}
+    configuration["delta.columnMapping.maxColumnId"] = str(len(schema["fields"]))
+    changed = {**metadata, "schemaString": json.dumps(schema), "configuration": configuration}
+    changed["partitionColumns"] = [renamed.get(name, name) for name in metadata["partitionColumns"]]
+    commit(table, protocol(table, "columnMapping"), {"metaData": changed})

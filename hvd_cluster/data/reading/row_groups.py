@@ -110,7 +110,7 @@ class RowGroupTables:
     def _gone_text(self, group: RowGroup, error: Exception) -> str:
         if self._snapshot is None:
             return f"cannot read {group.place}: there is no such file any more: {error}"
-        return gone_text(self._snapshot, group.path)
+        return gone_text(self._snapshot, f"{group.path}: {error}")
 
     def _filtered(self, group: RowGroup, begin: int, end: int | None) -> pa.Table:
         wanted = list(dict.fromkeys([*self._names, *(self._filter.names if self._filter is not None else ())]))

@@ -60,7 +60,8 @@ def at(
         moment: the version at this time.
         storage_options: arguments for fsspec's filesystem.
     """
-    if not isinstance(place, Store) and not is_local(as_filesystem(place)):
+    is_opened = isinstance(place, Store) or object_store.is_of_a_format(storage_options)
+    if not is_opened and not is_local(as_filesystem(place)):
         raise DataError(f"the Delta table in {path!r} is opened by its URL: leave filesystem out, or give a Store")
     options = object_store.options_of(storage_options)
     return _source(_opened(url, version, moment, options), place, path)

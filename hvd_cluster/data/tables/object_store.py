@@ -1,4 +1,4 @@
-"""Credentials of S3 in the words of each library: fsspec, pyarrow, and Rust's object_store (deltalake, lance)."""
+"""Options of S3 in the words of each library: fsspec, pyarrow, pyiceberg, and object_store of deltalake and lance."""
 
 from __future__ import annotations
 
@@ -33,12 +33,20 @@ def _with_http(options: dict[str, str]) -> dict[str, str]:
     return options
 
 
+def is_of_a_format(options: Mapping[str, Any] | None) -> bool:
+    """Whether options are those of a format's library (``aws_...``, ``s3....``), and not fsspec's."""
+    return any(name.lower().startswith(("aws_", "s3.")) for name in options or ())
+
+
 def place_of(url: str, options: Mapping[str, str] | None) -> tuple[Any, str]:
-    """The Store or filesystem of a URL that another library opened with options of object_store, and the path in it."""
-    store = Store.create(url)
-    if not options or not url.startswith(("s3://", "s3a://")):
+    """The Store or filesystem of a URL that is opened with a library's options, and the path in it."""
+    if not is_of_a_format(options) or not url.startswith(("s3://", "s3a://")):
+        store = Store.create(url)
         return store, store.get_localized_path(store.prefix)
-    known = {name.lower().removeprefix("aws_"): value for name, value in options.items()}
+    known = {
+        name.lower().removeprefix("aws_").removeprefix("s3.").replace("-", "_"): value
+        for name, value in (options or {}).items()
+    }
     names = {
         "access_key": known.get("access_key_id"),
         "secret_key": known.get("secret_access_key"),

@@ -10,6 +10,7 @@ from typing import Any
 from hvd_cluster.data.files.filesystems import as_filesystem, normalize
 from hvd_cluster.data.reading.parquet_files import files_of, format_at
 from hvd_cluster.data.store import Store
+from hvd_cluster.data.tables import object_store
 from hvd_cluster.data.tables.parquet import ParquetFolder
 from hvd_cluster.data.tables.table_source import TableSource
 from hvd_cluster.errors import DataError
@@ -17,10 +18,12 @@ from hvd_cluster.errors import DataError
 #: (package, class) of the tables of other libraries that can be read -> its format.
 _CLASSES = {
     ("deltalake", "DeltaTable"): "Delta",
+    ("pyiceberg", "Table"): "Iceberg",
+    ("lance", "LanceDataset"): "Lance",
     ("pyarrow", "Dataset"): "Arrow",
 }
 #: Formats of tables in folders that can be read.
-_READ = ("Delta",)
+_READ = ("Delta", "Iceberg", "Lance")
 
 
 def is_table(data: Any) -> bool:
@@ -32,7 +35,7 @@ def is_table_at(path: str | os.PathLike[str]) -> bool:
     """Whether a path or URL holds a table of a format other than Parquet that can be read."""
     try:
         place, paths, _ = _open_paths(path, None, None)
-        return format_at(as_filesystem(place), paths[0]) in _READ
+        return _format_at(as_filesystem(place), paths[0]) in _READ
     except (OSError, DataError):  # the caller says what is wrong with it
         return False
 
@@ -58,7 +61,8 @@ def open_table(
             for an object what it has loaded.
         as_of: a time, as a ``datetime`` or in ISO 8601 (UTC where it names no zone): the state of the table then.
         filesystem: a pyarrow or fsspec filesystem in which ``source`` is a path, or a ``Store``; None uses the URL.
-        storage_options: arguments for the fsspec filesystem of the URL, such as credentials.
+        storage_options: credentials and the like: options of the format's library (``aws_access_key_id`` of deltalake
+            and lance, ``s3.access-key-id`` of pyiceberg), or arguments for the fsspec filesystem of the URL.
 
     Raises:
         DataError: nothing can be read there, or the table has a feature that is not supported, which is named.
@@ -78,9 +82,9 @@ def open_table(
     place, paths, url = _open_paths(source, filesystem, storage_options)
     is_one = isinstance(source, (str, os.PathLike))
     opened = as_filesystem(place)
-    found = format_at(opened, paths[0]) if is_one else None
+    found = _format_at(opened, paths[0]) if is_one else None
     if found in _READ:
-        return _of_folder(url, place, paths[0], version, moment, storage_options)
+        return _of_folder(found, url, place, paths[0], version, moment, storage_options)
     name = repr(source if is_one else paths[0])
     if version is not None or as_of is not None:
         raise DataError(f"version and as_of are for Delta, Iceberg and Lance tables: {name} is not one")
@@ -92,6 +96,14 @@ def _of_object(library: str, source: Any, version: int | str | None, moment: dt.
         from hvd_cluster.data.tables import delta
 
         return delta.of_object(source, version, moment)
+    if library == "Iceberg":
+        from hvd_cluster.data.tables import iceberg
+
+        return iceberg.of_object(source, version, moment)
+    if library == "Lance":
+        from hvd_cluster.data.tables import lance
+
+        return lance.of_object(source, version, moment)
     from hvd_cluster.data.tables import arrow_dataset
 
     if version is not None or moment is not None:
@@ -100,6 +112,7 @@ def _of_object(library: str, source: Any, version: int | str | None, moment: dt.
 
 
 def _of_folder(
+    found: str,
     url: str,
     place: Any,
     path: str,
@@ -107,9 +120,21 @@ def _of_folder(
     moment: dt.datetime | None,
     storage_options: Mapping[str, Any] | None,
 ) -> TableSource:
+    if found == "Iceberg":
+        from hvd_cluster.data.tables import iceberg
+
+        return iceberg.at(url, version, moment, storage_options)
+    if found == "Lance":
+        from hvd_cluster.data.tables import lance
+
+        return lance.at(url, version, moment, storage_options)
     from hvd_cluster.data.tables import delta
 
     return delta.at(url, place, path, version, moment, storage_options)
+
+
+def _format_at(filesystem: Any, path: str) -> str | None:
+    return "Iceberg" if path.endswith(".metadata.json") else format_at(filesystem, path)
 
 
 def _format_of(source: Any) -> str | None:
@@ -137,6 +162,10 @@ def _open_paths(source: Any, filesystem: Any, storage_options: Mapping[str, Any]
         # The type, and not all rows of a DataFrame.
         shown = repr(source) if _is_list(source) and not several else f"data of type {type(source).__name__}"
         raise DataError(f"cannot read {shown}: give a path or URL of Parquet data, a list of such, or a Dataset")
+    if filesystem is None and len(several) == 1 and object_store.is_of_a_format(storage_options):
+        url = normalize(several[0])
+        place, path = object_store.place_of(url, storage_options)
+        return place, [path], url
     if filesystem is None:
         store = Store.create(several[0], storage_options=storage_options)
         return store, [store.get_localized_path(normalize(path)) for path in several], store.prefix

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hvd_cluster.data.filters import RowFilter, Statistics
+from hvd_cluster.data.optional import load_pyarrow
 from hvd_cluster.data.reading.parquet_files import footers_of
 from hvd_cluster.data.tables.parquet import DataFile, ParquetFragments, ParquetTable
 from hvd_cluster.data.tables.table_source import Snapshot, gone_text
@@ -46,6 +47,11 @@ class ListedFile:
         return self.statistics.get(name, Statistics(rows=self.rows))
 
 
+def field_ids(schema: Any) -> dict[int, str]:
+    """Id -> name of the fields of a file's ``pyarrow.Schema`` that have one."""
+    return {int(one.metadata[_FIELD_ID]): one.name for one in schema if _FIELD_ID in (one.metadata or {})}
+
+
 @dataclass(frozen=True, kw_only=True)
 class FieldNames:
     """How files call the columns of a table: by the id of a field, or by its name."""
@@ -54,13 +60,21 @@ class FieldNames:
     names: Mapping[str, tuple[str, ...]]
     #: Column -> id of its field, for files whose fields have ids.
     ids: Mapping[str, int] | None = None
+    #: Column of structs, lists or maps -> its Arrow type with the ids of the fields in it.
+    nested: Mapping[str, Any] = field(default_factory=dict)
 
     def stored_in(self, schema: Any) -> dict[str, str]:
-        """Column -> its name in a file with this ``pyarrow.Schema``, for the columns that the file holds."""
+        """Column -> its name in a file with this ``pyarrow.Schema``, for the columns that the file holds.
+
+        Raises:
+            ValueError: the file's fields have no ids, and no names stand for them.
+        """
         if self.ids is not None:
-            by_id = {int(one.metadata[_FIELD_ID]): one.name for one in schema if _FIELD_ID in (one.metadata or {})}
+            by_id = field_ids(schema)
             if by_id:
                 return {name: by_id[number] for name, number in self.ids.items() if number in by_id}
+            if not self.names:
+                raise ValueError("its fields have no ids, and the table has no mapping of names to ids")
         existing = set(schema.names)
         return {
             name: stored
@@ -68,6 +82,19 @@ class FieldNames:
             for stored in [next((choice for choice in choices if choice in existing), None)]
             if stored is not None
         }
+
+
+def _has_other_fields(wanted: Any, stored: Any) -> bool:
+    """Whether a file's nested type has, or may have, other fields under the names of a table's type."""
+    types = load_pyarrow("pyarrow.types")
+    if types.is_struct(wanted) and types.is_struct(stored):
+        ids = field_ids(stored)
+        return any(
+            ids.get(number) != name or _has_other_fields(wanted.field(name).type, stored.field(name).type)
+            for number, name in field_ids(wanted).items()
+        )
+    children = [[one.field(index).type for index in range(one.num_fields)] for one in (wanted, stored)]
+    return len(children[0]) != len(children[1]) or any(map(_has_other_fields, *children))
 
 
 class SnapshotFiles(ParquetTable):
@@ -121,16 +148,27 @@ class SnapshotFiles(ParquetTable):
             if isinstance(error.__cause__, FileNotFoundError):
                 raise DataError(gone_text(self.snapshot, str(error.__cause__))) from error
             raise
-        return [self._data_file(file) for file in chosen]
+        return [self._data_file(file, names) for file in chosen]
 
-    def _data_file(self, file: ListedFile) -> DataFile:
+    def _data_file(self, file: ListedFile, names: Sequence[str]) -> DataFile:
         footer = self.footers[file.path]
         if footer.num_rows != file.rows != UNKNOWN_ROWS:
             raise DataError(
                 f"{file.path} holds {footer.num_rows} rows, but the log of {self.name} says {file.rows}: it was "
                 "changed or damaged; restore it, or read another version"
             )
-        stored = self._fields.stored_in(footer.schema.to_arrow_schema())
+        schema = footer.schema.to_arrow_schema()
+        try:
+            stored = self._fields.stored_in(schema)
+        except ValueError as error:
+            raise DataError(f"cannot read {file.path} of {self.name}: {error}") from error
+        for name in names:
+            wanted = self._fields.nested.get(name)
+            if wanted is not None and name in stored and _has_other_fields(wanted, schema.field(stored[name]).type):
+                raise DataError(
+                    f"column {name!r} of {self.name}: its fields have other names in {file.path}, which is not "
+                    "supported: leave the column out, or read the table with Spark"
+                )
         lacking = {
             name: file.defaults.get(name)
             for name in self.arrow_schema.names

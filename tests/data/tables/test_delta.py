@@ -11,17 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import delta_log
+import deltalake
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from delta_log import commit, delete_rows, live_adds, newest, protocol
+from delta_log import commit, delete_rows, live_adds, map_columns, newest, protocol
 from table_rows import expected, rows_read
 
 from hvd_cluster.data import ParquetReader, materialize, open_table
 from hvd_cluster.errors import DataError
-
-deltalake = pytest.importorskip("deltalake")
 
 
 def numbers(begin: int, stop: int, **columns: Any) -> pa.Table:
@@ -154,24 +153,9 @@ def test_a_filter_and_a_held_out_part_see_only_live_rows(tmp_path: Path) -> None
     assert sorted(parts[0] + parts[1]) == live
 
 
-def mapped(table: Path, mode: str, **renamed: str) -> None:
-    """Commit column mapping: columns keep their names in files, and are called as ``renamed`` says."""
-    metadata = newest(table, "metaData")
-    schema = json.loads(metadata["schemaString"])
-    for number, field in enumerate(schema["fields"], start=1):
-        physical = field["metadata"].setdefault("delta.columnMapping.physicalName", field["name"])
-        field["metadata"]["delta.columnMapping.id"] = number
-        field["name"] = renamed.get(physical, field["name"])
-    configuration = {**metadata["configuration"], "delta.columnMapping.mode": mode}
-    configuration["delta.columnMapping.maxColumnId"] = str(len(schema["fields"]))
-    changed = {**metadata, "schemaString": json.dumps(schema), "configuration": configuration}
-    changed["partitionColumns"] = [renamed.get(name, name) for name in metadata["partitionColumns"]]
-    commit(table, protocol(table, "columnMapping"), {"metaData": changed})
-
-
 def test_renamed_and_swapped_columns_are_found(tmp_path: Path) -> None:
     write(tmp_path / "t", numbers(0, 20, p=[i % 2 for i in range(20)]), partition_by=["p"])
-    mapped(tmp_path / "t", "name", id="x", x="id", p="part")
+    map_columns(tmp_path / "t", {"id": "x", "x": "id", "p": "part"})
     rows = [{"x": i, "id": i * 0.5, "part": i % 2} for i in range(20)]
     table = open_table(tmp_path / "t")
     assert rows_read(table, ["x", "id", "part"]) == expected(rows, ["x", "id", "part"])
@@ -182,7 +166,7 @@ def test_renamed_and_swapped_columns_are_found(tmp_path: Path) -> None:
 
 def test_columns_are_found_by_the_ids_of_fields(tmp_path: Path) -> None:
     write(tmp_path / "t", numbers(0, 3))
-    mapped(tmp_path / "t", "id", id="number")
+    map_columns(tmp_path / "t", {"id": "number"}, mode="id")
     (path,) = live_adds(tmp_path / "t")
     fields = [
         pa.field(name, kind, metadata={"PARQUET:field_id": str(number)})

@@ -1,0 +1,237 @@
+"""Iceberg tables: pyiceberg reads metadata and manifests, and the Parquet files of the snapshot are read as any other.
+
+What a reader must know is in the "Iceberg Table Spec" (versions 1 to 3), in "Column Projection" and "Delete Formats".
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from hvd_cluster.data.files.filesystems import normalize
+from hvd_cluster.data.filters import Statistics
+from hvd_cluster.data.optional import load_extra, load_pyarrow
+from hvd_cluster.data.store import Store
+from hvd_cluster.data.tables.iceberg_deletes import Deletes, entries_of
+from hvd_cluster.data.tables.snapshot_files import FieldNames, ListedFile, SnapshotFiles
+from hvd_cluster.data.tables.table_source import Snapshot, gone_text
+from hvd_cluster.errors import DataError
+
+_FORMAT_VERSIONS = (1, 2, 3)
+
+
+def at(
+    url: str,
+    version: int | str | None,
+    moment: dt.datetime | None,
+    storage_options: Mapping[str, Any] | None,
+) -> SnapshotFiles:
+    """The table in a folder that says which of its metadata files is current, or the one of a metadata file.
+
+    Args:
+        url: path or URL of the folder, or of a ``.metadata.json`` file.
+        version: None for the newest.
+        moment: the snapshot at this time.
+        storage_options: properties of pyiceberg's ``FileIO``.
+    """
+    module = load_extra("pyiceberg.table", "iceberg", "to read Iceberg tables")
+    try:
+        table = module.StaticTable.from_metadata(url, dict(storage_options or {}))
+    except FileNotFoundError as error:
+        raise DataError(
+            f"cannot open the Iceberg table in {url!r}: without a file metadata/version-hint.text, only its catalog "
+            "knows which metadata file is current: give the pyiceberg Table, catalog.load_table(name), or the path of "
+            f"a .metadata.json file ({error})"
+        ) from error
+    except Exception as error:
+        raise DataError(f"cannot open the Iceberg table in {url!r}: {error}") from error
+    return of_object(table, version, moment)
+
+
+def of_object(table: Any, version: int | str | None, moment: dt.datetime | None) -> SnapshotFiles:
+    """The snapshot of a ``pyiceberg.table.Table``; the newest that it has loaded by default."""
+    metadata, place = table.metadata, table.location()
+    if metadata.format_version not in _FORMAT_VERSIONS:
+        raise DataError(f"the Iceberg table {place!r} has format version {metadata.format_version}: 1 to 3 are read")
+    chosen = _chosen(table, version, moment)
+    if chosen is None:
+        if version is None and moment is None:
+            raise DataError(f"the Iceberg table {place!r} has no rows yet")
+        when = f"snapshot {version!r}" if moment is None else f"snapshot as of {moment}"
+        known = [one.snapshot_id for one in table.snapshots()]
+        raise DataError(f"the Iceberg table {place!r} has no {when}: its snapshots are {known}")
+    schema = table.schema()
+    if (version is not None or moment is not None) and chosen.schema_id is not None:
+        schema = table.schemas()[chosen.schema_id]
+    snapshot = Snapshot(
+        format="Iceberg",
+        table=place,
+        version=str(chosen.snapshot_id),
+        table_id=f"{metadata.table_uuid} schema {schema.schema_id}",
+    )
+    with _clear_errors(snapshot):
+        return _source(table, snapshot, chosen, schema)
+
+
+def _chosen(table: Any, version: int | str | None, moment: dt.datetime | None) -> Any:
+    if moment is not None:
+        return table.snapshot_as_of_timestamp(int(moment.timestamp() * 1000))
+    if version is None:
+        return table.current_snapshot()
+    if isinstance(version, int) or version.isdecimal():
+        return table.snapshot_by_id(int(version))
+    return table.snapshot_by_name(version)
+
+
+@contextlib.contextmanager
+def _clear_errors(snapshot: Snapshot) -> Iterator[None]:
+    try:
+        yield
+    except DataError:
+        raise
+    except FileNotFoundError as error:
+        raise DataError(gone_text(snapshot, str(error))) from error
+    except Exception as error:
+        raise DataError(f"cannot read {snapshot}: {error}") from error
+
+
+def _source(table: Any, snapshot: Snapshot, chosen: Any, schema: Any) -> SnapshotFiles:
+    with_ids = load_extra("pyiceberg.io.pyarrow", "iceberg", "to read Iceberg tables").schema_to_pyarrow(schema)
+    arrow_schema = load_pyarrow().schema([one.with_type(_small(one.type)).remove_metadata() for one in with_ids])
+    mapping = (
+        {} if table.name_mapping() is None else {one.field_id: tuple(one.names) for one in table.name_mapping().root}
+    )
+    fields = FieldNames(
+        names={one.name: mapping[one.field_id] for one in schema.fields if one.field_id in mapping},
+        ids={one.name: one.field_id for one in schema.fields},
+        nested={one.name: one.type for one in with_ids if load_pyarrow("pyarrow.types").is_nested(one.type)},
+    )
+    entries = [entry for manifest in chosen.manifests(table.io) for entry in entries_of(manifest, table.io)]
+    data = [entry for entry in entries if int(entry.data_file.content) == 0]
+    _require_plain_files(entries, snapshot)
+    places = _Places(table)
+    deletes = Deletes(table, places, snapshot, [entry for entry in entries if int(entry.data_file.content) != 0])
+    data.sort(key=lambda entry: (entry.sequence_number or 0, entry.data_file.file_path))
+    files = [
+        _listed(entry, table, schema, arrow_schema, places.inside(entry.data_file.file_path), deletes) for entry in data
+    ]
+    return SnapshotFiles(places.filesystem, arrow_schema, snapshot, files, fields)
+
+
+def _require_plain_files(entries: Sequence[Any], snapshot: Snapshot) -> None:
+    """Refuse what cannot be read, by name."""
+    wrong = {
+        f"data files in {name}"
+        for entry in entries
+        for name in [entry.data_file.file_format.name]
+        if name != "PARQUET" and int(entry.data_file.content) == 0
+    }
+    wrong |= {
+        f"delete files in {name}"
+        for entry in entries
+        for name in [entry.data_file.file_format.name]
+        if name not in {"PARQUET", "PUFFIN"} and int(entry.data_file.content) != 0
+    }
+    if any(entry.data_file.key_metadata for entry in entries):
+        wrong.add("encrypted files")
+    if wrong:
+        raise DataError(
+            f"{snapshot} has {' and '.join(sorted(wrong))}, which is not supported: read it with Spark, and give the "
+            "DataFrame to fit() or materialize()"
+        )
+
+
+class _Places:
+    """Where the files of a table are; all must be in one filesystem."""
+
+    def __init__(self, table: Any) -> None:
+        self._io = table.io
+        self._url = table.location()
+        self._store = None if hasattr(self._io, "fs_by_scheme") else Store.create(self._url)
+        if self._store is not None:
+            #: The Store or ``pyarrow.fs.FileSystem`` of the files.
+            self.filesystem: Any = self._store
+        else:
+            self._scheme, self._netloc, _ = self._io.parse_location(self._url, self._io.properties)
+            self.filesystem = self._io.fs_by_scheme(self._scheme, self._netloc)
+
+    def inside(self, url: str) -> str:
+        """The path of a file inside the filesystem."""
+        if self._store is not None:
+            return self._store.get_localized_path(normalize(url))
+        scheme, netloc, path = self._io.parse_location(url, self._io.properties)
+        if (scheme, netloc) != (self._scheme, self._netloc):
+            raise DataError(
+                f"the Iceberg table {self._url!r} has a file in another place, which is not supported: {url}"
+            )
+        return str(path)
+
+
+def _listed(entry: Any, table: Any, schema: Any, arrow_schema: Any, path: str, deletes: Deletes) -> ListedFile:
+    file = entry.data_file
+    defaults = {
+        one.name: load_pyarrow().scalar(one.initial_default, arrow_schema.field(one.name).type).as_py()
+        for one in schema.fields
+        if one.initial_default is not None
+    }
+    names = {one.field_id: one.name for one in schema.fields}
+    spec = table.specs()[file.spec_id or 0]
+    for number, one in enumerate(spec.fields):
+        if str(one.transform) == "identity" and one.source_id in names:
+            name = names[one.source_id]
+            defaults[name] = _value(file.partition[number], arrow_schema.field(name).type)
+    rows = deletes.rows_of(entry)
+    return ListedFile(
+        path=path,
+        rows=int(file.record_count),
+        defaults=defaults,
+        statistics=_statistics(file, schema, is_exact=rows is None),
+        deleted=rows,
+    )
+
+
+def _value(value: Any, arrow_type: Any) -> Any:
+    """A partition value as Python has it: Iceberg counts days and microseconds."""
+    pyarrow, types = load_pyarrow(), load_pyarrow("pyarrow.types")
+    if isinstance(value, int) and types.is_temporal(arrow_type):
+        number = pyarrow.int32() if types.is_date32(arrow_type) else pyarrow.int64()
+        return pyarrow.scalar(value, number).cast(arrow_type).as_py()
+    return value
+
+
+def _statistics(file: Any, schema: Any, *, is_exact: bool) -> dict[str, Statistics]:
+    """What the manifest says about the values of a file: of numbers, text and days.
+
+    Where rows are deleted, bounds may be those of deleted rows, which does no harm, and counts of nulls are not exact.
+    """
+    from_bytes = load_extra("pyiceberg.conversions", "iceberg", "to read Iceberg tables").from_bytes
+    found = {}
+    for one in schema.fields:
+        bounds = [(known or {}).get(one.field_id) for known in (file.lower_bounds, file.upper_bounds)]
+        low = high = None
+        if str(one.field_type) in {"int", "long", "float", "double", "string", "date"} and None not in bounds:
+            with contextlib.suppress(Exception):  # bounds that were written before the type was widened
+                low, high = (from_bytes(one.field_type, bound) for bound in bounds)
+                if str(one.field_type) == "date":
+                    low, high = (dt.date(1970, 1, 1) + dt.timedelta(days=bound) for bound in (low, high))
+        if low != low or high != high:  # NaN bounds nothing
+            low = high = None
+        nulls = (file.null_value_counts or {}).get(one.field_id) if is_exact else None
+        found[one.name] = Statistics(rows=int(file.record_count), nulls=nulls, low=low, high=high)
+    return found
+
+
+def _small(arrow_type: Any) -> Any:
+    """The type with offsets of 32 bits, which files have, in place of pyiceberg's 64."""
+    pyarrow, types = load_pyarrow(), load_pyarrow("pyarrow.types")
+    if types.is_large_string(arrow_type):
+        return pyarrow.string()
+    if types.is_large_binary(arrow_type):
+        return pyarrow.binary()
+    if types.is_large_list(arrow_type) or types.is_list(arrow_type):
+        return pyarrow.list_(_small(arrow_type.value_type))
+    if types.is_struct(arrow_type):
+        return pyarrow.struct([one.with_type(_small(one.type)).remove_metadata() for one in arrow_type])
+    return arrow_type
