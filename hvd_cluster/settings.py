@@ -121,6 +121,8 @@ class Settings:
     stall_shutdown_s: float = _knob("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", 0.0, _at_least_zero)
     #: Allow process sets to be added and removed after ``init``.
     dynamic_process_sets: bool = _knob("HOROVOD_DYNAMIC_PROCESS_SETS", False, _flag, is_common=True)
+    #: The backend of torch.distributed's default group, which a worker's function finds ready; empty for none.
+    torch_backend: str = _knob("HOROVOD_TORCH_BACKEND", "", str)
     #: The job may lose and gain workers.
     elastic: bool = _knob("HOROVOD_ELASTIC", False, _flag)
     #: Seconds that an elastic job waits for enough slots, and its workers for the next world.

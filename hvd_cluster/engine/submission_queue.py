@@ -292,7 +292,8 @@ class SubmissionQueue:
             self.expires_s = min((request.expires_s for request in pending), default=math.inf)
         if overdue is None:
             return None
-        return f"{now_s - overdue.submitted_s:.0f} s, its timeout, for other ranks to call {overdue.name}"
+        waited_s = now_s - overdue.submitted_s
+        return f"{waited_s:.0f} s, the timeout of the call, for other ranks to call {overdue.name}"
 
     def withdraw(self, process_set_id: SetId) -> list[Request]:
         """Take the requests of a process set out of the pending ones."""

@@ -216,6 +216,8 @@ class FitSpec:
     scale_lr: bool = True
     use_gpu: bool = True
     mp_start_method: str | None = None
+    #: The backend of torch.distributed's default group; None for no group.
+    torch_backend: str | None = None
     verbose: int = 1
     #: End the fit when the loss or the weights are not finite.
     terminate_on_nan: bool = True

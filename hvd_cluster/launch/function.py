@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 from hvd_cluster.launch.call import pack
-from hvd_cluster.launch.checks import checked_variables
 from hvd_cluster.launch.host_options import HostOptions
 from hvd_cluster.launch.job import run_job
 from hvd_cluster.launch.logs import also_written
@@ -52,6 +51,7 @@ def run(
     env: Mapping[str, str | None] | None = None,
     elastic_timeout: float | None = None,
     prefix_output_with_timestamp: bool = False,
+    torch_backend: str | None = None,
 ) -> list[Any]:
     """Run ``func(*args, **kwargs)`` once on each of ``num_proc`` workers.
 
@@ -86,6 +86,8 @@ def run(
         elastic_timeout: seconds that an elastic job waits for enough slots; by default ``HOROVOD_ELASTIC_TIMEOUT``,
             else 600.
         prefix_output_with_timestamp: print the time before each line of the workers' output.
+        torch_backend: the backend of ``torch.distributed``, such as "hvd" or "gloo", whose default group exists when
+            ``func`` starts; by default ``HOROVOD_TORCH_BACKEND``, else none.
 
     Returns:
         The return values of ``func`` by rank; in an elastic job, those of the workers that finished, by their last
@@ -107,7 +109,7 @@ def run(
     for name in options.unused():
         without = "hostfile" if name == "slots" else "min_num_proc"
         logger.warning("%s has no effect without %s or host_discovery_script", name, without)
-    task = options.task(pack(func, args, kwargs), checked_variables(env))  # the launcher itself sets the interface
+    task = options.task(pack(func, args, kwargs), options.variables_but_interface)  # the launcher sets the interface
     spec = options.spec(task, options.named_hosts(), options.settings())
     callbacks = options.callbacks()
     with also_written(callbacks.on_line, output_filename, spec.num_proc) as on_line:

@@ -39,6 +39,7 @@ def run(
     prefix_output_with_timestamp: bool = False,
     on_event: OnEvent | None = None,
     verbose: int = 1,
+    torch_backend: str | None = None,
 ) -> list[Any]:
     """Run ``fn(*args, **kwargs)`` in ``num_proc`` new processes on this host.
 
@@ -58,6 +59,8 @@ def run(
             :func:`hvd_cluster.launch.progress.report`.
         verbose: 0 drops the workers' lines unless ``stdout`` or ``stderr`` is given. A failure always shows the last
             lines.
+        torch_backend: the backend of ``torch.distributed``, such as "hvd" or "gloo", whose default group exists when
+            ``fn`` starts; by default ``HOROVOD_TORCH_BACKEND``, else none.
 
     Returns:
         The return values of ``fn``, by rank.
@@ -96,6 +99,7 @@ class Executor:
         prefix_output_with_timestamp: bool = False,
         on_event: OnEvent | None = None,
         verbose: int = 1,
+        torch_backend: str | None = None,
     ) -> None:
         self._options = RunOptions.of(locals())
         self._lock = threading.RLock()

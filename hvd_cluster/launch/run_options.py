@@ -50,6 +50,7 @@ class RunOptions:
     verbose: int = 1
     prefix_output_with_timestamp: bool = False
     on_event: OnEvent | None = None
+    torch_backend: str | None = None
     use_gloo: bool | None = None
     use_mpi: bool | None = None
     #: What the user calls an argument, where that is not its name here: the flags of hvdrun.
@@ -124,7 +125,13 @@ class RunOptions:
     @property
     def variables(self) -> dict[str, str | None]:
         """The variables for the workers; None removes one."""
-        return {**interface_variables(self.nics), **checks.checked_variables(self.env)}
+        return {**interface_variables(self.nics), **self.variables_but_interface}
+
+    @property
+    def variables_but_interface(self) -> dict[str, str | None]:
+        """The same, for launchers that find the interface themselves."""
+        backend = {} if self.torch_backend is None else {"HOROVOD_TORCH_BACKEND": self.torch_backend}
+        return {**backend, **checks.checked_variables(self.env)}
 
     def callbacks(self) -> Callbacks:
         """What to do with the workers' output and progress reports."""

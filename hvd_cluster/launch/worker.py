@@ -27,6 +27,7 @@ from hvd_cluster.launch.die_with_parent import die_with_parent
 from hvd_cluster.launch.outcome import ErrorReport, Outcome
 from hvd_cluster.launch.output import flush_prints
 from hvd_cluster.launch.pickling import Dumps, References, dumps
+from hvd_cluster.launch.torch_group import torch_group
 from hvd_cluster.launch.wire.messages import END, ProgressEvent, Ready, RunRequest
 from hvd_cluster.rendezvous.channel import Channel
 from hvd_cluster.topology import Topology
@@ -77,7 +78,9 @@ def perform(
     error: ErrorReport | None = None
     exit_code: int | None = None
     try:
-        result = unpack(call)(*more)
+        function = unpack(call)
+        with torch_group():
+            result = function(*more)
         if keep is not None:
             keep(result)
             result = None

@@ -36,6 +36,7 @@ def run(
     nics: Any = None,
     prefix_output_with_timestamp: bool = False,
     on_event: OnEvent | None = None,
+    torch_backend: str | None = None,
 ) -> list[Any]:
     """Run ``fn(*args, **kwargs)`` in ``num_proc`` actors that form one world, and end them.
 
@@ -57,6 +58,8 @@ def run(
         nics: network interface for the workers' data.
         prefix_output_with_timestamp: print the time before each line of output.
         on_event: called, from another thread, with the rank and the fields of each ``launch.progress.report``.
+        torch_backend: the backend of ``torch.distributed``, such as "hvd" or "gloo", whose default group exists when
+            ``fn`` starts; by default ``HOROVOD_TORCH_BACKEND``, else none.
 
     Returns:
         The return values of ``fn`` on rank 0, rank 1, ...

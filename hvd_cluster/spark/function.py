@@ -43,6 +43,7 @@ def run(
     resource_profile: Any = None,
     on_event: Callable[[int, dict[str, Any]], None] | None = None,
     rows: Rows | None = None,
+    torch_backend: str | None = None,
 ) -> list[Any]:
     """Run ``fn(*args, **kwargs)`` in ``num_proc`` workers, which are child processes of the tasks of one Spark job.
 
@@ -75,6 +76,8 @@ def run(
         on_event: called as ``on_event(rank, fields)`` in this thread for each ``launch.progress.report(**fields)``.
         rows: rows of a DataFrame for the tasks, which this job computes; see
             :class:`hvd_cluster.spark.task_function.Rows`.
+        torch_backend: the backend of ``torch.distributed``, such as "hvd" or "gloo", whose default group exists when
+            ``fn`` starts; by default ``HOROVOD_TORCH_BACKEND``, else none.
 
     Returns:
         The return values of ``fn`` on rank 0, rank 1, ...

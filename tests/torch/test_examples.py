@@ -39,6 +39,16 @@ def test_the_digits_are_learned(tmp_path: Path) -> None:
     assert saved["model"]["norm.num_batches_tracked"] == 3 * 23
 
 
+def test_ddp_learns_the_digits() -> None:
+    assert accuracies(run("torch_ddp.py", "--epochs", "3"))[-1] > 85
+
+
+def test_fsdp2_learns_to_repeat() -> None:
+    losses = [float(text) for text in re.findall(r"Loss: ([\d.]+)", run("torch_fsdp2.py", "--steps", "60"))]
+    assert len(losses) == 3
+    assert losses[-1] < 0.8 * losses[0]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "flags",

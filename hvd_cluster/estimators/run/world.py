@@ -44,9 +44,12 @@ def initialized(spec: FitSpec) -> Iterator[Collectives]:
     was_initialized = hvd.is_initialized()
     with _reporting_steps():
         hvd.init()
+    has_group = spec.torch_backend is not None and hvd.distributed.begin(spec.torch_backend)
     try:
         yield cast("Collectives", hvd)  # mypy does not follow `__all__ += ops.__all__`
     finally:
+        if has_group:
+            hvd.distributed.end()
         if not was_initialized:
             hvd.shutdown()
 

@@ -26,9 +26,9 @@ import torch.distributed as dist
 
 from hvd_cluster.torch.distributed.arguments import c10d
 from hvd_cluster.torch.distributed.group import HvdProcessGroup
-from hvd_cluster.torch.distributed.world import SCHEME, begin, join_world, rendezvous, set_of
+from hvd_cluster.torch.distributed.world import SCHEME, begin, end, join_world, rendezvous, set_of
 
-__all__ = ["HvdProcessGroup", "begin", "register"]
+__all__ = ["HvdProcessGroup", "begin", "end", "register"]
 
 BACKEND = "hvd"
 

@@ -36,14 +36,24 @@ def rendezvous(*_: object, **__: object) -> Iterator[tuple[Any, int, int]]:
     yield store, rank, size
 
 
-def begin(backend: str) -> None:
-    """Make the default group of torch.distributed, on the launcher's ranks; no effect if there is one.
+def begin(backend: str) -> bool:
+    """Make the default group of torch.distributed, on the launcher's ranks; False if there is one.
 
     Args:
         backend: any of torch's backends, such as "hvd" or "gloo".
     """
-    if not dist.is_initialized():
-        dist.init_process_group(backend, init_method=f"{SCHEME}://")
+    if dist.is_initialized():
+        return False
+    dist.init_process_group(backend, init_method=f"{SCHEME}://")
+    return True
+
+
+def end() -> None:
+    """Destroy the default group, and end the world unless the user has called ``hvd.init()``."""
+    if dist.is_initialized():
+        if dist.get_backend() != "hvd":
+            basics.give_back(dist.barrier)
+        dist.destroy_process_group()
 
 
 def join_world(store: Any, rank: int, size: int) -> None:

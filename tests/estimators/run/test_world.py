@@ -28,7 +28,7 @@ def test_a_fit_reports_its_steps_unless_the_monitor_is_off(monkeypatch, capfd, m
     if monitor is not None:
         monkeypatch.setenv("HOROVOD_MONITOR", monitor)
     before = dict(os.environ)
-    with initialized(SimpleNamespace(mp_start_method=None)):
+    with initialized(SimpleNamespace(mp_start_method=None, torch_backend=None)):
         assert dict(os.environ) == before
         assert (current.engine().job_monitor is not None) == reports
         for _ in range(3):

@@ -78,6 +78,19 @@ def test_the_progress_of_a_fit_says_what_its_steps_are_spent_on(frame, capfd):
     assert shares[1]["late"] < shares[0]["late"]
 
 
+def test_the_default_group_of_torch_is_ready_in_the_workers(frame):
+    def check(record, model):
+        import torch.distributed as dist
+
+        total = torch.ones(1)
+        dist.all_reduce(total)
+        if (dist.get_backend(), total.item()) != ("hvd", 2.0):
+            raise AssertionError(f"{dist.get_backend()}: {total}")
+
+    model = estimator(LocalBackend(2), epochs=1, callbacks=[check], torch_backend="hvd").fit(frame)
+    assert len(model.getHistory()) == 1
+
+
 def test_every_kind_of_local_data_gives_the_same_model(frame, two_workers, tmp_path):
     table = pa.Table.from_pandas(frame[["x", "y"]], preserve_index=False)
     pq.write_table(table, tmp_path / "rows.parquet")
