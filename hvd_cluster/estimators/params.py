@@ -169,7 +169,9 @@ TORCH_ROWS = (
     ),
     Row("gradient_clip_norm", None, "upper bound of the norm over all gradients", values.positive),
     Row("gradient_clip_value", None, "upper bound of the absolute value of each gradient element", values.positive),
-    Row("torch_backend", None, "backend of torch.distributed's default group in the workers, such as 'hvd'", values.text),
+    Row(
+        "torch_backend", None, "backend of torch.distributed's default group in the workers, such as 'hvd'", values.text
+    ),
     Row("mixed_precision", None, "'bf16' or 'fp16' for the forward pass", values.one_of("bf16", "fp16")),
     Row("class_weights", None, "'balanced', or a dict label -> weight of its rows' loss", values.class_weights),
     Row(

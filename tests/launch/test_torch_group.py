@@ -1,4 +1,4 @@
-"""The default group of torch.distributed is ready when the function starts, under every launcher, if it is asked for."""
+"""The default group of torch.distributed is ready when the function starts, under every launcher, if asked for."""
 
 from __future__ import annotations
 

@@ -54,7 +54,9 @@ LIGHTNING_ROWS = (
         gpus,
         accessors=("NumGPUs", "NumGpus"),
     ),
-    Row("torch_backend", None, "backend of torch.distributed's default group in the workers, such as 'hvd'", values.text),
+    Row(
+        "torch_backend", None, "backend of torch.distributed's default group in the workers, such as 'hvd'", values.text
+    ),
     Row("logger", None, "a Lightning logger; None: TensorBoard's in the run's folder, if it is installed"),
     Row("log_every_n_steps", 50, "steps from one line of the logger to the next", whole(1)),
     Row("profiler", None, "a Lightning profiler, or its name"),

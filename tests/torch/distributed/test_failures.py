@@ -74,7 +74,9 @@ def test_a_call_that_outlives_the_timeout_fails_on_all_ranks(tmp_path: Path) -> 
                 dist.all_reduce(torch.ones(4))
         except RuntimeError as error:
             texts.append(str(error))
-        return texts[0], "the timeout of the call, for other ranks to call torch group 0: allreduce float32[3]" in texts[0]
+        return texts[
+            0
+        ], "the timeout of the call, for other ranks to call torch group 0: allreduce float32[3]" in texts[0]
 
     for text, is_explained in local.run(fn, num_proc=2, env={"OMP_NUM_THREADS": "1"}):
         assert is_explained, text
