@@ -18,7 +18,6 @@ NAMES = [
     "allreduce",
     "small_tensors",
     "training_step",
-    "torch_backend",
     "tf_training_step",
     "monitor",
     "two_hosts",

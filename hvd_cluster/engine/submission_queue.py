@@ -128,7 +128,7 @@ class SubmissionQueue:
             self._submitted.append(request)
             self.expires_s = min(self.expires_s, request.expires_s)
             self.submitter = threading.get_ident()
-            if not is_waited_for:
+            if not (is_waited_for or request.is_ordered):
                 self.cycle_timer.start()
 
     def next_number(self, process_set_id: SetId, family: str) -> SerialNumber:

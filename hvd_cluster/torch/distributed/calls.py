@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -20,6 +21,7 @@ import torch
 from hvd_cluster.engine.membership import running_engine
 from hvd_cluster.engine.request import Handle, Request, recorded_event
 from hvd_cluster.engine.signature import SetId, Signature
+from hvd_cluster.errors import WorldEndedError
 
 #: How many equal calls may be negotiated at once; further ones wait for an earlier one. Only with small tensors it pays
 #: to negotiate several at once, and each takes an id.
@@ -56,6 +58,7 @@ class OrderedCalls:
         self._set_id = set_id
         self._label = label
         self.timeout_s = timeout.total_seconds()
+        self._engine = weakref.ref(running_engine())
         self._series: dict[Signature, _Series] = {}
 
     def submit(
@@ -89,6 +92,11 @@ class OrderedCalls:
         if timeout is not None and timeout.total_seconds() != _UNSET_S:
             timeout_s = timeout.total_seconds()
         engine = running_engine()
+        if engine is not self._engine():
+            raise WorldEndedError(
+                f"the world of {self._label} has ended, and this process is in another one now: call "
+                "destroy_process_group(), and make the groups again"
+            )
         handle = Handle(engine.progress)
         now_s = time.monotonic()
         request = Request(

@@ -361,8 +361,10 @@ class HvdProcessGroup(_TorchGroup):
     def shutdown(self) -> None:
         """Release the group. The default group also ends the world that it has made, when all ranks have come here."""
         if self._ends_world:
-            end_completions()
-            basics.give_back(self._await_others)
+            try:
+                basics.give_back(self._await_others)
+            finally:
+                end_completions()
 
     def _await_others(self) -> None:
         self.barrier().wait(_FAREWELL)

@@ -152,6 +152,33 @@ def test_the_users_init_after_the_group_keeps_the_world() -> None:
     assert local.run(fn, num_proc=2, env={"OMP_NUM_THREADS": "1"}) == [2.0, 2.0]
 
 
+def test_a_group_does_not_outlive_its_world() -> None:
+    def fn() -> tuple[str, str]:
+        import torch
+        import torch.distributed as dist
+
+        import hvd_cluster.torch as hvd
+
+        hvd.init()
+        dist.init_process_group("hvd", init_method="hvd://")
+        hvd.shutdown()
+        found = []
+        for again in (False, True):
+            if again:
+                hvd.init()
+            try:
+                dist.all_reduce(torch.ones(1))
+            except hvd.HorovodInternalError as error:
+                found.append(str(error))
+        dist.destroy_process_group()
+        hvd.shutdown()
+        return found[0], found[1]
+
+    for before, after in local.run(fn, num_proc=2, env={"OMP_NUM_THREADS": "1"}):
+        assert "init" in before
+        assert "make the groups again" in after
+
+
 def test_ranks_that_no_launcher_has_numbered_meet_in_torchs_store(tmp_path: Path) -> None:
     import subprocess
     import sys
