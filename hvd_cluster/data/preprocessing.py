@@ -31,7 +31,7 @@ OnError = Literal["raise", "skip", "null"]
 BATCH_FORMATS: tuple[BatchFormat, ...] = ("numpy", "pyarrow")
 ON_ERROR: tuple[OnError, ...] = ("raise", "skip", "null")
 
-#: The name of what the function returns, unless it returns a dict or there is a single column.
+#: The name of what the function returns, unless it returns a dict or there is a single column, for it alone.
 UNNAMED = "features"
 
 
@@ -63,6 +63,13 @@ class Preprocess:
     training: bool = False
     #: The names that it must return, as it did for the rows that the model was tried on; None for any.
     made: tuple[str, ...] | None = None
+    #: Those of the columns that batches have as tensors too: labels and weights.
+    shared: tuple[str, ...] = ()
+
+    @property
+    def raw(self) -> tuple[str, ...]:
+        """The columns that may hold anything, since only the function gets them."""
+        return tuple(name for name in self.columns if name not in self.shared)
 
     def __call__(
         self, table: pa.Table, seeds: Sequence[int], place: Callable[[int], str]
@@ -177,7 +184,8 @@ class Preprocess:
         if isinstance(made, (load_pyarrow().Table, load_pyarrow().RecordBatch)):
             made = to_tensors(made)
         if not isinstance(made, Mapping):
-            made = {self.columns[0] if len(self.columns) == 1 else UNNAMED: made}
+            name = self.columns[0] if len(self.columns) == 1 and self.raw else UNNAMED
+            made = {self.made[0] if self.made is not None and len(self.made) == 1 else name: made}
         if not made:
             raise _WrongResultError("it returned an empty dict: return an array, a tensor, or a dict of them")
         for name, value in made.items():

@@ -153,11 +153,11 @@ class ParquetReader(IterableDataset[dict[str, Any]]):
             size=size,
             filters=filters,
             storage_options=storage_options,
-            raw=() if preprocess is None else preprocess.columns,
+            raw=() if preprocess is None else preprocess.raw,
         )
         if preprocess is not None and (transformation_fn is not None or rules.decode):
             raise DataError("preprocess takes the place of transformation_fn and decode: give one of them")
-        made = rules.decode if preprocess is None else preprocess.columns
+        made = rules.decode if preprocess is None else preprocess.raw
         as_stored = Schema(tuple(column for column in opened.schema if column.name not in made))
         if transformation_fn is None:
             as_stored.require_tensors()

@@ -41,9 +41,19 @@ class ColumnRoles(Stage):
 
     def _columns(self, names: list[str]) -> list[str]:
         """The columns that workers read, each once."""
-        weight = [self._value("sample_weight_col")] if self._value("sample_weight_col") else []
         more = [name for one in ("continuous_cols", "categorical_cols") for name in self._value(one) or []]
-        return list(dict.fromkeys([*self._feature_columns(names), *self._value("label_cols"), *weight, *more]))
+        return list(dict.fromkeys([*self._feature_columns(names), *self._stored_columns(), *more]))
+
+    def _stored_columns(self) -> list[str]:
+        """The label columns and the weight: the loss gets them as they are stored."""
+        weight = self._value("sample_weight_col")
+        return [*(self._value("label_cols") or []), *([weight] if weight else [])]
+
+    def _raw_columns(self, names: list[str]) -> list[str]:
+        """The columns that only ``preprocess`` gets, so that they may hold anything."""
+        if self._value("preprocess") is None:
+            return []
+        return [name for name in self._feature_columns(names) if name not in self._stored_columns()]
 
     def _check(self, names: list[str], has_validation: bool) -> None:
         """Check the params and the columns, and report all problems at once.

@@ -168,7 +168,7 @@ class DistributedEstimator(ColumnRoles, EstimatorParams, Estimator):
             rows = first_rows(prepared.dataset, columns) if rows is None else rows
             model = self._create_model(self._driver_run(ready, prepared, tracker).results(spec), spec)
             if isinstance(model, FittedModel):  # subclasses may return something else
-                model.keep_rows(rows)
+                model.keep_rows(rows, data.nullable(self._raw_columns(list(columns))))
             tracker.finish(model)
             return model
 
@@ -196,7 +196,7 @@ class DistributedEstimator(ColumnRoles, EstimatorParams, Estimator):
                     partitions_per_process=self._value("partitions_per_process"),
                     seed=seed,
                     allow_ragged=self._value("transformation_fn") is not None,
-                    raw=self._feature_columns(names) if self._value("preprocess") is not None else (),
+                    raw=self._raw_columns(names),
                 )
                 with data.sample(layout) as sample:
                     if sample is not None:
@@ -285,9 +285,11 @@ class DistributedEstimator(ColumnRoles, EstimatorParams, Estimator):
         """The function over batches of the feature columns."""
         if self._value("preprocess") is None:
             return None
+        columns, stored = self._feature_columns(list(dataset.schema.names)), self._stored_columns()
         return Preprocess(
             fn=self._value("preprocess"),
-            columns=tuple(self._feature_columns(list(dataset.schema.names))),
+            columns=tuple(columns),
+            shared=tuple(name for name in columns if name in stored),
             batch_format=self._value("batch_format"),
             on_error=self._value("on_error"),
         )
@@ -318,12 +320,8 @@ class DistributedEstimator(ColumnRoles, EstimatorParams, Estimator):
 
     def _batch_columns(self, dataset: Dataset) -> tuple[str, ...]:
         """The columns that every training batch must have."""
-        inputs = self._inputs(dataset)
-        return (
-            *(inputs.feature_cols if self._value("preprocess") is None else ()),
-            *inputs.label_cols,
-            *([inputs.sample_weight_col] if inputs.sample_weight_col else []),
-        )
+        features = self._inputs(dataset).feature_cols if self._value("preprocess") is None else ()
+        return (*features, *self._stored_columns())
 
     def _metadata_of(self, spec: Any) -> dict[str, Any]:
         """What the model keeps about its training."""

@@ -81,6 +81,10 @@ class FitData(ABC):
         """The first rows in the types that the user gave them; None where these are those of the prepared rows."""
         return None
 
+    def nullable(self, columns: Sequence[str]) -> list[str]:
+        """Those of the columns that are not known to be without nulls."""
+        return list(columns)
+
     @abstractmethod
     def prepared(self, store: Store, name: str, layout: Layout) -> contextlib.AbstractContextManager[Prepared]:
         """The rows, for as long as the context lasts.
@@ -186,6 +190,12 @@ class FrameData(FitData):
         if self.kind is Frame.PANDAS:
             return to_table(self.data.head(count), columns)
         return self.data.slice(0, count).select(list(columns)) if self.kind is Frame.ARROW else None
+
+    def nullable(self, columns: Sequence[str]) -> list[str]:
+        """As in the base class; the nulls of what is in this process's memory are counted."""
+        if self.kind is Frame.PANDAS:
+            return [str(name) for name, values in self.data.items() if name in columns and values.isna().any()]
+        return [name for name in columns if self.kind is not Frame.ARROW or self.data.column(name).null_count]
 
     @property
     def _copies_parquet(self) -> bool:

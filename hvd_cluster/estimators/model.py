@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 import logging
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -72,9 +72,16 @@ class FittedModel(ModelParams, Model):
         """Shape of each feature's batch, -1 for the rows; None: as stored."""
         return self._value("input_shapes") if "input_shapes" in self.param_rows else None
 
-    def keep_rows(self, rows: pa.Table) -> None:
-        """Keep rows of the training data for :meth:`log_model`; a saved model has their types only."""
-        fields = [field.with_nullable(rows.column(field.name).null_count > 0) for field in rows.schema]
+    def keep_rows(self, rows: pa.Table, nullable: Collection[str] = ()) -> None:
+        """Keep rows of the training data for :meth:`log_model`; a saved model has their types only.
+
+        Args:
+            nullable: columns of which other rows may hold nulls.
+        """
+        fields = [
+            field.with_nullable(field.name in nullable or rows.column(field.name).null_count > 0)
+            for field in rows.schema
+        ]
         schema = load_pyarrow().schema(fields)
         self._set(_metadata={**(self._get_metadata() or {}), "feature_schema": schema})
         self._example = rows.take(list(range(min(EXAMPLE_ROWS, len(rows)))))

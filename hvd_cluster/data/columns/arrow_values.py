@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -34,6 +34,17 @@ def list_lengths(array: pa.Array) -> npt.NDArray[np.int64]:
     compute = load_pyarrow("pyarrow.compute")
     lengths = compute.fill_null(compute.list_value_length(array), 0)
     return np.asarray(lengths.to_numpy(zero_copy_only=False), dtype=np.int64)
+
+
+def nested(array: pa.ChunkedArray, shape: Sequence[int]) -> pa.ChunkedArray | pa.Array:
+    """Rows of several dimensions as nested lists, if they are flat, as in the files that we write."""
+    if len(shape) < 2 or list_depth(array.type) != 1:
+        return array
+    pyarrow = load_pyarrow()
+    lists = pyarrow.concat_arrays(array.chunks).flatten()
+    for length in reversed(shape):
+        lists = pyarrow.FixedSizeListArray.from_arrays(lists, length)
+    return lists
 
 
 #: Values that are Python objects at a time.

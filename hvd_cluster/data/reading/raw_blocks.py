@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from hvd_cluster.data.columns.arrow_values import nested
 from hvd_cluster.data.dataset import Split
 from hvd_cluster.data.optional import load_pyarrow
 from hvd_cluster.data.reading.block_buffer import Chunk, TableBuffer
@@ -44,6 +45,9 @@ class RawBlockReader:
         files = [list(run) for _, run in itertools.groupby(chunk.ranges, key=lambda piece: piece.row_group.path)]
         tables = [self._reader.table(pieces) for pieces in files]
         table = tables[0] if len(tables) == 1 else load_pyarrow().concat_tables(tables)
+        for column in self.schema:
+            place = table.column_names.index(column.name)
+            table = table.set_column(place, column.name, nested(table.column(place), column.shape))
         places = np.concatenate([self._places(piece) for piece in chunk.ranges])
         rows, positions = buffer.taken(chunk)
         table = table.append_column(_PLACE, load_pyarrow().array(places))

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from hvd_cluster.data.columns.arrow_values import list_depth
+from hvd_cluster.data.columns.arrow_values import nested
 from hvd_cluster.data.dataset import Dataset
-from hvd_cluster.data.optional import load_pyarrow
 from hvd_cluster.data.preprocessing import Preprocess
 from hvd_cluster.data.reader import ParquetReader
 from hvd_cluster.data.schema import Column, Schema
@@ -44,17 +43,5 @@ def first_rows(dataset: Dataset, columns: Sequence[str]) -> pa.Table:
     rows = found[0]
     for index, name in enumerate(columns):
         if name in dataset.schema:
-            rows = rows.set_column(index, name, _in_shape(rows.column(index), dataset.schema[name]))
+            rows = rows.set_column(index, name, nested(rows.column(index), dataset.schema[name].shape))
     return rows
-
-
-def _in_shape(array: pa.ChunkedArray, column: Column) -> Any:
-    """Rows of several dimensions as nested lists: they are flat in our own files."""
-    if len(column.shape) < 2 or list_depth(array.type) != 1:
-        return array
-    pyarrow = load_pyarrow()
-    array = pyarrow.concat_arrays(array.chunks)
-    nested = array.flatten()
-    for length in reversed(column.shape):
-        nested = pyarrow.FixedSizeListArray.from_arrays(nested, length)
-    return nested

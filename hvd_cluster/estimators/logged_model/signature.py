@@ -29,7 +29,7 @@ _SCALARS = {
 class Columns:
     """What a model takes and returns."""
 
-    #: ``pyarrow.Schema`` of the feature columns; a field is nullable if training rows had nulls. None if unknown.
+    #: ``pyarrow.Schema`` of the feature columns; a field is nullable if rows may hold nulls. None if unknown.
     inputs: pa.Schema | None
     outputs: tuple[OutputColumn, ...]
     #: Shape of one row of each of the model's outputs; () if unknown.

@@ -8,6 +8,8 @@ import numpy as np
 
 from hvd_cluster.data.columns.pandas_table import to_table
 from hvd_cluster.data.optional import load_pyarrow
+from hvd_cluster.data.schema import each_column
+from hvd_cluster.errors import DataError
 from hvd_cluster.estimators.scoring.scorer import Scored
 from hvd_cluster.estimators.scoring.shipped_model import Scoring
 from hvd_cluster.launch.pickling import loads
@@ -34,12 +36,20 @@ def with_outputs(scoring: Scoring, batch: Any) -> Any:
 
     Args:
         batch: n rows as a pandas DataFrame, a pyarrow Table, or a dict of arrays of shape (n, ...).
+
+    Raises:
+        DataError: the batch is of another type, or a feature column is missing, there twice or cannot be scored.
     """
     scorer = scoring.scorer
     if isinstance(batch, load_pyarrow().Table):
         return scorer.appended(_scored(scoring, batch), batch)
     import pandas as pd
 
+    if not isinstance(batch, (dict, pd.DataFrame)):
+        raise DataError(
+            f"the batch is a {type(batch).__module__}.{type(batch).__qualname__}: give a pandas DataFrame, a pyarrow "
+            "Table or a dict of arrays; pandas.DataFrame(records) makes one of a list of records"
+        )
     frame = pd.DataFrame({name: list(values) for name, values in batch.items()}) if isinstance(batch, dict) else batch
     scored = _scored(scoring, frame)
     named = dict(zip((column.name for column in scorer.columns), scored.columns, strict=True))
@@ -56,6 +66,8 @@ def _scored(scoring: Scoring, data: Any) -> Scored:
     if scoring.predict_fn is not None:
         records = data.to_pylist() if is_table else data.to_dict("records")
         return Scored(scorer.score_rows(scoring.model, scoring.predict_fn, records))
+    if is_table and (problems := each_column(scorer.inputs.feature_cols, data.column_names, str)[1]):
+        raise DataError("\n".join(problems))
     table = data if is_table else to_table(data, list(scorer.inputs.feature_cols))
     return scorer.score(scoring.model, table.combine_chunks())
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from hvd_cluster.data.dataset import Dataset
-from hvd_cluster.errors import LaunchError
+from hvd_cluster.errors import DataError, LaunchError
 from hvd_cluster.estimators.column_roles import as_group, wrong_counts
 from hvd_cluster.estimators.estimator import DistributedEstimator
 from hvd_cluster.estimators.model_factory import name_of
@@ -177,8 +177,13 @@ class ModuleEstimator(DistributedEstimator):
         )
         if self._value("preprocess") is None:
             return inputs
-        others = {*inputs.label_cols, inputs.sample_weight_col}
-        made = {name: tensor for name, tensor in batch.items() if name not in others}
+        made = {name: tensor for name, tensor in batch.items() if name not in self._stored_columns()}
+        for keyword, label in zip(inputs.label_keywords, inputs.label_cols, strict=False):
+            if keyword in made:
+                raise DataError(
+                    f"preprocess returned {keyword!r}, by which the model gets the label column {label!r} to compute "
+                    "its loss: leave it out, or give loss="
+                )
         return with_arguments(inputs, model, made)
 
     def _try_scoring(self, dataset: Dataset, seed: int, model: torch.nn.Module, found: ProbeResult) -> None:

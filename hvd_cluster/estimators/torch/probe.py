@@ -309,7 +309,11 @@ def _advice_on_features(inputs: Inputs, batch: Mapping[str, Tensor]) -> str:
     """Lines on how columns become arguments, if the shapes suggest a misunderstanding; else empty."""
     if inputs.made is not None:
         how = "by name" if inputs.by_keyword else "in this order"
-        return f"\nit gets {', '.join(inputs.made)} {how}; names that are all parameters of its forward() go by name"
+        text = f"\nit gets {', '.join(inputs.made)} {how}; names that are all parameters of its forward() go by name"
+        whole = [f"{name} ({_name(batch[name].dtype)})" for name in inputs.made if not batch[name].is_floating_point()]
+        if whole:
+            text += f"\nreturn floats where the model computes with numbers: {', '.join(whole)} is passed as returned"
+        return text
     sizes = [batch[name].shape[1:] for name in inputs.feature_cols]
     lines = []
     if inputs.input_shapes is None and not all(sizes):

@@ -90,6 +90,34 @@ def test_a_keras_model_learns_from_text_and_scores_it(driver, tmp_path, as_dict)
     assert same
 
 
+def test_a_feature_may_also_be_the_label(driver):
+    data = reviews
+
+    def fn(workers):
+        import keras
+        import numpy as np
+
+        from hvd_cluster.estimators import KerasEstimator
+
+        frame = data().drop(columns=["text", "price"])
+        net = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+        net.compile("sgd", "mse")
+        fit = KerasEstimator(
+            model=net,
+            preprocess=lambda batch: batch["label"][:, None] * 2,
+            feature_cols=["label"],
+            label_cols=["label"],
+            epochs=1,
+            verbose=0,
+            backend=workers(1),
+        )
+        model = fit.fit(frame)
+        expected = model.getModel().predict_on_batch(frame["label"].to_numpy("float32")[:, None] * 2)
+        return np.abs(model.transform(frame)["label__output"].to_numpy() - np.asarray(expected).ravel()).max()
+
+    assert driver(fn) < 1e-6
+
+
 def test_what_the_model_does_not_take_is_named(driver):
     data, make = reviews, text_model
 

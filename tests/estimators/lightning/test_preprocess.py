@@ -60,6 +60,45 @@ class Module(pl.LightningModule):
         return torch.optim.Adam(self.parameters(), lr=0.05)
 
 
+class Own(pl.LightningModule):
+    """Its forward() takes what ``preprocess`` returns, and its training step the label too."""
+
+    def __init__(self):
+        super().__init__()
+        self.last = torch.nn.Linear(1, 3)
+
+    def forward(self, scaled):
+        return self.last(scaled)
+
+    def training_step(self, batch, batch_idx):
+        assert {name: column.dtype for name, column in batch.items()} == {"scaled": torch.float32, "k": torch.int64}
+        return F.cross_entropy(self(batch["scaled"]), batch["k"])
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.05)
+
+
+def test_forward_gets_no_label_and_a_label_may_be_a_feature(two_workers, caplog):
+    frame = pd.DataFrame({"v": np.arange(64) / 64, "k": np.arange(64) % 3})
+    fit = LightningEstimator(
+        model=Own(),
+        preprocess=lambda batch: {"scaled": batch["v"][:, None] + batch["k"][:, None]},
+        feature_cols=["v", "k"],
+        label_cols=["k"],
+        output_kinds=["columns"],
+        batch_size=8,
+        epochs=1,
+        verbose=0,
+        backend=two_workers,
+    )
+    model = fit.fit(frame)
+    assert "cannot be called" not in caplog.text
+    scores = model.transform(frame)[[f"k__output_{element}" for element in range(3)]].to_numpy()
+    with torch.no_grad():
+        expected = model.getModel()(torch.from_numpy((frame["v"] + frame["k"]).to_numpy(np.float32))[:, None])
+    assert np.allclose(scores, expected, atol=1e-6)
+
+
 @pytest.fixture(scope="module")
 def reviews():
     rng = np.random.default_rng(0)

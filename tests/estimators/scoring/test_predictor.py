@@ -8,8 +8,10 @@ import cloudpickle
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pytest
 import torch
 
+from hvd_cluster.errors import DataError
 from hvd_cluster.estimators import TorchModel
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -45,6 +47,19 @@ def test_batches_of_every_type_come_back_with_the_outputs_of_transform():
     assert found["text"].tolist() == ["a", "bb", "dddd"]
     assert found["y__output"].shape == (3, 2)
     assert np.array_equal(found["y__output"], np.stack(expected["y__output"]))
+
+
+def test_batches_that_cannot_be_scored_are_named():
+    model = TorchModel(
+        model=torch.nn.Linear(1, 2), preprocess=lengths, feature_columns=["text"], label_columns=["y"], on_error="skip"
+    )
+    predict, table = model.predictor()(), pa.table({"text": ["a"]})
+    with pytest.raises(DataError, match="there is no column 'text'; did you mean 'texts'"):
+        predict(table.rename_columns(["texts"]))
+    with pytest.raises(DataError, match="there are 2 columns named 'text': rename all but one"):
+        model.transform(table.append_column("text", table["text"]))
+    with pytest.raises(DataError, match=r"the batch is a builtins.list: .* pandas.DataFrame\(records\)"):
+        predict([{"text": "a"}])
 
 
 class RowByRow(TorchModel):

@@ -231,6 +231,30 @@ def test_many_kinds_of_columns_become_the_arguments_of_a_tabular_net(two_workers
     assert np.array_equal(model.transform(frame)["y__output"].to_numpy(np.float32), expected.flatten().numpy())
 
 
+def test_a_feature_may_also_be_the_label(two_workers):
+    matrices = np.random.default_rng(0).normal(size=(40, 2, 3))
+    frame = pd.DataFrame({"m": list(matrices)})
+    columns = {"feature_cols": ["m"], "label_cols": ["m"], "preprocess": lambda batch: batch["m"] * 2}
+    model = estimator(two_workers, torch.nn.Linear(3, 3), loss=F.mse_loss, epochs=1, **columns).fit(frame)
+    with torch.no_grad():
+        expected = model.getModel()(torch.from_numpy(matrices * 2).float()).flatten(1)
+    assert np.allclose(np.stack(model.transform(frame)["m__output"]), expected, atol=1e-6)
+
+
+def test_a_signature_allows_nulls_unless_no_row_has_them(two_workers):
+    count = pd.array([row if row < 1100 or row % 2 else None for row in range(1200)], dtype="Int64")
+    frame = pd.DataFrame({"count": count, "row": range(1200), "label": np.arange(1200.0)})
+    both = ["count", "row"]
+
+    def encode(batch):
+        return np.stack([np.nan_to_num(batch[name].astype(float)) / 1200 for name in both], 1)
+
+    net = torch.nn.Linear(2, 1)
+    fit = estimator(two_workers, net, feature_cols=both, preprocess=encode, loss=F.mse_loss, epochs=1, batch_size=200)
+    schema = fit.fit(frame)._get_metadata()["feature_schema"]
+    assert [schema.field(name).nullable for name in both] == [True, False]
+
+
 def test_a_model_that_was_not_fitted_scores_raw_columns_too(reviews):
     torch.manual_seed(0)
     model = TorchModel(
@@ -318,6 +342,16 @@ def test_mistakes_are_named_before_any_worker_starts(reviews, two_workers):
         DataError, match="the model does not take what preprocess returns(.|\n)*it gets input_ids, mask in"
     ):
         estimator(two_workers, net, loss=F.mse_loss).fit(reviews)
+    with pytest.raises(DataError, match=r"return floats where the model computes with numbers: text \(int64\)"):
+        estimator(two_workers, net, preprocess=lambda batch: tokens(batch)["input_ids"], loss=F.mse_loss).fit(reviews)
+    with pytest.raises(
+        DataError, match="preprocess returned 'labels', by which the model gets the label column 'label'"
+    ):
+        estimator(two_workers, preprocess=lambda batch: {**tokens(batch), "labels": [1] * len(batch["text"])}).fit(
+            reviews
+        )
+    with pytest.raises(DataError, match="preprocess returned 'label', which is another column's name"):
+        estimator(two_workers, preprocess=lambda batch: {"label": tokens(batch)["mask"]}).fit(reviews)
     with pytest.raises(DataError, match="KeyError: 'label'; it gets the feature columns only"):
         estimator(two_workers, preprocess=lambda batch: batch["label"]).fit(reviews)
     with pytest.raises(ValueError, match="on_error='ignore'"):
