@@ -195,3 +195,13 @@ def test_moments_and_dates_arrive_as_counts(spark: Any, store: Store) -> None:
     rows = everything(data := materialize(frame, store, columns=["id", "t", "d"]), data.train)
     assert [data.schema[name].unit for name in ("t", "d")] == ["us", "D"]
     assert (rows["t"].tolist(), rows["d"].tolist()) == ([86_400_000_000], [10])
+
+
+def test_the_name_of_a_table_is_read_by_spark(spark: Any, tmp_path: Path) -> None:
+    rows = spark.range(20).selectExpr("id", "id * 2 AS x")
+    rows.write.mode("overwrite").option("path", (tmp_path / "files").as_uri()).saveAsTable("default.named_rows")
+    try:
+        for name in ("default.named_rows", "spark_catalog.default.named_rows"):
+            assert materialize(name, tmp_path / "store", columns=["id", "x"]).train.rows == 20
+    finally:
+        spark.sql("DROP TABLE default.named_rows")

@@ -14,10 +14,8 @@ from urllib.parse import unquote, urlsplit
 import numpy as np
 import numpy.typing as npt
 
-from hvd_cluster.data.files.filesystems import as_filesystem, is_local
 from hvd_cluster.data.filters import Statistics
 from hvd_cluster.data.optional import load_extra, load_pyarrow
-from hvd_cluster.data.store import Store
 from hvd_cluster.data.tables import object_store
 from hvd_cluster.data.tables.snapshot_files import UNKNOWN_ROWS, FieldNames, ListedFile, SnapshotFiles
 from hvd_cluster.data.tables.table_source import Snapshot
@@ -60,9 +58,6 @@ def at(
         moment: the version at this time.
         storage_options: arguments for fsspec's filesystem.
     """
-    is_opened = isinstance(place, Store) or object_store.is_of_a_format(storage_options)
-    if not is_opened and not is_local(as_filesystem(place)):
-        raise DataError(f"the Delta table in {path!r} is opened by its URL: leave filesystem out, or give a Store")
     options = object_store.options_of(storage_options)
     return _source(_opened(url, version, moment, options), place, path)
 

@@ -66,6 +66,8 @@ class Deletes:
         self._vectors: dict[str, list[tuple[int, Positions]]] = defaultdict(list)
         self._positions: dict[str, list[tuple[int, Positions]]] = defaultdict(list)
         self._equalities = []
+        #: Columns of files that equality deletes look at.
+        self._known: dict[tuple[str, tuple[int, ...]], list[Any]] = {}
         for entry in entries:
             if entry.data_file.file_format.name == "PUFFIN":
                 self._add_vector(entry)
@@ -127,8 +129,13 @@ class Deletes:
         num_deleted = len(deleted[0])
         return np.flatnonzero(np.isin(codes[num_deleted:], codes[:num_deleted])).astype(np.int64)
 
-    @functools.cache  # noqa: B019 - lives as long as the table is opened
     def _columns(self, url: str, ids: tuple[int, ...]) -> list[Any]:
+        """Columns of a file, which is read once: see :meth:`_read_columns`."""
+        if (url, ids) not in self._known:
+            self._known[url, ids] = self._read_columns(url, ids)
+        return self._known[url, ids]
+
+    def _read_columns(self, url: str, ids: tuple[int, ...]) -> list[Any]:
         """Columns of a file by the ids of their fields, as ``pyarrow.ChunkedArray`` in the newest types."""
         parquet = load_pyarrow("pyarrow.parquet")
         with as_filesystem(self._places.filesystem).open_input_file(self._places.inside(url)) as stream:

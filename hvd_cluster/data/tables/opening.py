@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hvd_cluster.data.files.filesystems import as_filesystem, normalize
+from hvd_cluster.data.files.filesystems import as_filesystem, is_local, normalize
 from hvd_cluster.data.reading.parquet_files import files_of, format_at
 from hvd_cluster.data.store import Store
 from hvd_cluster.data.tables import object_store
@@ -84,6 +84,11 @@ def open_table(
     opened = as_filesystem(place)
     found = _format_at(opened, paths[0]) if is_one else None
     if found in _READ:
+        by_url = isinstance(place, Store) or object_store.is_of_a_format(storage_options)
+        if not by_url and not is_local(opened):
+            raise DataError(
+                f"the {found} table in {paths[0]!r} is opened by its URL: leave filesystem out, or give a Store"
+            )
         return _of_folder(found, url, place, paths[0], version, moment, storage_options)
     name = repr(source if is_one else paths[0])
     if version is not None or as_of is not None:
