@@ -18,6 +18,7 @@ NAMES = [
     "allreduce",
     "small_tensors",
     "training_step",
+    "torch_backend",
     "tf_training_step",
     "monitor",
     "two_hosts",
