@@ -1,6 +1,7 @@
 """torch.distributed on the backend "hvd", and on Gloo: DDP, FSDP2, and single calls.
 
-DDP trains the MLP 784-2048-2048-10 with batches of 64; beside it is the same step with ``hvd.DistributedOptimizer``.
+DDP trains the MLP 784-2048-2048-10 with batches of 64, with gradients as views of its buckets; beside it is the same
+step with ``hvd.DistributedOptimizer``.
 FSDP2 shards 24 blocks of 1024-4096-1024, 201 million parameters, block by block, with batches of 16 rows: it gathers
 the weights twice and scatters the gradients once in each step. All contenders run in the same processes, in turns.
 """
@@ -64,7 +65,7 @@ def ddp(turns: int) -> Found:
     net, loss_of = model_and_loss("MLP")
 
     def trained(group: Any) -> Trained:
-        model = torch.nn.parallel.DistributedDataParallel(net(), process_group=group)
+        model = torch.nn.parallel.DistributedDataParallel(net(), process_group=group, gradient_as_bucket_view=True)
         return Trained(model, torch.optim.SGD(model.parameters(), lr=0.01), loss_of)
 
     on_hvd, on_gloo, own = trained(ours), trained(peer), net()

@@ -119,15 +119,16 @@ class Engine:
         else:
             self._submissions.submit(request, is_waited_for=is_waited_for)
             if request.is_ordered and not is_waited_for:
-                self.progress(request.handle, once=True)
+                self.expedite()
         return request.handle
 
-    def progress(self, handle: Handle, *, once: bool = False) -> None:
-        """This thread waits for ``handle``: let it advance the engine until the outcome is known.
+    def expedite(self) -> None:
+        """Have the engine's thread negotiate what was submitted, now and not after the cycle time."""
+        if self._progress_lock is not None:
+            self._loop.expedite()
 
-        Args:
-            handle: what it waits for.
-            once: do only what can be done without waiting for other ranks to submit anything.
+    def progress(self, handle: Handle) -> None:
+        """This thread waits for ``handle``: let it advance the engine until the outcome is known.
 
         Raises:
             HorovodInternalError: this thread does so already; a signal handler or a ``__del__`` waits.
@@ -137,9 +138,9 @@ class Engine:
         if torch.is_inference_mode_enabled():
             # Other threads must be able to use the tensors that the engine makes in this thread.
             with torch.inference_mode(False):
-                self._progress_lock.progress_until(handle, once=once)
+                self._progress_lock.progress_until(handle)
         else:
-            self._progress_lock.progress_until(handle, once=once)
+            self._progress_lock.progress_until(handle)
 
     def join(self, device: int = -1) -> Handle:
         """This rank has run out of data; the handle gives the rank that joined last, when all have.

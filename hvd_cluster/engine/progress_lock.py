@@ -80,12 +80,8 @@ class ProgressLock:
         self._wakes_s: float | None = None
         self.thread = threading.Thread(target=self._run, name="hvd-engine", daemon=True)
 
-    def progress_until(self, handle: Handle, *, once: bool = False) -> None:
+    def progress_until(self, handle: Handle) -> None:
         """Advance the engine until ``handle`` is settled; returns early if another thread does so, or all is over.
-
-        Args:
-            handle: what the caller waits for.
-            once: do only what can be done without waiting for other ranks to submit anything.
 
         Raises:
             HorovodInternalError: this thread does so already: it was called from a signal handler or a ``__del__``.
@@ -94,14 +90,14 @@ class ProgressLock:
         """
         holds_back = interrupts.begin()
         try:
-            self._progress_until(handle, holds_back, once)
+            self._progress_until(handle, holds_back)
         finally:
             if holds_back:
                 interrupts.end()
 
-    def _progress_until(self, handle: Handle, holds_back: bool, once: bool) -> None:
+    def _progress_until(self, handle: Handle, holds_back: bool) -> None:
         me = threading.get_ident()
-        if not self._get(me, handle, holds_back, once):
+        if not self._get(me, handle, holds_back):
             return
         self._holder = me
         is_working = True
@@ -112,7 +108,7 @@ class ProgressLock:
                 while True:
                     is_working = True
                     self._engine.work(is_waited_for=True)
-                    if once or handle.settled() or self._engine.is_over():
+                    if handle.settled() or self._engine.is_over():
                         break
                     is_working = False
                     if holds_back:
@@ -154,13 +150,10 @@ class ProgressLock:
             self._holder = None
             self._lock.release()
 
-    def _get(self, me: int, handle: Handle, holds_back: bool, once: bool) -> bool:
+    def _get(self, me: int, handle: Handle, holds_back: bool) -> bool:
         """Get the lock; False if another waiter has it, or if the handle is settled meanwhile."""
         if self._lock.acquire(blocking=False):
             return True
-        if once:
-            self._engine.expedite()
-            return False
         if self._holder == me:
             raise HorovodInternalError(
                 "an operation was waited for from within another one of the same thread, by a signal handler or a "

@@ -33,7 +33,7 @@ Tensors = list[torch.Tensor]
 _TorchGroup: Any = dist.ProcessGroup
 
 #: How long the end of the default group waits for the other ranks to come to theirs.
-_FAREWELL = timedelta(seconds=30)
+_MAX_END_WAIT = timedelta(seconds=30)
 
 
 class HvdProcessGroup(_TorchGroup):
@@ -367,7 +367,7 @@ class HvdProcessGroup(_TorchGroup):
                 end_completions()
 
     def _await_others(self) -> None:
-        self.barrier().wait(_FAREWELL)
+        self.barrier().wait(_MAX_END_WAIT)
 
     # ---- inside -----------------------------------------------------------------------------------------------------
 

@@ -97,7 +97,7 @@ class HandleWork(dist.Work):
     def _kick(self) -> None:
         """Have the call negotiated, if it was submitted by a thread that was to wait for it at once."""
         if not self._handle.settled():
-            running_engine().progress(self._handle, once=True)
+            running_engine().expedite()
 
     def _complete(self, promise: torch.futures.Future[None]) -> None:
         if self._handle.error is None:
