@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from hvd_cluster.data.filters import RowFilter
@@ -37,7 +37,7 @@ class Split:
     #: Which rows of the row groups are there; None for all.
     row_filter: RowFilter | None = None
     #: Reads the row groups; None for files of the data set's store.
-    reader: FragmentReader | None = None
+    reader: FragmentReader | None = field(default=None, compare=False)
     #: The state of the table that the rows are from, if it is of a format that has such.
     snapshot: Snapshot | None = None
 

@@ -11,7 +11,8 @@ from hvd_cluster.engine.shared_memory.arena import Arena
 from hvd_cluster.engine.shared_memory.ballot import Ballot
 from hvd_cluster.engine.shared_memory.deadline import Check
 from hvd_cluster.engine.shared_memory.segment import Segment, SharingGroup, share
-from hvd_cluster.engine.transports.shm import ShmTransport, segment_bytes
+from hvd_cluster.engine.transports.shm import ShmTransport
+from hvd_cluster.engine.transports.shm_layout import segment_bytes
 from hvd_cluster.engine.world import World
 from hvd_cluster.settings import MIB, Settings
 

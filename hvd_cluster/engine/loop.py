@@ -128,13 +128,8 @@ class Loop:
             send_down=lambda entries: self._links.send_down(LogMessage(entries), self._log_readers),
             execute=self._execute,
         )
-        self._queues = Queues(
-            process_sets,
-            submissions.wake,
-            self._check,
-            is_idle=self.transports.is_idle,
-            on_drained=self.transports.remove,
-        )
+        idle, drained = self.transports.is_idle, self.transports.remove
+        self._queues = Queues(process_sets, submissions.wake, self._check, is_idle=idle, on_drained=drained)
         self._launched_work = LaunchedWork(settings)
         self._decisions = DecisionRunner(
             self._rank,
@@ -168,9 +163,8 @@ class Loop:
             send_up=self._links.send_up,
             send_down=self._links.send_down,
         )
-        # Messages of other hosts take longer than spinning is worth.
-        is_worth_it = self._has_all_ranks_here and has_core_per_rank(world.topology.size)
-        self._spinner = Spinner(self._ballot if is_worth_it else None)
+        spins = self._has_all_ranks_here and has_core_per_rank(world.topology.size)  # messages of other hosts take long
+        self._spinner = Spinner(self._ballot if spins else None)
         self._closing_since_s: float | None = None
 
     # ---- called by the progress lock --------------------------------------------------------------------------------
@@ -221,8 +215,7 @@ class Loop:
         shutdown_s = None if self._closing_since_s is None else self._closing_since_s + SHUTDOWN_TIMEOUT_S
         retry_s = time.monotonic() + _RETRY_S if self._agreement.is_blocked else None
         times = (self._timeline.next_flush_s, self._stall.next_check_s(), self.steps.next_s(), shutdown_s, retry_s)
-        earliest_s = min((time_s for time_s in times if time_s is not None), default=math.inf)
-        earliest_s = min(earliest_s, self._submissions.expires_s)
+        earliest_s = min(time_s for time_s in (*times, self._submissions.expires_s) if time_s is not None)
         return None if earliest_s == math.inf else earliest_s
 
     def handle_events(self, events: list[tuple[int, int]]) -> None:
@@ -236,7 +229,8 @@ class Loop:
                 else:
                     self._links.flush(rank)
         self._stall.inspect()
-        self._end_overdue()
+        if (overdue := self._submissions.take_overdue(time.monotonic())) is not None:
+            self._abort(f"rank {self._rank} on {self._world.topology.host} has waited {overdue}")
         self.steps.tick()
 
     def fail(self, error: BaseException) -> None:
@@ -388,10 +382,6 @@ class Loop:
         self.steps.report()
         who = "this rank" if close.rank == self._rank else f"rank {close.rank} on {self._world.hosts[close.rank]}"
         self._decisions.fail_pending(f"{SHUT_DOWN_TEXT} ({who} has called shutdown or ended)")
-
-    def _end_overdue(self) -> None:
-        if (overdue := self._submissions.take_overdue(time.monotonic())) is not None:
-            self._abort(f"rank {self._rank} on {self._world.topology.host} has waited {overdue}")
 
     def _abort(self, reason: str, source: int | None = None) -> None:
         """The world is broken: report it to the linked ranks, fail everything, end the waits in the transports."""

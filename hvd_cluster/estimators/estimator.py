@@ -299,23 +299,18 @@ class DistributedEstimator(ColumnRoles, EstimatorParams, Estimator):
     ) -> dict[str, torch.Tensor]:
         """A few rows to try the model on: as in a training batch, or as stored, which is what ``transform`` reads.
 
-        Args:
-            transformed: apply ``transformation_fn``.
-            scored_as: the inputs of the model; then ``preprocess`` is called as for scoring.
+        With the inputs of the model in ``scored_as``, ``preprocess`` is called as for scoring.
 
         Raises:
             DataError: ``preprocess`` or ``transformation_fn`` failed, or the latter removed columns that are needed.
         """
-        preprocess = self._preprocess(dataset)
-        if preprocess is not None:
-            made = None if scored_as is None else scored_as.made
-            preprocess = dataclasses.replace(preprocess, training=scored_as is None, made=made)
         return trial_rows(
             dataset,
             seed,
             required=self._batch_columns(dataset),
             transformation_fn=self._transformation() if transformed else None,
-            preprocess=preprocess,
+            preprocess=self._preprocess(dataset),
+            scored_as=scored_as,
         )
 
     def _batch_columns(self, dataset: Dataset) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,8 @@ from hvd_cluster.errors import DataError
 if TYPE_CHECKING:
     import torch
 
+    from hvd_cluster.estimators.spec import Inputs
+
 #: Rows of the batch that the model and the loss are tried on.
 _MAX_ROWS = 8
 
@@ -25,16 +28,21 @@ def trial_rows(
     required: Sequence[str],
     transformation_fn: Callable[[dict[str, Any]], dict[str, Any]] | None,
     preprocess: Preprocess | None,
+    scored_as: Inputs | None = None,
 ) -> dict[str, torch.Tensor]:
     """The first rows of the training data, as a batch.
 
     Args:
         required: columns that the batch must have.
         transformation_fn, preprocess: applied to the rows.
+        scored_as: the inputs of a model, to call ``preprocess`` as for its scoring instead of its training.
 
     Raises:
         DataError: ``preprocess`` or ``transformation_fn`` failed, or the latter removed columns that are needed.
     """
+    if preprocess is not None:
+        made = None if scored_as is None else scored_as.made
+        preprocess = dataclasses.replace(preprocess, training=scored_as is None, made=made)
     reader = ParquetReader(
         dataset.train,
         dataset.schema,

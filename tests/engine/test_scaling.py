@@ -25,12 +25,13 @@ from hvd_cluster.engine.collectives.reducescatter import reducescatter, rows_per
 from hvd_cluster.engine.request import Handle, Kind, ReduceOp, Request, Signature, describe
 from hvd_cluster.engine.shared_memory.arena import Arena
 from hvd_cluster.engine.timeline import Recorder
-from hvd_cluster.engine.transports import hierarchical, shm
+from hvd_cluster.engine.transports import hierarchical, shm_layout
 from hvd_cluster.engine.transports.alone import AloneTransport
 from hvd_cluster.engine.transports.exchange import HostExchange
 from hvd_cluster.engine.transports.gloo import GlooTransport
 from hvd_cluster.engine.transports.hierarchical import HierarchicalTransport
-from hvd_cluster.engine.transports.shm import ShmTransport, segment_bytes
+from hvd_cluster.engine.transports.shm import ShmTransport
+from hvd_cluster.engine.transports.shm_layout import segment_bytes
 from hvd_cluster.engine.transports.transport import Transport
 
 AVERAGE, SUM, MIN, MAX, PRODUCT = (
@@ -178,7 +179,7 @@ WORLDS = {
 @pytest.fixture(scope="module", params=WORLDS)
 def world(request: pytest.FixtureRequest) -> Iterator[World]:
     with ExitStack() as stack, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shm, "_SLOT_BYTES", mmap.PAGESIZE)  # few elements pass in many chunks
+        patch.setattr(shm_layout, "_SLOT_BYTES", mmap.PAGESIZE)  # few elements pass in many chunks
         patch.setattr(hierarchical, "_MIN_BYTES", 0)
         built = WORLDS[request.param]()
         stack.callback(built.close)

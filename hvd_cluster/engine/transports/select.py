@@ -18,7 +18,8 @@ from hvd_cluster.engine.transports.alone import AloneTransport
 from hvd_cluster.engine.transports.exchange import HostExchange, piece_bytes_for
 from hvd_cluster.engine.transports.gloo import GlooTransport
 from hvd_cluster.engine.transports.hierarchical import HierarchicalTransport
-from hvd_cluster.engine.transports.shm import ShmTransport, segment_bytes
+from hvd_cluster.engine.transports.shm import ShmTransport
+from hvd_cluster.engine.transports.shm_layout import segment_bytes
 from hvd_cluster.engine.transports.transport import Transport
 from hvd_cluster.engine.world import World
 from hvd_cluster.rendezvous.client import KeyValueClient

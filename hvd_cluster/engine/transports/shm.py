@@ -21,34 +21,27 @@ import torch
 from hvd_cluster.engine.request import ReduceOp
 from hvd_cluster.engine.shared_memory.arena import Arena
 from hvd_cluster.engine.shared_memory.deadline import Check, Deadline
-from hvd_cluster.engine.shared_memory.semaphores import STRIDE_BYTES, Barrier, Semaphores
+from hvd_cluster.engine.shared_memory.semaphores import Barrier, Semaphores
 from hvd_cluster.engine.transports.chunks import Arithmetic, Chunk, Scratch, chunks_of, scatter, without_aliases
+from hvd_cluster.engine.transports.shm_layout import (
+    ANNOUNCEMENT_BYTES,
+    MAX_ANNOUNCED,
+    NUM_TURNS,
+    control_bytes,
+    segment_bytes,
+    slot_bytes,
+    tables_start,
+)
 from hvd_cluster.engine.transports.transport import FinishedWork, Transport, Work
 
-_PAGE_BYTES = 4096
-#: Long enough to hide the barrier, short enough that what a rank has just copied is still in a cache. With two ranks,
-#: 23 to 100 MB take 0.65 to 0.8 of the time that slots of a quarter of this size take.
-_SLOT_BYTES = 1 << 20
-#: Chunks in progress at once; see the proofs below.
-_NUM_TURNS = 3
-#: The segment of a host stays below this, whatever its number of ranks.
-_MAX_BYTES = 256 << 20
 #: This many tries take about 50 us, as long as waking a blocked thread may take.
 _MAX_TRIES = 200
-#: If one operation has more tensors than this, they are copied even if they are in the arena.
-_MAX_ANNOUNCED = 63
 _MIN_ANNOUNCED_BYTES = 1 << 17
-_ANNOUNCEMENT_BYTES = 8 * (1 + _MAX_ANNOUNCED)
 #: Views of slots that are kept.
 _MAX_NARROWED = 1000
 
 #: The slots of one turn: one for each rank, and one for results.
 Rows = tuple[torch.Tensor, ...]
-
-
-def segment_bytes(num_ranks: int) -> int:
-    """The size of the part of a segment that :class:`ShmTransport` needs."""
-    return _control_bytes(num_ranks) + _NUM_TURNS * (num_ranks + 1) * _slot_bytes(num_ranks)
 
 
 class ShmTransport(Transport):
@@ -84,7 +77,7 @@ class ShmTransport(Transport):
         self.index = index
         self.ranks = ranks
         num_ranks = len(ranks)
-        self._slot_bytes = _slot_bytes(num_ranks)
+        self._slot_bytes = slot_bytes(num_ranks)
         num_semaphores = Barrier.num_semaphores(num_ranks)
         # The leader initialises them before any rank learns that the segment is ready; see select.py.
         self._semaphores = Semaphores(
@@ -96,19 +89,19 @@ class ShmTransport(Transport):
         # torch.frombuffer does not keep the mapping alive; this object does and outlives its tensors.
         self._memory = memory
         part = torch.frombuffer(memory, dtype=torch.uint8, offset=offset, count=segment_bytes(num_ranks))
-        tables_start = _tables_start(num_ranks)
+        first = tables_start(num_ranks)
         tables_bytes = 2 * num_ranks * num_ranks * 8
         #: (2 turns, ranks, ranks): how many bytes each rank sends to each rank.
-        self._tables = part[tables_start : tables_start + tables_bytes].view(torch.int64).view(2, num_ranks, num_ranks)
-        start = tables_start + tables_bytes
-        num_bytes = 2 * num_ranks * _ANNOUNCEMENT_BYTES
+        self._tables = part[first : first + tables_bytes].view(torch.int64).view(2, num_ranks, num_ranks)
+        start = first + tables_bytes
+        num_bytes = 2 * num_ranks * ANNOUNCEMENT_BYTES
         words = part[start : start + num_bytes].view(torch.int64).view(2, num_ranks, -1).numpy()
         #: (2 turns, ranks, words): how many tensors a rank has in the arena, and their offsets.
         self._announcements = words
         self._announcement_turn = 0
         self._arena = arena
         #: (turns, ranks + 1, bytes); the last row of each turn holds results.
-        self._slots = part[_control_bytes(num_ranks) :].view(_NUM_TURNS, num_ranks + 1, self._slot_bytes)
+        self._slots = part[control_bytes(num_ranks) :].view(NUM_TURNS, num_ranks + 1, self._slot_bytes)
         self._typed: dict[torch.dtype, list[Rows]] = {}
         self._narrowed: dict[tuple[torch.dtype, int, int], Rows] = {}
         self._scratch = Scratch()
@@ -162,7 +155,7 @@ class ShmTransport(Transport):
     def _can_reduce_in_place(self, inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> bool:
         """The operation is in place; its tensors are few enough to be announced and worth a second barrier."""
         return (
-            len(inputs) <= _MAX_ANNOUNCED
+            len(inputs) <= MAX_ANNOUNCED
             and sum(tensor.nbytes for tensor in inputs) >= _MIN_ANNOUNCED_BYTES
             and all(tensor is output and tensor.numel() > 0 for tensor, output in zip(inputs, outputs, strict=True))
         )
@@ -370,7 +363,7 @@ class ShmTransport(Transport):
 
     def _next_turn(self) -> int:
         # One count for all collectives: each continues with the slots after those of the previous one.
-        self._turn = (self._turn + 1) % _NUM_TURNS
+        self._turn = (self._turn + 1) % NUM_TURNS
         return self._turn
 
     def _rows_of(self, dtype: torch.dtype) -> list[Rows]:
@@ -396,18 +389,3 @@ class ShmTransport(Transport):
 
     def _synchronize(self) -> None:
         self._barrier.wait(self._deadline)
-
-
-def _slot_bytes(num_ranks: int) -> int:
-    most = _MAX_BYTES // (_NUM_TURNS * (num_ranks + 1)) // _PAGE_BYTES * _PAGE_BYTES
-    return max(_PAGE_BYTES, min(_SLOT_BYTES, most))
-
-
-def _tables_start(num_ranks: int) -> int:
-    return Barrier.num_semaphores(num_ranks) * STRIDE_BYTES
-
-
-def _control_bytes(num_ranks: int) -> int:
-    """Semaphores and tables, up to the next page."""
-    num_bytes = _tables_start(num_ranks) + 2 * num_ranks * (num_ranks * 8 + _ANNOUNCEMENT_BYTES)
-    return -(-num_bytes // _PAGE_BYTES) * _PAGE_BYTES

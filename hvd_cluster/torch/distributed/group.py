@@ -15,6 +15,7 @@ from hvd_cluster.engine.signature import Kind, SetId, Signature, TensorMeta
 from hvd_cluster.torch.distributed.arguments import c10d, listed, nested, only, options
 from hvd_cluster.torch.distributed.calls import OrderedCalls
 from hvd_cluster.torch.distributed.messages import Messages
+from hvd_cluster.torch.distributed.named_group import NamedGroup
 from hvd_cluster.torch.distributed.reductions import Reduction, reduction_of
 from hvd_cluster.torch.distributed.sparse import sum_sparse
 from hvd_cluster.torch.distributed.tensors import (
@@ -30,13 +31,11 @@ from hvd_cluster.torch.distributed.work import AllOf, HandleWork, end_completion
 
 Tensors = list[torch.Tensor]
 
-_TorchGroup: Any = dist.ProcessGroup
-
 #: How long the end of the default group waits for the other ranks to come to theirs.
 _MAX_END_WAIT = timedelta(seconds=30)
 
 
-class HvdProcessGroup(_TorchGroup):
+class HvdProcessGroup(NamedGroup):
     """The ranks of one group of torch.distributed. torch calls the methods; their names and arguments are torch's.
 
     Every method returns at once, with the call in progress. Tensors may live on CPUs or on GPUs.
@@ -67,28 +66,6 @@ class HvdProcessGroup(_TorchGroup):
         self._messages = Messages(self._ranks, rank, label, timeout)
         self._ends_world = ends_world
         self._coalesced: list[dist.Work] | None = None
-        self._name = self._description = ""
-
-    # ---- names: torch's C++ keeps them for groups that are made of its own backends only ---------------------------
-
-    def getBackendName(self) -> str:  # noqa: N802 - torch's spelling
-        return "hvd"
-
-    name = _get_backend_name = getBackendName
-
-    def _set_group_name(self, name: str) -> None:
-        self._name = name
-
-    def _set_group_desc(self, text: str) -> None:
-        self._description = text
-
-    def getGroupName(self) -> str:  # noqa: N802
-        return self._name
-
-    def getGroupDesc(self) -> str:  # noqa: N802
-        return self._description
-
-    group_name, group_desc = property(getGroupName), property(getGroupDesc)
 
     # ---- reductions -------------------------------------------------------------------------------------------------
 

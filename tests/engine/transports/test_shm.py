@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from hvd_cluster.engine.request import ReduceOp
-from hvd_cluster.engine.transports import shm
-from hvd_cluster.engine.transports.shm import ShmTransport, segment_bytes
+from hvd_cluster.engine.transports import shm_layout
+from hvd_cluster.engine.transports.shm import ShmTransport
+from hvd_cluster.engine.transports.shm_layout import segment_bytes
 
 
 def on_ranks(num_ranks: int, fn: Callable[[ShmTransport], Any], *, spins: bool = False) -> list[Any]:
@@ -32,7 +33,7 @@ def on_ranks(num_ranks: int, fn: Callable[[ShmTransport], Any], *, spins: bool =
 @pytest.fixture
 def small_slots(monkeypatch: pytest.MonkeyPatch) -> None:
     """Slots of one page, so that few elements need many chunks."""
-    monkeypatch.setattr(shm, "_SLOT_BYTES", 4096)
+    monkeypatch.setattr(shm_layout, "_SLOT_BYTES", 4096)
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3, 4, 7])

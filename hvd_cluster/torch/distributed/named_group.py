@@ -1,0 +1,36 @@
+"""The names of a process group: torch's C++ keeps them only for groups that are made of its own backends."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.distributed as dist
+
+_TorchGroup: Any = dist.ProcessGroup
+
+
+class NamedGroup(_TorchGroup):
+    """A process group with the name and the description that torch gives it."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        super().__init__(rank, size)
+        self._name = self._description = ""
+
+    def getBackendName(self) -> str:  # noqa: N802 - torch's spelling
+        return "hvd"
+
+    name = _get_backend_name = getBackendName
+
+    def _set_group_name(self, name: str) -> None:
+        self._name = name
+
+    def _set_group_desc(self, text: str) -> None:
+        self._description = text
+
+    def getGroupName(self) -> str:  # noqa: N802
+        return self._name
+
+    def getGroupDesc(self) -> str:  # noqa: N802
+        return self._description
+
+    group_name, group_desc = property(getGroupName), property(getGroupDesc)
