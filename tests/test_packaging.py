@@ -38,7 +38,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 #: The budget of the wheel. It was 1,000,000; the wheel had 984,000 before the faults of the field were mended, and
 #: 1,090,000 before estimators took raw columns, factories and adapters, and logged and exported models.
-MAX_WHEEL_BYTES = 1_200_000
+MAX_WHEEL_BYTES = 1_300_000
 
 
 def test_there_is_one_pure_wheel_within_its_budget(wheel: Path) -> None:
