@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,18 @@ from hvd_cluster.data import open_table
 from hvd_cluster.estimators import LocalBackend
 
 for package in ("deltalake", "lance", "pyiceberg"):
-    pytest.importorskip(package)
+    if find_spec(package) is None:
+        pytest.skip(f"{package} is not installed", allow_module_level=True)
 cloudpickle.register_pickle_by_value(survivors)
 
 PROGRAM = Path(__file__).parent / "scripts" / "commits.py"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def threads() -> None:
+    from iceberg_files import start_threads
+
+    start_threads()
 
 
 def rows() -> pa.Table:
@@ -68,9 +77,8 @@ def made(kind: str, folder: Path) -> Any:
 
         lance.write_dataset(rows(), str(folder / "t"), max_rows_per_file=100)
         return folder / "t"
-    from iceberg_files import catalog_in, start_threads
+    from iceberg_files import catalog_in
 
-    start_threads()
     with catalog_in(folder) as catalog:
         table = catalog.create_table("db.t", rows().schema)
         table.append(rows())
