@@ -211,7 +211,7 @@ def test_a_byte_that_has_changed_on_the_disk_is_noticed(tmp_path: Path) -> None:
         list(ParquetReader(path, batch_size=100))
 
 
-#: Formats whose tables are read, so that a log which is no log is what is wrong.
+#: Formats whose tables are read, so that the error names a log that cannot be read.
 OPENED = ("Delta", "Iceberg", "Lance")
 
 

@@ -1,4 +1,4 @@
-"""A fit reads one version of a table, whoever writes to it meanwhile, and continues with that version only."""
+"""A fit reads one version of a table while other programs write to it, and continues with that version only."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ def _opened(url: str, version: int | str | None, moment: dt.datetime | None, opt
         table = deltalake.DeltaTable(url, version=None if version is None else int(version), storage_options=options)
         if moment is not None:
             table.load_as_version(moment)
-    except Exception as error:
+    except Exception as error:  # deltalake has several kinds without a common base, and object_store's
         which = "" if version is None and moment is None else f" as of {moment or f'version {version}'}"
         raise DataError(f"cannot open the Delta table in {url!r}{which}: {error}") from error
     return table
@@ -204,7 +204,7 @@ def _deleted(table: Any) -> dict[str, npt.NDArray[np.int64]]:
     found = {}
     try:
         vectors = load_pyarrow().table(table.deletion_vectors())
-    except Exception as error:
+    except Exception as error:  # as above: whatever deltalake raises
         raise DataError(f"deltalake cannot read the deletion vectors of {table.table_uri}: {error}") from error
     for batch in vectors.to_batches():
         for url, keeps in zip(batch.column("filepath").to_pylist(), batch.column("selection_vector"), strict=True):

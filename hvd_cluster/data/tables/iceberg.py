@@ -45,7 +45,7 @@ def at(
             "knows which metadata file is current: give the pyiceberg Table, catalog.load_table(name), or the path of "
             f"a .metadata.json file ({error})"
         ) from error
-    except Exception as error:
+    except Exception as error:  # pyiceberg raises those of its filesystem and of pydantic too
         raise DataError(f"cannot open the Iceberg table in {url!r}: {error}") from error
     return of_object(table, version, moment)
 
@@ -93,7 +93,7 @@ def _clear_errors(snapshot: Snapshot) -> Iterator[None]:
         raise
     except FileNotFoundError as error:
         raise DataError(gone_text(snapshot, str(error))) from error
-    except Exception as error:
+    except Exception as error:  # as above: whatever pyiceberg raises
         raise DataError(f"cannot read {snapshot}: {error}") from error
 
 

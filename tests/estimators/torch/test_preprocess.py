@@ -399,7 +399,7 @@ def test_arguments_go_by_name_where_forward_has_them_all():
     assert of(Wrapper, ids) == (("ids", "mask"), True, ("int32", "float32"))
     assert of(Wrapper)[:2] == (("a", "b"), False)  # the names are those of the columns: their order counts
     assert of(lambda *args: torch.nn.DataParallel(Named(*args)))[:2] == (("a", "b"), True)
-    # What is returned without a name has that of the column, which is no reason to pass it by name.
+    # What is returned without a name has that of the column, and is passed by position nevertheless.
     assert of(Named, {"b": made["b"]})[1] is False
     assert of(Named, {"features": made["b"]})[1] is False
     assert label_keywords(Named(1, 1), ["y"]) == ("labels",)
