@@ -21,6 +21,8 @@ class ReduceOp(IntEnum):
     MAX = 4
     PRODUCT = 5
 
+    __hash__ = int.__hash__  # that of an Enum is written in Python, and each request is looked up by its signature
+
     @classmethod
     def _missing_(cls, value: object) -> ReduceOp:
         raise ValueError(f"op={value!r} is none of {', '.join(f'hvd.{op.name.capitalize()}' for op in cls)}")
@@ -37,6 +39,8 @@ class Kind(str, Enum):
     BARRIER = "barrier"
     ADD_PROCESS_SET = "add_process_set"
     REMOVE_PROCESS_SET = "remove_process_set"
+
+    __hash__ = str.__hash__  # as in ReduceOp
 
 
 #: Ranks may differ in the first dimension of these.

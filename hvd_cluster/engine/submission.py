@@ -35,23 +35,31 @@ Tensors = list[torch.Tensor]
 #: Element types that can be moved, but not all of them reduced.
 _MOVED_DTYPES = REDUCED_DTYPES | {torch.uint16, torch.uint32, torch.uint64}
 
+# To take a member from an Enum class costs as much as a call in Python 3.11.
+_AVERAGE, _ADASUM = ReduceOp.AVERAGE, ReduceOp.ADASUM
+
 
 class _Rules(NamedTuple):
     """What a kind of collective takes."""
 
     #: The kind's value, which an Enum takes long to look up.
     prefix: str
+    dtypes: frozenset[torch.dtype]
     reduces: bool
+    has_root: bool
     #: Tensors need a first dimension.
     has_rows: bool
     #: Ranks may differ in the first dimension.
     is_open: bool
 
 
+_REDUCING = (Kind.ALLREDUCE, Kind.REDUCESCATTER)
 _RULES = {
     kind: _Rules(
         kind.value,
-        kind in (Kind.ALLREDUCE, Kind.REDUCESCATTER),
+        REDUCED_DTYPES if kind in _REDUCING else _MOVED_DTYPES,
+        kind in _REDUCING,
+        kind is Kind.BROADCAST,
         kind in (Kind.ALLGATHER, Kind.ALLTOALL, Kind.REDUCESCATTER),
         kind in OPEN_KINDS,
     )
@@ -71,7 +79,7 @@ def reduce_op(average: bool | None, op: ReduceOp | None) -> ReduceOp:
         warnings.warn("average is deprecated: use op=hvd.Average or op=hvd.Sum", DeprecationWarning, stacklevel=3)
         return ReduceOp.AVERAGE if average else ReduceOp.SUM
     if op is None:
-        return ReduceOp.AVERAGE
+        return _AVERAGE
     return op if type(op) is ReduceOp else ReduceOp(op)  # an Enum takes long to find itself
 
 
@@ -226,11 +234,10 @@ def _check(
     if rules.has_rows and any(tensor.dim() == 0 for tensor in tensors):
         label = "" if name is None else f" (tensor {name!r})"
         raise HorovodInternalError(f"Rank {current.rank()} tried to {kind.name} a rank-zero tensor.{label}")
-    supported = REDUCED_DTYPES if rules.reduces else _MOVED_DTYPES
     for tensor in tensors:
-        if tensor.dtype not in supported:
+        if tensor.dtype not in rules.dtypes:
             raise ValueError(f"Tensor type {tensor.dtype} is not supported.")
-    if kind is Kind.BROADCAST:
+    if rules.has_root:
         check_root(root, process_set)
     if rules.reduces:
         check_reduction(tensors, op, prescale, postscale, process_set)
@@ -301,10 +308,14 @@ def check_reduction(
         ValueError: bool tensors cannot be averaged or scaled.
         NotImplementedError: as for :func:`check_adasum`, or Adasum of integers.
     """
-    is_scaled = op == ReduceOp.AVERAGE or prescale != 1.0 or postscale != 1.0
-    if is_scaled and torch.bool in [getattr(tensor, "dtype", None) for tensor in tensors]:
-        raise ValueError("bool tensors cannot be averaged or scaled: use op=hvd.Sum (any), hvd.Min (all) or hvd.Max")
-    if op == ReduceOp.ADASUM:
+    is_scaled = op == _AVERAGE or prescale != 1.0 or postscale != 1.0
+    if is_scaled:
+        for tensor in tensors:
+            if getattr(tensor, "dtype", None) is torch.bool:
+                raise ValueError(
+                    "bool tensors cannot be averaged or scaled: use op=hvd.Sum (any), hvd.Min (all) or hvd.Max"
+                )
+    if op == _ADASUM:
         check_adasum(process_set)
         if not all(tensor.is_floating_point() for tensor in tensors):
             raise NotImplementedError("Adasum needs floating-point tensors")

@@ -108,17 +108,17 @@ class SubmissionQueue:
                 raise WorldEndedError(self._end)
             if self._has_joined:
                 raise ValueError(f"{request.name!r} was submitted while a join() of this rank is under way")
-            family, number = (request.process_set_id, request.name), -1
+            family = key = request.key
+            number = -1
             if request.is_unnamed:
                 number = self._numbers.get(family, 0)
                 request.name = f"{request.name}.{SerialNumber(self._num_joins, number)}"
                 request.is_unnamed = False
-            key = request.key
-            if request.is_ordered:
-                if key in self._pending or key in self._in_use:
+                key = request.key
+            if key in self._pending or key in self._in_use:
+                if request.is_ordered:
                     self._held.setdefault(key, deque()).append(request)
                     return
-            elif key in self._pending or key in self._in_use:
                 raise ValueError(f"{DUPLICATE_NAME_TEXT} (tensor {request.name!r})")
             # Only what is accepted takes a number: an operation that one rank alone refuses shifts none. Nothing is
             # called before the last line, so a signal handler's exception comes before all of this or after it.
@@ -126,7 +126,8 @@ class SubmissionQueue:
             if number >= 0:
                 self._numbers[family] = number + 1
             self._submitted.append(request)
-            self.expires_s = min(self.expires_s, request.expires_s)
+            if request.expires_s < self.expires_s:
+                self.expires_s = request.expires_s
             self.submitter = threading.get_ident()
             if not (is_waited_for or request.is_ordered):
                 self.cycle_timer.start()
