@@ -73,9 +73,13 @@ class CallSites:
 
 
 def _resolve(frame: FrameType) -> tuple[FrameType | None, CodeType | None, int | None]:
-    """The innermost frame of the user, the code of a library that it calls, and what the calls inside mean."""
+    """The innermost frame of the user, the code of a library that it calls, and what the calls inside mean.
+
+    If no code of the user is running, as in a fit of a model made of torch's layers, our training loop stands for it.
+    """
     called: CodeType | None = None
     meant: int | None = None
+    in_our_loop: tuple[FrameType | None, CodeType | None] = (None, frame.f_code)
     innermost: FrameType | None = frame
     while innermost is not None:
         code = innermost.f_code
@@ -83,12 +87,14 @@ def _resolve(frame: FrameType) -> tuple[FrameType | None, CodeType | None, int |
         if path is None:
             return innermost, called, meant
         if path not in _WRAPPERS:
+            if in_our_loop[0] is None and path.startswith("hvd_cluster/estimators/"):
+                in_our_loop = innermost, called
             called = code
         if meant is None:
             name = code.co_name
             meant = next((what for part, start, what in _MEANING if part in path and name.startswith(start)), None)
         innermost = innermost.f_back
-    return None, called, meant
+    return *in_our_loop, meant
 
 
 def _text(user: CodeType | None, line: int, called: CodeType | None) -> str:
@@ -96,4 +102,4 @@ def _text(user: CodeType | None, line: int, called: CodeType | None) -> str:
     name = "?" if code is None else code_name(code)
     if user is None:
         return name
-    return f"{name} ({shown_path(user)}:{line})"
+    return f"{name} ({library_path(user.co_filename) or shown_path(user)}:{line})"

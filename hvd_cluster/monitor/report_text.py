@@ -50,10 +50,9 @@ def describe(bottleneck: Bottleneck, names: Mapping[int, str]) -> str:
     share = bottleneck.last_shares.get(bottleneck.rank, 0.0)
     behind = duration(bottleneck.behind_s)
     text = f"{name[:1].upper()}{name[1:]} was last in {share:.0%} of the steps, by {behind} on average"
-    if bottleneck.is_starved:
-        text += "; its process waits for a core, because of its priority or other processes"
-    else:
-        text += f"; the cause is {what}"
+    if bottleneck.is_starved:  # in any line
+        return f"{text}; its process waits for a core, because of its priority or other processes."
+    text += f"; the cause is {what}"
     return text + (f": it was in {bottleneck.call_site}." if bottleneck.call_site else ".")
 
 

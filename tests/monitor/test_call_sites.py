@@ -6,9 +6,11 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
+import hvd_cluster
 from hvd_cluster.monitor.call_sites import CallSite, CallSites
 from hvd_cluster.monitor.step_clock import COMPUTE, DATA, SAVE, StepClock
 
@@ -54,6 +56,27 @@ def test_code_of_the_user_is_named_by_its_function() -> None:
     found = seen(sleep_in_a_function)
     assert "sleep_in_a_function (tests/monitor/test_call_sites.py:" in found.text
     assert found.activity == COMPUTE
+
+
+def test_without_code_of_the_user_the_training_loop_is_named() -> None:
+    clock = StepClock()
+    sites = CallSites(clock)
+    is_over = threading.Event()
+    path = f"{Path(hvd_cluster.__file__).parent}/estimators/torch/loop.py"
+    loop = "def train(model, rows):\n    begin()\n    while not is_over():\n        model(rows)\n"
+    namespace: dict[str, Any] = {"begin": clock.restart, "is_over": is_over.is_set}
+    exec(compile(loop, path, "exec"), namespace)
+    thread = threading.Thread(target=namespace["train"], args=(torch.nn.Linear(2000, 2000), torch.zeros(64, 2000)))
+    thread.start()
+    try:
+        for _ in range(40):
+            time.sleep(0.01)
+            sites.sample()
+    finally:
+        is_over.set()
+        thread.join()
+    found, _ = sites.take(1)[0]
+    assert found.text == "Module._wrapped_call_impl (hvd_cluster/estimators/torch/loop.py:4)"
 
 
 def test_the_clock_knows_better_what_an_activity_is(tmp_path: Path) -> None:

@@ -13,6 +13,8 @@ from hvd_cluster.estimators.view.time_shares import TimeShares
 _WIDTH, _HEIGHT, _MARGIN = 360, 140, 8
 #: No more hosts and ranks are listed.
 _MAX_HOSTS, _MAX_RANKS = 8, 16
+#: Positive losses whose largest is more than this many times the smallest are drawn on a logarithmic scale.
+_MAX_LINEAR = 50
 #: Part of the history -> colour of its curve, from the Okabe-Ito palette for colour-blind readers.
 _COLOURS = {"train": "#0072B2", "validation": "#D55E00"}
 
@@ -134,10 +136,13 @@ def _curves(table: Sequence[dict[str, Any]]) -> str:
         return ""
     first, last = min(x for x, _ in points), max(x for x, _ in points)
     low, high = min(y for _, y in points), max(y for _, y in points)
+    is_logarithmic = 0 < low < high / _MAX_LINEAR
+    scale = math.log if is_logarithmic else float
+    bottom, top = scale(low), scale(high)
 
     def place(x: float, y: float) -> str:
         across = _MARGIN + (x - first) / max(last - first, 1) * (_WIDTH - 2 * _MARGIN)
-        down = _MARGIN + (high - y) / ((high - low) or 1.0) * (_HEIGHT - 2 * _MARGIN)
+        down = _MARGIN + (top - scale(y)) / ((top - bottom) or 1.0) * (_HEIGHT - 2 * _MARGIN)
         return f"{across:.1f},{down:.1f}"
 
     lines = [
@@ -151,7 +156,7 @@ def _curves(table: Sequence[dict[str, Any]]) -> str:
     )
     return (
         f'<svg width="{_WIDTH}" height="{_HEIGHT}" role="img" aria-label="loss over the epochs">{"".join(lines)}</svg>'
-        f"<br>{legend} (between {low:.4g} and {high:.4g})"
+        f"<br>{legend} (between {low:.4g} and {high:.4g}{', logarithmic' if is_logarithmic else ''})"
     )
 
 

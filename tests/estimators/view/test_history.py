@@ -56,6 +56,16 @@ def test_a_card_without_a_loss_has_no_curve(records):
     assert "<svg" not in card("TorchModel", None, records)
 
 
+def test_losses_of_different_sizes_are_drawn_on_a_logarithmic_scale():
+    def shown(*losses: float) -> str:
+        return card("TorchModel", None, [{"epoch": i, "train": {"loss": loss}} for i, loss in enumerate(losses)])
+
+    assert 'points="8.0,8.0 180.0,70.0 352.0,132.0"' in shown(100.0, 1.0, 0.01)
+    assert "(between 0.01 and 100, logarithmic)" in shown(100.0, 1.0, 0.01)
+    assert 'points="8.0,8.0 180.0,70.0 352.0,132.0"' in shown(3.0, 2.0, 1.0)
+    assert "logarithmic" not in shown(1.0, 0.0) + shown(3.0, 2.0, 1.0)
+
+
 def test_a_model_shows_and_plots_its_history():
     model = TorchModel(history=RECORDS, run_id="r")
     assert "<polyline" in model._repr_html_()
