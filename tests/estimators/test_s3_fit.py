@@ -54,7 +54,7 @@ def test_raw_columns_train_from_s3(bucket, tmp_path):
         return TorchEstimator(
             model=net,
             optimizer=torch.optim.SGD(net.parameters(), lr=0.01),
-            loss=lambda output, label: F.mse_loss(output[:, 0], label),
+            loss=F.mse_loss,
             feature_cols=["text"],
             label_cols=["y"],
             preprocess=lengths,

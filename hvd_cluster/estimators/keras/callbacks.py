@@ -125,7 +125,7 @@ class EpochNumbers(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore
         A rank without rows left makes the other ranks' steps too, in which a metric may wait for it, with a row that
         does not count.
         """
-        rows, batches = 0, self._progress.readers.validation_batches()
+        rows, batches = 0, self._run.validated(self._progress.readers.validation_batches())
         repeated: list[Any] = []
         spec, columns = self._run.spec, self._run.spec.columns
 
@@ -252,6 +252,7 @@ class SaveRun(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore]
             "train": part({name: value for name, value in logged.items() if not name.startswith("val_")}),
             **({"validation": part(validation)} if validation else {}),
             "logged": logged,
+            **run.left_out_rows(),
         }
         run.history.append(record)
         if best is not None:

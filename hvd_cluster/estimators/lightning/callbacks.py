@@ -165,7 +165,7 @@ class SaveRun(_callbacks.Checkpoint):
         means = self._means.over_ranks(self._hvd, "hvd_cluster.train_means")
         if self._has_loss and "loss" not in parts["train"]:
             parts["train"]["loss"] = means["loss"]
-        record |= {"train": parts["train"], "logged": logged}
+        record |= {"train": parts["train"], "logged": logged, **run.left_out_rows()}
         if self._spec.has_validation:
             record["validation"] = parts["validation"]
         run.history.append(record)

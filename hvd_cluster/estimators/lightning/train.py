@@ -101,7 +101,7 @@ def _data(saving: SaveRun) -> Iterator[dict[str, Any]]:
         if spec.has_validation:
             # Equally many on every rank, so that modules may use collectives in each step.
             steps = _validation_steps(spec, hvd.size())
-            validation = BatchLoader(readers.validation_batches, steps, spec.floating_dtype)
+            validation = BatchLoader(lambda: run.validated(readers.validation_batches()), steps, spec.floating_dtype)
         yield {"train_dataloaders": train, "val_dataloaders": validation}
 
 

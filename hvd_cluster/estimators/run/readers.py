@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 class RepeatedRow(dict[str, Any]):
     """A row of another batch, instead of a validation batch without rows on this rank. It does not count in means."""
 
+    #: Rows of that batch on which ``preprocess`` failed.
+    num_left_out = 0
+
 
 def rows_of(batch: Any) -> int:
     """The number of rows of a batch that count in means."""
@@ -169,7 +172,9 @@ def with_rows(
             yield batch
         else:
             seen = first_row() if seen is None else seen
-            yield RepeatedRow(_first_row(seen))
+            repeated = RepeatedRow(_first_row(seen))
+            repeated.num_left_out = getattr(batch, "num_left_out", 0)
+            yield repeated
 
 
 class DataModuleReaders(Readers):

@@ -35,6 +35,8 @@ class EpochTimer:
         self.rows = 0
         #: Rows that batches lacked, because ``preprocess`` failed on them.
         self.left_out_rows = 0
+        #: The same in the last validation.
+        self.validation_left_out_rows = 0
         self._start_s = time.perf_counter()
         self._waited_s = 0.0
 
@@ -121,6 +123,26 @@ class WorkerRun(Generic[S]):
             self.timer.left_out_rows += getattr(batch, "num_left_out", 0)
             yield batch
 
+    def validated(self, batches: Iterable[T]) -> Iterator[T]:
+        """The same batches, of the validation rows; the rows that they lack are counted."""
+        self.timer.validation_left_out_rows = 0
+        for batch in batches:
+            self.timer.validation_left_out_rows += getattr(batch, "num_left_out", 0)
+            yield batch
+
+    def left_out_rows(self) -> dict[str, int]:
+        """The part of an epoch's record about rows that were left out, once the epoch has been validated.
+
+        The same on every rank; every rank takes part. Empty if a bad row ends the fit.
+        """
+        if self.spec.preprocess is None or self.spec.preprocess.on_error == "raise":
+            return {}
+        own = {"left_out_rows": self.timer.left_out_rows}
+        if self.spec.has_validation:
+            own["validation_left_out_rows"] = self.timer.validation_left_out_rows
+        gathered = self.hvd.allgather_object(own, name="hvd_cluster.left_out_rows")
+        return {name: sum(rank[name] for rank in gathered) for name in own}
+
     def start_epoch(self) -> None:
         """Measure from now on."""
         self.timer = EpochTimer()
@@ -147,10 +169,9 @@ class WorkerRun(Generic[S]):
     def record(self) -> dict[str, Any]:
         """The record of the current epoch without its means, the same on every rank; every rank takes part."""
         timer = self.timer
-        own = (timer.rows_per_s, timer.wait_share, timer.left_out_rows, self._shares.take(), self._shares.usage())
+        own = (timer.rows_per_s, timer.wait_share, self._shares.take(), self._shares.usage())
         gathered = self.hvd.allgather_object(own, name="hvd_cluster.speeds")
-        speeds, waits, left_out, shares, usage = zip(*gathered, strict=True)
-        skips = self.spec.preprocess is not None and self.spec.preprocess.on_error != "raise"
+        speeds, waits, shares, usage = zip(*gathered, strict=True)
         return {
             "epoch": self.epoch,
             "samples_per_s": list(speeds),
@@ -159,7 +180,6 @@ class WorkerRun(Generic[S]):
             "node_usage": {host: numbers for each in usage for host, numbers in each.items()},
             "seconds": self.timer.seconds,
             "padding_rows": self.padding_rows,
-            **({"left_out_rows": sum(left_out)} if skips else {}),
         }
 
     def is_checkpoint_due(self, is_last: bool) -> bool:

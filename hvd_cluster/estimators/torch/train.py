@@ -87,6 +87,7 @@ def _train_epochs(worker: Worker, saving: Checkpointing) -> None:
             steps.share_buffers()
             if spec.has_validation:
                 record["validation"] = worker.validate_epoch()
+            record |= run.left_out_rows()
             if spec.lr_scheduler_interval == "epoch":
                 steps.step_scheduler(record.get("validation", record["train"])["loss"])
             run.history.append(record)

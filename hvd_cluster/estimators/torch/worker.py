@@ -75,7 +75,7 @@ class Worker:
         means = self._means()
         self.steps.model.eval()
         with torch.no_grad():
-            for step, batch in enumerate(self.readers.validation_batches()):
+            for step, batch in enumerate(self.run.validated(self.readers.validation_batches())):
                 inputs, labels, weights = self._arguments(batch)
                 outputs, loss = self.steps.validate(inputs, labels, weights, step)
                 means.add(loss, self._metrics(outputs, labels), rows_of(batch))

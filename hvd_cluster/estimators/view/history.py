@@ -22,8 +22,8 @@ _COLOURS = {"train": "#0072B2", "validation": "#D55E00"}
 def rows(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """A flat dict for each epoch: ``epoch``, ``train_loss``, ``validation_loss``, ``train_<metric>``, ...,
     ``samples_per_s`` (all ranks together), ``data_wait_share`` (the largest of the ranks), ``seconds``,
-    ``left_out_rows`` if rows on which ``preprocess`` fails are left out, and ``time_share_<activity>`` (the mean over
-    the ranks)."""
+    ``left_out_rows`` and ``validation_left_out_rows`` if rows on which ``preprocess`` fails are left out, and
+    ``time_share_<activity>`` (the mean over the ranks)."""
     found = []
     for record in records:
         row: dict[str, Any] = {"epoch": record["epoch"]}
@@ -33,8 +33,7 @@ def rows(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             row["samples_per_s"] = sum(record["samples_per_s"])
             row["data_wait_share"] = max(record["data_wait_share"])
             row["seconds"] = record["seconds"]
-        if "left_out_rows" in record:
-            row["left_out_rows"] = record["left_out_rows"]
+        row |= {name: record[name] for name in ("left_out_rows", "validation_left_out_rows") if name in record}
         if (shares := TimeShares.of_record(record)) is not None:
             row.update({f"time_share_{name}": share for name, share in shares.mean.items()})
         found.append(row)

@@ -118,6 +118,32 @@ def test_a_feature_may_also_be_the_label(driver):
     assert driver(fn) < 1e-6
 
 
+def test_bad_rows_of_the_validation_are_counted_apart(driver):
+    data, encoder, make = reviews, encode, text_model
+
+    def fn(workers):
+        from hvd_cluster.estimators import KerasEstimator
+
+        frame = data().assign(held=[row % 4 == 1 for row in range(96)])
+        frame.loc[[16, 17, 21], "text"] = "unknown words"
+        fit = KerasEstimator(
+            model=make(True),
+            preprocess=encoder,
+            on_error="skip",
+            feature_cols=["text", "price"],
+            label_cols=["label"],
+            validation="held",
+            batch_size=8,
+            epochs=1,
+            verbose=0,
+            backend=workers(2),
+        )
+        (record,) = fit.fit(frame).history.to_dict("records")
+        return record["left_out_rows"], record["validation_left_out_rows"]
+
+    assert driver(fn) == (1, 2)
+
+
 def test_what_the_model_does_not_take_is_named(driver):
     data, make = reviews, text_model
 

@@ -112,6 +112,25 @@ def plain():
     return {"model": net, "optimizer": torch.optim.Adam(net.parameters(), lr=0.05), "loss": F.mse_loss}
 
 
+def test_bad_rows_of_the_validation_are_counted_apart(reviews, two_workers):
+    frame = reviews.assign(held=reviews.index % 4 == 1)
+    frame.loc[[16, 17, 21], "text"] = "unknown words"
+    fit = LightningEstimator(
+        **plain(),
+        preprocess=tokens,
+        on_error="skip",
+        feature_cols=["text"],
+        label_cols=["label"],
+        validation="held",
+        batch_size=8,
+        epochs=1,
+        verbose=0,
+        backend=two_workers,
+    )
+    (record,) = fit.fit(frame).getHistory()
+    assert (record["left_out_rows"], record["validation_left_out_rows"]) == (1, 2)
+
+
 @pytest.mark.parametrize("make", [plain, lambda: {"model": Module()}], ids=["a plain module", "a LightningModule"])
 def test_a_module_learns_from_text_and_scores_it(reviews, two_workers, make):
     fit = LightningEstimator(

@@ -180,7 +180,7 @@ def test_raw_columns_train_and_score_as_a_local_run_of_preprocess_and_model(
         tmp_path,
         model=net,
         optimizer=torch.optim.SGD(net.parameters(), lr=0.001),
-        loss=lambda output, label: torch.nn.functional.mse_loss(output[:, 0], label),
+        loss=torch.nn.functional.mse_loss,
         feature_cols=["text", "data", "day"],
         preprocess=lengths_and_days,
         epochs=1,

@@ -167,6 +167,15 @@ def test_bad_rows_are_left_out_and_counted_or_end_the_fit(images, two_workers):
         model.copy({model.on_error: "raise"}).transform(broken)
 
 
+def test_bad_rows_of_the_validation_are_counted_apart(images, two_workers):
+    broken = images.assign(held=images.index % 4 == 1)
+    for row in (16, 17, 21):  # one of the training rows, and two that are held out
+        broken.loc[row, "image"] = b"not an image"
+    model = image_estimator(two_workers, epochs=2, on_error="skip", validation="held", val_batch_size=1).fit(broken)
+    assert [record["left_out_rows"] for record in model.getHistory()] == [1, 1]
+    assert model.history["validation_left_out_rows"].tolist() == [2, 2]
+
+
 def noisy(batch, *, training, rng):
     values = pixels(batch)
     return values + rng.normal(size=values.shape) if training else values
