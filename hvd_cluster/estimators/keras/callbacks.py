@@ -16,12 +16,21 @@ from hvd_cluster.estimators.keras.callback_states import CallbackStates
 from hvd_cluster.estimators.keras.data import as_taken
 from hvd_cluster.estimators.keras.logs import means, over_all_rows, part, spread, values
 from hvd_cluster.estimators.keras.spec import KerasSpec
-from hvd_cluster.estimators.keras.state import apply_pending_gradients, as_tensors, capture, has_pending_gradients
+from hvd_cluster.estimators.keras.state import (
+    apply_pending_gradients,
+    as_tensors,
+    capture,
+    contents,
+    has_pending_gradients,
+    named_weights,
+)
 from hvd_cluster.estimators.run.checkpoint import PartialEpoch
 from hvd_cluster.estimators.run.finite_check import FiniteCheck
 from hvd_cluster.estimators.run.readers import Readers, rows_of
 from hvd_cluster.estimators.run.worker_run import WorkerRun
 from hvd_cluster.estimators.run.world import Collectives
+from hvd_cluster.estimators.torch import made_state
+from hvd_cluster.keras.callbacks import BroadcastGlobalVariablesCallback
 from hvd_cluster.keras.values import broadcast_variables
 from hvd_cluster.monitor.step_clock import SAVE, step_clock
 
@@ -61,6 +70,27 @@ class FitProgress:
     def steps(self) -> int:
         """Steps of an epoch."""
         return self.readers.train_steps
+
+
+class StartEqual(BroadcastGlobalVariablesCallback):
+    """Gives all ranks the variables of rank 0, except weights that each rank has made with the user's factory."""
+
+    def __init__(self, run: WorkerRun[KerasSpec]) -> None:
+        super().__init__(0)
+        self._run = run
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Broadcast before the first batch; by now the user's callbacks may have changed weights of rank 0."""
+        made, hvd = self._run.spec.model.made, self._run.hvd
+        if made is not None and not self.broadcast_done:
+            weights = named_weights(self.model)
+            equal: set[str] = set()
+            if hvd.rank() == 0:
+                now = contents(self.model, made_state.equal_names(made))
+                equal = now.keys() - made_state.changed_names(now, made)
+            for name in hvd.broadcast_object(equal, root_rank=0, name="hvd_cluster.keras.equal"):
+                self.register_local_var(weights[name])
+        super().on_train_batch_begin(batch, logs)
 
 
 class EpochNumbers(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore]
@@ -315,10 +345,12 @@ def _has_finite_weights(model: Any) -> bool:
 
 
 def _share_buffers(model: Any) -> None:
-    """Give all ranks the variables of rank 0 that are not trained, such as running means.
+    """Give all ranks the variables of rank 0 that layers change, such as running means; not frozen parameters.
 
     Rank 0's model is the one that is validated, saved and returned.
     """
     if hasattr(model, "jax_state_sync"):
         model.jax_state_sync()
-    broadcast_variables(model.non_trainable_weights, root_rank=0)
+    # Keras keeps apart what a layer made to be trained, also when it is frozen.
+    parameters = {id(variable) for layer in model._flatten_layers() for variable in layer._trainable_variables}
+    broadcast_variables([one for one in model.non_trainable_weights if id(one) not in parameters], root_rank=0)

@@ -63,12 +63,15 @@ def _fits(variable: Any, value: Any) -> bool:
 def contents(model: Any, hashed: Collection[str] = ()) -> dict[str, str]:
     """Each weight of the model: dtype and shape, and the hash of its values if it is frozen or one of ``hashed``."""
     trainable = {id(variable) for variable in model.trainable_weights}
-    weights = weights_of(model)
-    names = [f"weight {index} ({variable.name})" for index, variable in enumerate(weights)]
     return {
-        name: made_state.described(value, id(variable) not in trainable or name in hashed)
-        for name, variable, value in zip(names, weights, as_tensors(weights), strict=True)
+        name: made_state.described(as_tensors([variable])[0], id(variable) not in trainable or name in hashed)
+        for name, variable in named_weights(model).items()
     }
+
+
+def named_weights(model: Any) -> dict[str, Any]:
+    """The variables of :func:`weights_of` by the names that messages have for them."""
+    return {f"weight {index} ({variable.name})": variable for index, variable in enumerate(weights_of(model))}
 
 
 def weights_of(model: Any) -> list[Any]:

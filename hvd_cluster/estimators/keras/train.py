@@ -125,7 +125,7 @@ def _callbacks(extras: Extras, progress: Any, keeper: Any, log: Any, scaled_rate
     import keras
 
     import hvd_cluster.keras as hvd
-    from hvd_cluster.estimators.keras.callbacks import EpochNumbers, SaveRun, StopOnAllRanks
+    from hvd_cluster.estimators.keras.callbacks import EpochNumbers, SaveRun, StartEqual, StopOnAllRanks
 
     spec, hvd_torch = progress.run.spec, progress.run.hvd
     own = []
@@ -138,7 +138,7 @@ def _callbacks(extras: Extras, progress: Any, keeper: Any, log: Any, scaled_rate
             callback.log_dir = str(Path(folder) / spec.store.get_logs_subdir())
         own.append(callback)
     return [
-        hvd.callbacks.BroadcastGlobalVariablesCallback(0),
+        StartEqual(progress.run),
         EpochNumbers(progress),
         *own,
         *([keeper] if keeper is not None else []),

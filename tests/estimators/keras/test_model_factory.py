@@ -76,6 +76,49 @@ def test_a_frozen_base_is_neither_stored_nor_saved(driver, frame, tmp_path):
     driver(fn, frame, tmp_path)
 
 
+def sent_bytes(timeline):
+    """The bytes of all broadcasts of a fit, on all ranks together."""
+    import json
+    import math
+
+    import numpy as np
+
+    events = json.loads(timeline.read_text())
+    args = [event["args"] for event in events if event.get("name") == "BROADCAST" and "args" in event]
+    return sum(np.dtype(each["dtype"]).itemsize * math.prod(json.loads(each["shape"])) for each in args)
+
+
+@pytest.mark.parametrize("is_changed", [False, True])
+def test_a_frozen_base_does_not_travel_unless_rank_0_has_changed_it(driver, frame, tmp_path, is_changed):
+    make, fit, count = adapted, estimator, sent_bytes
+
+    def fn(workers, frame, folder):
+        import os
+
+        import keras
+        import numpy as np
+
+        from hvd_cluster.estimators import LocalBackend, ModelFactory
+
+        class LoadOnRank0(keras.callbacks.Callback):
+            def on_train_begin(self, logs=None):
+                if int(os.environ["HOROVOD_RANK"]) == 0:
+                    self.model.layers[1].bias.assign(np.arange(100_000) / 100_000)
+
+            def on_train_batch_begin(self, batch, logs=None):
+                assert float(np.asarray(self.model.layers[1].bias)[1]) == np.float32(1e-5)
+
+        backend = LocalBackend(2, env={"HOROVOD_TIMELINE": f"{folder}/timeline.json"}, verbose=0)
+        callbacks = [LoadOnRank0()] if is_changed else []
+        fit(backend, ModelFactory(make, 100_000), epochs=2, callbacks=callbacks).fit(frame)
+        return count(folder / "timeline.json")
+
+    sent = driver(fn, frame, tmp_path)
+    # The base has a kernel of 1.6 MB, and a bias of 0.4 MB that is sent before and after the first batch.
+    least, most = (1_600_000, 1_700_000) if is_changed else (1, 100_000)
+    assert least < sent < most
+
+
 def test_a_factory_that_does_not_fit_is_refused(driver, frame, tmp_path):
     make, fit, without_weights = adapted, estimator, unbuilt
 
