@@ -71,7 +71,8 @@ def measure() -> Table:
         store = Store.create(Path(folder, "peer"))
         data = materialize(frame, store, columns=["x", "y"], num_proc=2)
         for turn in range(TURNS + 1):
-            spec = estimator(Path(folder, "ours"))._train_spec(data, store, f"run-{turn}", seed=0)
+            ours = estimator(Path(folder, "ours"))
+            spec = ours._train_spec(ours._trial_rows(data, seed=0), store, f"run-{turn}")
             for name, taken_s in (("ours", ours_s(frame, Path(folder, "ours"))), ("peer", peer_s(spec))):
                 if turn:
                     times[name].append(taken_s)

@@ -23,7 +23,7 @@ from hvd_cluster.estimators.column_roles import ColumnRoles
 from hvd_cluster.estimators.driver import DriverRun
 from hvd_cluster.estimators.fit_data import FitData, FrameData, Layout, Prepared, StoredParquet
 from hvd_cluster.estimators.frames import Frame, column_names, kind_of, pinned
-from hvd_cluster.estimators.logged_model.first_rows import MAX_ROWS, first_rows
+from hvd_cluster.estimators.logged_model.first_rows import MAX_ROWS
 from hvd_cluster.estimators.model import FittedModel
 from hvd_cluster.estimators.params import EstimatorParams
 from hvd_cluster.estimators.run.epochs import EpochListener
@@ -31,16 +31,14 @@ from hvd_cluster.estimators.run.fingerprint import Fingerprint
 from hvd_cluster.estimators.run.row_transform import RowTransform
 from hvd_cluster.estimators.run_lease import RunLease
 from hvd_cluster.estimators.scoring.output_columns import metadata_of
-from hvd_cluster.estimators.spec import FitSpec, Inputs
+from hvd_cluster.estimators.spec import FitSpec
 from hvd_cluster.estimators.stages.spark_ml import Estimator
-from hvd_cluster.estimators.trial_rows import trial_rows
+from hvd_cluster.estimators.trial_rows import TrialRows
 from hvd_cluster.estimators.view import tracking
 from hvd_cluster.estimators.view.fit_log import LossWatch
 from hvd_cluster.estimators.view.progress_bar import ProgressBar
 
 if TYPE_CHECKING:
-    import torch
-
     from hvd_cluster.estimators.run.checkpoint import Checkpoint
 
 logger = logging.getLogger(__name__)
@@ -78,8 +76,8 @@ class DistributedEstimator(ColumnRoles, EstimatorParams, Estimator):
     run_prefix = "run"
 
     @abstractmethod
-    def _train_spec(self, dataset: Dataset, store: Store, run_id: str, seed: int) -> Any:
-        """The ``FitSpec`` of the run over the materialised ``dataset``, after a trial on a few rows."""
+    def _train_spec(self, trial: TrialRows, store: Store, run_id: str) -> Any:
+        """The ``FitSpec`` of the run over the data set of ``trial``, after a trial on its rows."""
 
     @abstractmethod
     def _checkpoint(self, store: Store, run_id: str) -> Checkpoint | None:
@@ -154,8 +152,9 @@ class DistributedEstimator(ColumnRoles, EstimatorParams, Estimator):
             data.prepared(ready.store, ready.lease.token, ready.layout) as prepared,
             tracking.tracked(self, ready.run_id) as tracker,
         ):
+            trial = self._trial_rows(prepared.dataset, ready.layout.seed)
             spec = dataclasses.replace(
-                self._train_spec(prepared.dataset, ready.store, ready.run_id, ready.layout.seed),
+                self._train_spec(trial, ready.store, ready.run_id),
                 part_dirs=prepared.part_dirs,
                 store_on_driver=data.keeps_with_driver,
                 report_through_store=ready.reports_through_store,
@@ -165,7 +164,7 @@ class DistributedEstimator(ColumnRoles, EstimatorParams, Estimator):
             # Now: what cannot be read must not end a fit whose training is over.
             columns = tuple(dict.fromkeys(spec.inputs.feature_cols))
             rows = data.first_rows(columns, MAX_ROWS)
-            rows = first_rows(prepared.dataset, columns) if rows is None else rows
+            rows = trial.table(columns) if rows is None else rows
             model = self._create_model(self._driver_run(ready, prepared, tracker).results(spec), spec)
             if isinstance(model, FittedModel):  # subclasses may return something else
                 model.keep_rows(rows, data.nullable(self._raw_columns(list(columns))))
@@ -200,7 +199,7 @@ class DistributedEstimator(ColumnRoles, EstimatorParams, Estimator):
                 )
                 with data.sample(layout) as sample:
                     if sample is not None:
-                        self._train_spec(sample, store, run_id, seed)
+                        self._train_spec(self._trial_rows(sample, seed), store, run_id)
                 backend.check_unpickles(self._fit_name, self._unpickled_params())
                 yield Preflight(
                     backend=backend,
@@ -294,23 +293,14 @@ class DistributedEstimator(ColumnRoles, EstimatorParams, Estimator):
             on_error=self._value("on_error"),
         )
 
-    def _first_rows(
-        self, dataset: Dataset, seed: int, *, transformed: bool = True, scored_as: Inputs | None = None
-    ) -> dict[str, torch.Tensor]:
-        """A few rows to try the model on: as in a training batch, or as stored, which is what ``transform`` reads.
-
-        With the inputs of the model in ``scored_as``, ``preprocess`` is called as for scoring.
-
-        Raises:
-            DataError: ``preprocess`` or ``transformation_fn`` failed, or the latter removed columns that are needed.
-        """
-        return trial_rows(
+    def _trial_rows(self, dataset: Dataset, seed: int) -> TrialRows:
+        """The rows that the model is tried on."""
+        return TrialRows(
             dataset,
             seed,
             required=self._batch_columns(dataset),
-            transformation_fn=self._transformation() if transformed else None,
+            transformation_fn=self._transformation(),
             preprocess=self._preprocess(dataset),
-            scored_as=scored_as,
         )
 
     def _batch_columns(self, dataset: Dataset) -> tuple[str, ...]:

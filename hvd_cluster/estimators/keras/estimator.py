@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from hvd_cluster.data.dataset import Dataset
 from hvd_cluster.data.store import Store
 from hvd_cluster.engine.objects import dumps
 from hvd_cluster.estimators.column_roles import wrong_counts
@@ -22,6 +21,7 @@ from hvd_cluster.estimators.run.checkpoint import Checkpoint, unpacked
 from hvd_cluster.estimators.run.run_files import RunFiles
 from hvd_cluster.estimators.spec import TrainResult
 from hvd_cluster.estimators.torch.made_state import require_same
+from hvd_cluster.estimators.trial_rows import TrialRows
 from hvd_cluster.estimators.typed_params import KerasEstimatorParams
 
 
@@ -125,16 +125,16 @@ class KerasEstimator(KerasEstimatorParams, KerasStage, DistributedEstimator):
             chosen["optimizer"] = keras.optimizers.get(chosen["optimizer"])
         return {**(compilation_of(self._given_model()) or {}), **chosen}
 
-    def _train_spec(self, dataset: Dataset, store: Store, run_id: str, seed: int) -> KerasSpec:
+    def _train_spec(self, trial: TrialRows, store: Store, run_id: str) -> KerasSpec:
         from hvd_cluster.estimators.keras.trial import try_model
 
-        value = self._value
+        value, dataset = self._value, trial.dataset
         given = self._packed()
-        trial = given.load(run_eagerly=True)
-        shapes, batch = value("label_shapes"), self._first_rows(dataset, seed)
+        model = given.load(run_eagerly=True)
+        shapes, batch = value("label_shapes"), trial.batch()
         others = self._batch_columns(dataset)
         columns, output_shapes = try_model(
-            trial,
+            model,
             self._inputs(dataset),
             None if shapes is None else tuple(tuple(shape) for shape in shapes),
             batch,
@@ -142,12 +142,12 @@ class KerasEstimator(KerasEstimatorParams, KerasStage, DistributedEstimator):
             None if value("preprocess") is None else [name for name in batch if name not in others],
         )
         if value("preprocess") is not None:
-            self._first_rows(dataset, seed, scored_as=columns.inputs)
+            trial.scored(columns.inputs)
         # The trial has built the weights.
-        built = given if self._is_factory else PackedModel.of(trial, value("custom_objects"), self._compilation())
+        built = given if self._is_factory else PackedModel.of(model, value("custom_objects"), self._compilation())
         built.load(rate_factor=2.0 if value("scale_lr") else 1.0)  # raises if the rate cannot be multiplied
         extras = Extras(tuple(value("callbacks") or []), value("checkpoint_callback"), value("gradient_compression"))
-        shared = self._fit_fields(dataset, store, run_id, seed)
+        shared = self._fit_fields(dataset, store, run_id, trial.seed)
         # Unpickling these imports Keras.
         shared |= {"callbacks": (), "gradient_compression": None}
         return KerasSpec(

@@ -27,6 +27,7 @@ from hvd_cluster.estimators.torch.arguments import floating_dtype
 from hvd_cluster.estimators.torch.made_model import MadeModel, is_lazy
 from hvd_cluster.estimators.torch.module_estimator import ModuleEstimator, unsized
 from hvd_cluster.estimators.torch.probe import ProbeResult, probe
+from hvd_cluster.estimators.trial_rows import TrialRows
 from hvd_cluster.estimators.typed_params import LightningEstimatorParams
 
 logger = logging.getLogger(__name__)
@@ -97,20 +98,20 @@ class LightningEstimator(LightningEstimatorParams, ModuleEstimator):
     def _is_lightning_module(self) -> bool:
         return self._has_model and _is_a(self._given_module(), "core.module.LightningModule")
 
-    def _train_spec(self, dataset: Dataset, store: Store, run_id: str, seed: int) -> LightningSpec:
+    def _train_spec(self, trial: TrialRows, store: Store, run_id: str) -> LightningSpec:
         if find_spec("lightning") is None and find_spec("pytorch_lightning") is None:
             raise MissingExtraError("lightning", "lightning", "by LightningEstimator")
         value = self._value
         is_lightning = self._is_lightning_module()
-        findings = self._findings(dataset, seed, is_lightning)
-        self._try_scoring(dataset, seed, with_configured_layers(self._given_module()), findings)
-        shared = self._fit_fields(dataset, store, run_id, seed)
+        findings = self._findings(trial, is_lightning)
+        self._try_scoring(trial, with_configured_layers(self._given_module()), findings)
+        shared = self._fit_fields(trial.dataset, store, run_id, trial.seed)
         passed_on = ("train_async_data_loader_queue_size", "val_async_data_loader_queue_size", "loader_num_epochs")
         shared["data_module_args"] |= {name: value(name) for name in passed_on if value(name) is not None}
         shared["data_module_args"] |= {"debug_data_loader": True} if value("debug_data_loader") else {}
         if value("num_gpus") == 0:
             shared["use_gpu"] = False
-        model = self._sent_model(findings.inputs, lambda: self._first_rows(dataset, seed))
+        model = self._sent_model(findings.inputs, trial.batch)
         same = ("logger", "log_every_n_steps", "profiler")
         return LightningSpec(
             model=model,
@@ -138,9 +139,10 @@ class LightningEstimator(LightningEstimatorParams, ModuleEstimator):
     def _batch_columns(self, dataset: Dataset) -> tuple[str, ...]:
         return () if self._is_lightning_module() else super()._batch_columns(dataset)
 
-    def _findings(self, dataset: Dataset, seed: int, is_lightning: bool) -> ProbeResult:
+    def _findings(self, trial: TrialRows, is_lightning: bool) -> ProbeResult:
         """The inputs and output shapes of the model, tried on a few rows."""
-        batch = transformed = self._first_rows(dataset, seed)
+        dataset, batch = trial.dataset, trial.batch()
+        transformed = batch
         model = with_configured_layers(self._given_module())
         inputs = self._module_inputs(dataset, batch, model)
 
@@ -161,7 +163,7 @@ class LightningEstimator(LightningEstimatorParams, ModuleEstimator):
         try:
             if is_lightning:
                 batch = {}
-                batch = self._first_rows(dataset, seed, transformed=False)
+                batch = trial.batch(transformed=False)
             return tried(batch)
         except DataError as error:
             if not is_lightning:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from hvd_cluster.data.dataset import Dataset
 from hvd_cluster.data.store import Store
 from hvd_cluster.estimators.params import ESTIMATOR_ROWS, TORCH_ROWS, with_params
 from hvd_cluster.estimators.run.checkpoint import Checkpoint
@@ -17,6 +16,7 @@ from hvd_cluster.estimators.torch.module_estimator import ModuleEstimator
 from hvd_cluster.estimators.torch.probe import probe
 from hvd_cluster.estimators.torch.train import train
 from hvd_cluster.estimators.torch.train_state import TrainState, kept_text
+from hvd_cluster.estimators.trial_rows import TrialRows
 from hvd_cluster.estimators.typed_params import TorchEstimatorParams
 
 
@@ -79,10 +79,10 @@ class TorchEstimator(TorchEstimatorParams, ModuleEstimator):
         wrong += self._count_mistakes()
         return wrong
 
-    def _train_spec(self, dataset: Dataset, store: Store, run_id: str, seed: int) -> TrainSpec:
-        value = self._value
+    def _train_spec(self, trial: TrialRows, store: Store, run_id: str) -> TrainSpec:
+        value, dataset = self._value, trial.dataset
         model, objective, metrics = self._module(), self._objective(), self._metric_groups()
-        batch = self._first_rows(dataset, seed)
+        batch = trial.batch()
         findings = probe(
             model,
             self._module_inputs(dataset, batch, model),
@@ -94,7 +94,7 @@ class TorchEstimator(TorchEstimatorParams, ModuleEstimator):
             batch_size=value("batch_size"),
             output_fn=value("output_fn"),
         )
-        self._try_scoring(dataset, seed, model, findings)
+        self._try_scoring(trial, model, findings)
         if value("class_weights") is not None:
             name = findings.inputs.label_cols[0]
             ClassWeights.require_numbers(name, batch[name])
@@ -111,7 +111,7 @@ class TorchEstimator(TorchEstimatorParams, ModuleEstimator):
             objective=objective,
             metrics=metrics,
             metric_names=self._metric_names(),
-            **self._fit_fields(dataset, store, run_id, seed),
+            **self._fit_fields(dataset, store, run_id, trial.seed),
             **{name: value(name) for name in same},
         )
 

@@ -23,6 +23,7 @@ from hvd_cluster.estimators.torch.model import TorchModel
 from hvd_cluster.estimators.torch.model_pickling import copied, make_picklable, module_on_cpu, unpicklable_text
 from hvd_cluster.estimators.torch.optimizer_state import OptimizerState
 from hvd_cluster.estimators.torch.probe import ProbeResult, has_fixed_rows, scoring_text, with_rows
+from hvd_cluster.estimators.trial_rows import TrialRows
 
 _LBFGS_TEXT = "optimizer: LBFGS needs a closure in each step, which distributed training does not have; use another"
 _OPTIMIZER_FUNCTION = "a function that makes it, such as lambda model: torch.optim.AdamW(model.parameters(), lr=1e-4)"
@@ -186,7 +187,7 @@ class ModuleEstimator(DistributedEstimator):
                 )
         return with_arguments(inputs, model, made)
 
-    def _try_scoring(self, dataset: Dataset, seed: int, model: torch.nn.Module, found: ProbeResult) -> None:
+    def _try_scoring(self, trial: TrialRows, model: torch.nn.Module, found: ProbeResult) -> None:
         """Call ``preprocess`` and the model as ``transform`` will; warn if the model cannot be called so.
 
         Raises:
@@ -194,8 +195,7 @@ class ModuleEstimator(DistributedEstimator):
         """
         if self._value("preprocess") is None:
             return
-        rows = self._first_rows(dataset, seed, scored_as=found.inputs)
-        if text := scoring_text(model, found, rows, self._value("output_fn")):
+        if text := scoring_text(model, found, trial.scored(found.inputs), self._value("output_fn")):
             logger.warning("the model can be trained, but transform would fail or give other outputs: %s", text)
 
     def _objective(self) -> MakeObjective:
