@@ -15,6 +15,7 @@ from sklearn.datasets import load_digits
 
 from hvd_cluster.estimators import LocalBackend, SparkBackend, TorchEstimator, TorchModel
 
+ROOT = Path(__file__).resolve().parents[1]
 OUT = Path(sys.argv[1] if len(sys.argv) > 1 else Path(__file__).parent).resolve()
 
 
@@ -107,6 +108,16 @@ def main() -> int:
     right = scored["label__output"] == scored["label"]
     print(f"the model, saved and loaded again, tells {right.sum()} of {len(right)} digits")
     print(f"written: {OUT / 'history.png'}, {timeline} (open it at https://ui.perfetto.dev), {OUT / 'model'}")
+    programs, example = Path(sys.executable).parent, ROOT / "examples" / "torch_digits.py"
+    print(
+        "\nThree things to try next:\n"
+        f"  {programs / 'hvdrun'} timeline {timeline}\n"
+        "      what each worker did, as a table and a picture\n"
+        f"  {programs / 'horovodrun'} -np 2 --monitor {sys.executable} {example} --epochs 3\n"
+        "      a program written for Horovod, and what its steps spend their time on\n"
+        f"  less {ROOT / 'docs' / 'getting-started.md'}\n"
+        "      your own program: seven changes"
+    )
     if spark:
         spark.stop()
     return 0 if reached > 0.95 else 1

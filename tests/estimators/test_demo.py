@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -50,6 +51,13 @@ def test_without_java_it_says_so_and_trains_over_pandas(tmp_path):
     lines = run_demo(tmp_path, without).splitlines()
     assert lines[0].startswith("No Java here")
     assert "apt-get install openjdk-17-jre-headless" in lines[0]
+    *commands, read = [shlex.split(line) for line in lines if re.match("  [^ ]", line)]
+    assert len(commands) == 2
+    for command in commands:
+        done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert "ms per step" in done.stdout + done.stderr
+    assert Path(read[1]).exists()
 
 
 @pytest.mark.spark("local")
