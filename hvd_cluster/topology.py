@@ -1,8 +1,9 @@
 """Topology: the rank, host and rendezvous of a worker, which the launcher passes to it.
 
 :class:`Topology` is passed as environment variables. :meth:`Topology.from_env` reads ours (``HOROVOD_*``) and those of
-torchrun, Open MPI, MPICH (PMI), Slurm and LSF's jsrun, so that a script runs under any of these launchers; without one,
-it is a world of one.
+torchrun, Open MPI, MPICH (PMI), Slurm and LSF's jsrun, and those of platforms that start the processes themselves:
+AzureML and others with ``RANK`` and ``MASTER_ADDR``, Kubeflow's TrainJob, SageMaker. A script runs under any of them;
+without one, it is a world of one.
 
 :func:`export` is the only place in the package that writes the environment of the running process.
 """
@@ -50,7 +51,7 @@ class Topology:
     world: str = ""
     #: "host:port" for torch.distributed's own rendezvous (MASTER_ADDR, MASTER_PORT), on the host of rank 0.
     master: str = ""
-    #: The launcher of this worker: hvd_cluster, torchrun, openmpi, pmi, slurm, lsf, mpi4py, or "".
+    #: The launcher of this worker: hvd_cluster, torchrun, openmpi, pmi, slurm, lsf, mpi4py, one of PLATFORMS, or "".
     launcher: str = ""
 
     def __post_init__(self) -> None:
@@ -75,6 +76,10 @@ class Topology:
                     raise ValueError(
                         f"{marker} is set, but {missing.args[0]} is not: the launch is incomplete"
                     ) from None
+        for platform, names in PLATFORMS.items():
+            values = [environ.get(name, "") for name in names]
+            if all(values):
+                return _on_platform(platform, *values, environ)
         return cls()
 
     def to_env(self) -> dict[str, str]:
@@ -289,6 +294,19 @@ def _slurm_tasks_per_node(text: str) -> list[int]:
     return counts
 
 
+def _on_platform(platform: str, rank: str, size: str, address: str, port: str, environ: Mapping[str, str]) -> Topology:
+    """The local indices are not known before the ranks meet: ``hvd.init()`` finds them."""
+    return Topology(
+        rank=int(rank),
+        size=int(size),
+        cross_rank=int(rank),
+        cross_size=int(size),
+        host=environ.get("HOSTNAME", "127.0.0.1"),
+        master=join_address(address, int(port)),
+        launcher=platform,
+    )
+
+
 def _master(environ: Mapping[str, str]) -> str:
     host, port = environ.get("MASTER_ADDR", ""), environ.get("MASTER_PORT", "")
     return join_address(host, int(port)) if host and port else ""
@@ -306,4 +324,15 @@ _READERS: dict[str, Callable[[Mapping[str, str]], Topology]] = {
     # Not PMI_RANK: `srun --mpi=pmi2` sets it too, but no local indices.
     "MPI_LOCALRANKID": _reader_of("pmi", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
     "SLURM_STEP_TASKS_PER_NODE": _slurm,
+}
+
+#: Platforms that give a process its rank, the number of ranks, and an address on the host of rank 0 at which nothing
+#: listens yet -> their variables. A process with only some of them is not theirs: programs set MASTER_ADDR themselves.
+PLATFORMS = {
+    # torch.distributed's "env://" without torchrun's agent: AzureML, Kubeflow's PyTorchJob.
+    "torch": ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+    # A TrainJob of Kubeflow Trainer v2 whose command is not torchrun: one process for each node.
+    "trainjob": ("PET_NODE_RANK", "PET_NNODES", "PET_MASTER_ADDR", "PET_MASTER_PORT"),
+    # SageMaker's ModelTrainer whose command is neither torchrun nor mpirun: one process for each host.
+    "sagemaker": ("SM_CURRENT_HOST_RANK", "SM_HOST_COUNT", "SM_MASTER_ADDR", "SM_MASTER_PORT"),
 }

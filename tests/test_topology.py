@@ -9,7 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from hvd_cluster.topology import SECRET_VARIABLE, Topology, export, inherited_env, join_address, split_address
+from hvd_cluster.topology import (
+    PLATFORMS,
+    SECRET_VARIABLE,
+    Topology,
+    export,
+    inherited_env,
+    join_address,
+    split_address,
+)
 
 HERE = Topology(
     rank=5,
@@ -89,6 +97,16 @@ def test_rank_3_of_two_hosts_with_two_workers_finds_its_place(launcher: str, env
     assert (place.rank, place.size) == (3, 4)
     assert (place.local_rank, place.local_size) == (1, 2)
     assert (place.cross_rank, place.cross_size) == (1, 2)
+
+
+@pytest.mark.parametrize("platform", PLATFORMS)
+def test_a_platform_is_known_by_all_of_its_variables(platform: str) -> None:
+    environ = dict(zip(PLATFORMS[platform], ("1", "2", "node-0", "29400"), strict=True))
+    found = Topology.from_env(environ)
+    assert (found.launcher, found.rank, found.size, found.master) == (platform, 1, 2, "node-0:29400")
+    assert Topology.from_env({**environ, **SLURM}).launcher == "slurm"
+    for name in environ:
+        assert Topology.from_env({**environ, name: ""}) == Topology()
 
 
 def test_started_by_no_one_a_worker_is_alone() -> None:

@@ -25,7 +25,7 @@ from hvd_cluster.rendezvous.link import Link
 from hvd_cluster.rendezvous.server import KeyValueServer
 from hvd_cluster.rendezvous.sockets import detect_dead_host
 from hvd_cluster.settings import Settings
-from hvd_cluster.topology import Topology
+from hvd_cluster.topology import PLATFORMS, Topology
 
 logger = logging.getLogger(__name__)
 
@@ -124,7 +124,8 @@ def assemble(topology: Topology, settings: Settings, attempt: int, terms: Mappin
             _check_terms(members)
             host_keys = [member["host_key"] for member in members]
             local_indices = [(member["local_rank"], member["local_size"]) for member in members]
-            if topology.world:  # a subset of the launcher's ranks: its local indices also count others
+            # The launcher's local indices also count ranks that are not in this world; a platform gives none.
+            if topology.world or topology.launcher in PLATFORMS:
                 all_ranks = [
                     replace(topology, rank=rank).with_local_indices(host_keys) for rank in range(topology.size)
                 ]

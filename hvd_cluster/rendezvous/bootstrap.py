@@ -1,11 +1,12 @@
 """Bootstrap under the launchers of others: rank 0 serves the key-value store and publishes its address.
 
-Under torchrun it publishes the address in the agent's store. Ranks on one host that MPI or Slurm started read it from
-an abstract Unix socket, for which the kernel reports the user of the other end. Ranks on several hosts use MPI if the
-program has imported mpi4py, otherwise a folder that all hosts share, such as the home folder on most clusters. There
-rank 0 writes a file that only this user may read, and removes it when all ranks have connected.
+Under torchrun it publishes the address in the agent's store, and on a platform that gives only MASTER_ADDR and
+MASTER_PORT in a store that it opens there. Ranks on one host that MPI or Slurm started read it from an abstract Unix
+socket, for which the kernel reports the user of the other end. Ranks on several hosts use MPI if the program has
+imported mpi4py, otherwise a folder that all hosts share, such as the home folder on most clusters. There rank 0 writes
+a file that only this user may read, and removes it when all ranks have connected.
 
-The secret is published together with the address. Every client that reaches torchrun's store can read it there: on a
+The secret is published together with the address. Every client that reaches torch's store can read it there: on a
 network that others share, use hvdrun.
 """
 
@@ -32,7 +33,7 @@ from hvd_cluster.rendezvous.communicator import Communicator, join_store_over_mp
 from hvd_cluster.rendezvous.secret import new_secret
 from hvd_cluster.rendezvous.server import JoinedStore, KeyValueServer
 from hvd_cluster.rendezvous.sockets import ANY
-from hvd_cluster.topology import Topology, join_address, split_address
+from hvd_cluster.topology import PLATFORMS, Topology, join_address, split_address
 
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid: struct ucred
 
@@ -57,7 +58,9 @@ def join_store(
     job = topology.job_id or f"parent-{os.getppid()}"
     label = f"hvd_cluster/{job}/{topology.generation}.{attempt}/{topology.world}"
     if topology.launcher == "torchrun" and topology.master:
-        return _through_agent(topology, label, timeout_s)
+        return _through_torch_store(topology, label, timeout_s, is_agents=True)
+    if topology.launcher in PLATFORMS and not topology.world:
+        return _through_torch_store(topology, label, timeout_s, is_agents=False)
     if topology.local_size == topology.size:
         return _through_kernel(topology, label, timeout_s)
     if not topology.world and (world := _mpi_world(topology)) is not None:
@@ -84,20 +87,46 @@ def _mpi_world(topology: Topology) -> Communicator | None:
     return world if (world.Get_rank(), world.Get_size()) == (topology.rank, topology.size) else None
 
 
-def _through_agent(topology: Topology, label: str, timeout_s: float) -> JoinedStore:
+def _through_torch_store(topology: Topology, label: str, timeout_s: float, *, is_agents: bool) -> JoinedStore:
+    """Meet in the TCPStore of torchrun's agent, or in one that rank 0 opens and closes when all have read it."""
     host, port = split_address(topology.master)
-    store = TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=timeout_s))
+    timeout = timedelta(seconds=timeout_s)
+    try:
+        store = TCPStore(
+            host,
+            int(port),
+            is_master=topology.rank == 0 and not is_agents,
+            timeout=timeout,
+            wait_for_workers=False,
+            multi_tenant=True,  # as of init_process_group(): before or after hvd.init(), at the same port
+        )
+    except RuntimeError as error:  # torch's DistNetworkError
+        raise ConnectionError(
+            f"rank {topology.rank} of {topology.size} (launcher: {topology.launcher}) cannot meet the others at "
+            f"{topology.master}: {error}"
+        ) from error
     if topology.rank == 0:
         joined, server = _serve(topology, _address_towards(host, int(port)))
         with contextlib.ExitStack() as on_failure:
             on_failure.callback(server.close)
             store.set(label, _described(joined.topology).decode())
+            if not is_agents:
+                try:
+                    store.wait([f"{label}/read"], timeout)
+                except RuntimeError as error:
+                    count = store.add(f"{label}/readers", 0) + 1
+                    raise ConnectionError(
+                        f"only {count} of {topology.size} ranks called hvd.init() within {timeout_s:g} s"
+                    ) from error
             on_failure.pop_all()
         return joined
     try:
-        return JoinedStore(_completed(topology, store.get(label)))
+        described = store.get(label)
+        if not is_agents and store.add(f"{label}/readers", 1) == topology.size - 1:
+            store.set(f"{label}/read", "")
     except RuntimeError as error:  # torch's DistStoreError
         raise ConnectionError(f"rank {topology.rank}: rank 0 did not call hvd.init() within {timeout_s:g} s") from error
+    return JoinedStore(_completed(topology, described))
 
 
 def _through_kernel(topology: Topology, label: str, timeout_s: float) -> JoinedStore:
@@ -175,7 +204,11 @@ def _is_ours(connection: socket.socket) -> bool:
 def _address_towards(host: str, port: int) -> str:
     """The address of this host on the route to ``host``, which the other ranks probably reach too."""
     with socket.create_connection((host, port), timeout=10) as probe:
-        return str(probe.getsockname()[0])
+        found = str(probe.getsockname()[0])
+    if found.startswith("127.") and host not in ("localhost", found):
+        # /etc/hosts of Debian gives this host's own name a loopback address.
+        return interface_addresses()[0]
+    return found
 
 
 _POLL_S = 0.1

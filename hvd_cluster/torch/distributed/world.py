@@ -12,7 +12,7 @@ import torch.distributed as dist
 from hvd_cluster.engine import basics, current
 from hvd_cluster.engine.signature import SetId
 from hvd_cluster.rendezvous.torch_store import AuthenticatedStore
-from hvd_cluster.topology import Topology
+from hvd_cluster.topology import PLATFORMS, Topology
 
 #: The scheme of the URL with which torch asks for the job's own store.
 SCHEME = "hvd"
@@ -70,7 +70,9 @@ def join_world(store: Any, rank: int, size: int) -> None:
     """
     if not current.is_initialized():
         topology = Topology.from_env()
-        is_launched = (topology.rank, topology.size) == (rank, size) and (bool(topology.launcher) or size == 1)
+        # A platform's ranks would meet at the address at which torch's store is now.
+        has_launcher = topology.launcher not in ("", *PLATFORMS)
+        is_launched = (topology.rank, topology.size) == (rank, size) and (has_launcher or size == 1)
         basics.lend(None if is_launched else StoreCommunicator(store, rank, size))
     topology = current.topology()
     if (topology.rank, topology.size) != (rank, size):
