@@ -20,7 +20,8 @@ import yaml
 
 from hvd_cluster.rendezvous.sockets import ReservedPort
 
-KUBERNETES = Path(__file__).parents[1] / "deploy" / "kubernetes"
+DEPLOY = Path(__file__).parents[1] / "deploy"
+KUBERNETES = DEPLOY / "kubernetes"
 SCRIPT = """
 import torch, hvd_cluster.torch as hvd
 hvd.init()
@@ -49,7 +50,12 @@ TWO_NODES = [f"rank {rank} of 2, local 0 of 1: 3" for rank in range(2)]
 
 
 def printed(command: Sequence[str], environments: Sequence[Mapping[str, str]], folder: Path) -> list[str]:
-    """What the ranks print, sorted; the command runs once for each of the platform's environments."""
+    """The lines of the ranks, sorted; the command runs once for each of the platform's environments."""
+    return sorted(re.findall(r"rank \d of [^\n\[]*: \S+", "\n".join(outputs(command, environments, folder))))
+
+
+def outputs(command: Sequence[str], environments: Sequence[Mapping[str, str]], folder: Path) -> list[str]:
+    """What each process prints."""
     path = f"{Path(sys.executable).parent}:{CLEAN['PATH']}"
     shared = {**CLEAN, "PATH": path, "OMP_NUM_THREADS": "1", "TMPDIR": str(folder)}  # torchrun leaves its logs behind
     started = [
@@ -60,7 +66,7 @@ def printed(command: Sequence[str], environments: Sequence[Mapping[str, str]], f
     ]
     ended = [(process.communicate(timeout=90), process.returncode) for process in started]
     assert [code for _, code in ended] == [0] * len(ended), "\n".join(err for (_, err), _ in ended)
-    return sorted(re.findall(r"rank \d of [^\n\[]*: \S+", "\n".join(out for (out, _), _ in ended)))
+    return [out for (out, _), _ in ended]
 
 
 def slurm(rank: str, _: str) -> dict[str, str]:
@@ -165,12 +171,16 @@ def test_torch_distributed_shares_the_address(tmp_path: Path) -> None:
         assert printed([sys.executable, "-c", script], environments, tmp_path) == SHARED_HOST
 
 
-def test_a_train_job_runs_torchrun_without_arguments(tmp_path: Path) -> None:
+def test_the_pods_of_the_trainjob_manifest_meet(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
+    trainer = yaml.safe_load((KUBERNETES / "trainjob.yaml").read_text())["spec"]["trainer"]
+    assert trainer["args"] == ["/work/train.py"]
     with ReservedPort() as reserved:
         environments = [train_job(str(rank), str(reserved.port)) for rank in range(2)]
-        assert printed(["torchrun", str(script)], environments, tmp_path) == TWO_NODES
+        assert environments[0]["PET_NNODES"] == str(trainer["numNodes"])
+        assert environments[0]["PET_NPROC_PER_NODE"] == str(trainer["numProcPerNode"])
+        assert printed([*trainer["command"], str(script)], environments, tmp_path) == TWO_NODES
 
 
 def test_the_pods_of_the_jobset_manifest_meet(tmp_path: Path) -> None:
@@ -205,6 +215,19 @@ def test_the_launcher_of_the_mpi_operator_starts_the_ranks_of_its_hostfile(tmp_p
         "OMPI_MCA_orte_set_default_slots": "1",
     }
     assert printed(command, [operator], tmp_path) == SHARED_HOST
+
+
+@pytest.mark.slow
+def test_the_command_of_a_job_on_databricks_gpus_runs_on_each_node(tmp_path: Path) -> None:
+    source = DEPLOY / "databricks_gpu" / "src"
+    with ReservedPort() as reserved:
+        node = {"NUM_NODES": "2", "LOCAL_WORLD_SIZE": "1", "WORLD_SIZE": "2", "CODE_SOURCE_PATH": str(source.parent)}
+        master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(reserved.port)}
+        environments = [{**node, **master, "NODE_RANK": str(rank)} for rank in range(2)]
+        output = "\n".join(outputs(["bash", str(source / "command.sh")], environments, tmp_path))
+    found = re.search(r"loss (\S+) on 2 workers", output)
+    assert found, output
+    assert float(found[1]) < 1e-3
 
 
 FUNCTION = """

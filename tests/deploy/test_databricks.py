@@ -23,6 +23,7 @@ else:
     import tomli as tomllib
 
 BUNDLE = Path(__file__).parents[2] / "deploy" / "databricks"
+GPU_BUNDLE = BUNDLE.with_name("databricks_gpu")
 SCHEMA = json.loads((Path(__file__).with_name("schemas") / "databricks-bundle.json").read_text())
 
 
@@ -56,6 +57,23 @@ def test_what_the_bundle_names_is_there() -> None:
     job = configuration["resources"]["jobs"]["train"]
     assert set(re.findall(r"job\.parameters\.(\w+)", text)) == {each["name"] for each in job["parameters"]}
     assert {task["job_cluster_key"]} == {each["job_cluster_key"] for each in job["job_clusters"]}
+
+
+def test_the_job_on_serverless_gpus_is_what_the_schema_allows_and_names_what_is_there() -> None:
+    configuration = yaml.safe_load((GPU_BUNDLE / "databricks.yml").read_text())
+    jsonschema.validate(configuration, SCHEMA)
+    job = configuration["resources"]["jobs"]["train"]
+    (task,), (environment,) = job["tasks"], job["environments"]
+    (deployment,) = task["ai_runtime_task"]["deployments"]
+    assert (GPU_BUNDLE / deployment["command_path"]).is_file()
+    assert (GPU_BUNDLE / task["ai_runtime_task"]["code_source_path"] / "train.py").is_file()
+    assert task["environment_key"] == environment["environment_key"]
+    assert re.findall(r"\$\{var\.(\w+)\}", str(job)) == list(configuration["variables"])
+    # The launcher reads it beside command.sh.
+    requirements = yaml.safe_load((GPU_BUNDLE / "src" / "requirements.yaml").read_text())
+    assert requirements["version"] == environment["spec"]["environment_version"]
+    (wheel,) = requirements["dependencies"]
+    assert wheel.endswith(f"/hvd_cluster-{hvd_cluster.__version__}-py3-none-any.whl")
 
 
 @pytest.mark.slow

@@ -26,7 +26,12 @@ from hvd_cluster.launch.hosts import Host, parse_hostfile
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 SCHEMAS = Path(__file__).with_name("schemas")
-MANIFESTS = {"mpijob.yaml": "mpijob.v2beta1.json", "jobset.yaml": "jobset.v1alpha2.json"}
+MANIFESTS = {
+    "mpijob.yaml": "mpijob.v2beta1.json",
+    "jobset.yaml": "jobset.v1alpha2.json",
+    "trainjob.yaml": "trainjob.v1alpha1.json",
+    "rayjob.yaml": "rayjob.v1.json",
+}
 
 
 def manifest(name: str) -> Any:
@@ -84,6 +89,28 @@ def test_the_pods_of_the_jobset_agree_on_their_number_and_their_master() -> None
     assert int(flags["nnodes"]) == spec["parallelism"] == spec["completions"]
     assert flags["master-addr"] == f"{name}-{job['name']}-0-0.{name}"
     assert int(flags["master-port"]) == container["ports"][0]["containerPort"]
+
+
+def test_the_program_of_the_rayjob_asks_for_the_gpus_of_its_cluster() -> None:
+    spec = manifest("rayjob.yaml")["spec"]
+    (group,) = spec["rayClusterSpec"]["workerGroupSpecs"]
+    (container,) = group["template"]["spec"]["containers"]
+    words = shlex.split(spec["entrypoint"])
+    workers = int(words[words.index("--num-workers") + 1])
+    assert workers == group["replicas"] * container["resources"]["limits"]["nvidia.com/gpu"]
+    assert group["replicas"] == group["minReplicas"] == group["maxReplicas"]
+    # The example takes the same flags; its program fits into the place of /work/train.py.
+    example = (ROOT / "examples" / "ray" / "torch_digits.py").read_text()
+    assert all(f'"{word}"' in example for word in words if word.startswith("--"))
+    pins = (ROOT / "constraints.txt").read_text()
+    assert f"\nray=={spec['rayClusterSpec']['rayVersion']}\n" in pins
+
+
+@pytest.mark.parametrize("script", ["slurm/train.sbatch", "lsf/train.bsub", "databricks_gpu/src/command.sh"])
+def test_the_shell_finds_no_fault_in(script: str) -> None:
+    check = ["shellcheck"] if shutil.which("shellcheck") else ["bash", "-n"]
+    done = subprocess.run([*check, str(DEPLOY / script)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def pip_lines(text: str) -> list[list[str]]:

@@ -186,3 +186,17 @@ def test_a_script_runs_unchanged_under_srun_on_two_hosts(tmp_path: Path) -> None
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     assert placed(done.stdout) == sorted(EXPECTED)
+
+
+@absent("sbatch", "slurmctld", "slurmd", "munged")
+def test_the_batch_script_of_deploy_runs_on_two_hosts(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    script = Path(__file__).parents[2] / "deploy" / "slurm" / "train.sbatch"
+    with Hosts(2, rate_mbit=None) as hosts, slurm(hosts, tmp_path) as env:
+        env["PATH"] = f"{Path(sys.executable).parent}:{env['PATH']}"
+        # These hosts have two CPUs and no GPU; the script's other requests stand.
+        smaller = ["--ntasks-per-node=2", "--cpus-per-task=1", "--gres=none", "--output=job.log"]
+        command = [*hosts.enter(0), "sbatch", "--wait", f"--chdir={tmp_path}", *smaller, str(script)]
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=90, check=False)
+    assert done.returncode == 0, done.stderr
+    assert placed((tmp_path / "job.log").read_text()) == sorted(EXPECTED)
