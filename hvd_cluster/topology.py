@@ -77,9 +77,9 @@ class Topology:
                         f"{marker} is set, but {missing.args[0]} is not: the launch is incomplete"
                     ) from None
         for platform, names in PLATFORMS.items():
-            values = [environ.get(name, "") for name in names]
-            if all(values):
-                return _on_platform(platform, *values, environ)
+            rank, size, address, port = (environ.get(name, "") for name in names)
+            if rank and size and address and port:
+                return _on_platform(platform, rank, size, join_address(address, int(port)), environ)
         return cls()
 
     def to_env(self) -> dict[str, str]:
@@ -294,7 +294,7 @@ def _slurm_tasks_per_node(text: str) -> list[int]:
     return counts
 
 
-def _on_platform(platform: str, rank: str, size: str, address: str, port: str, environ: Mapping[str, str]) -> Topology:
+def _on_platform(platform: str, rank: str, size: str, master: str, environ: Mapping[str, str]) -> Topology:
     """The local indices are not known before the ranks meet: ``hvd.init()`` finds them."""
     return Topology(
         rank=int(rank),
@@ -302,7 +302,7 @@ def _on_platform(platform: str, rank: str, size: str, address: str, port: str, e
         cross_rank=int(rank),
         cross_size=int(size),
         host=environ.get("HOSTNAME", "127.0.0.1"),
-        master=join_address(address, int(port)),
+        master=master,
         launcher=platform,
     )
 

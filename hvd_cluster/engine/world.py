@@ -157,7 +157,7 @@ def assemble(topology: Topology, settings: Settings, attempt: int, terms: Mappin
 
 
 def interface_address(interface: str) -> str:
-    """The IPv4 address of a network interface, e.g. "eth0".
+    """The address of a network interface, e.g. "eth0".
 
     Raises:
         ConnectionError: there is no such interface, or it has no address.

@@ -138,7 +138,7 @@ class AgentFleet(Fleet):
                 wanted = named(dict(entry.interfaces), self._wanted)
                 if self._wanted and not wanted:
                     name = entry.host.name
-                    there = ", ".join(entry.interfaces) or "none with an IPv4 address, which is needed"
+                    there = ", ".join(entry.interfaces) or "none with an address"
                     lacking[name] = f"{name} has none of the interfaces {', '.join(self._wanted)}; it has {there}"
                     continue
                 # The address on the route to the launcher is most likely reached by the others too.

@@ -28,7 +28,7 @@ PROBE_TIMEOUT_S = 5.0
 #: How many of the other hosts probe each host; if all of them reach it, the rest will too.
 NUM_PROBERS = 8
 _MAX_PROBES = 64
-_NO_ADDRESS = "no IPv4 address, and IPv4 is needed"
+_NO_ADDRESS = "no address except loopback and link-local ones"
 #: Seconds until a probe that was disconnected is repeated.
 _RETRY_S = 0.1
 

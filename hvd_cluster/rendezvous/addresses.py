@@ -10,10 +10,12 @@ from pathlib import Path
 
 from hvd_cluster.errors import AuthenticationError
 from hvd_cluster.rendezvous.client import KeyValueClient
-from hvd_cluster.rendezvous.sockets import ANY
+from hvd_cluster.rendezvous.sockets import ANY, IPV6_ADDRESSES
 from hvd_cluster.topology import join_address
 
 _GET_ADDRESS = 0x8915  # SIOCGIFADDR
+#: Flags of an IPv6 address: IFA_F_DADFAILED, IFA_F_DEPRECATED, IFA_F_TENTATIVE.
+_UNUSABLE = 0x08 | 0x20 | 0x40
 #: Seconds after which the next address is tried.
 _ATTEMPT_S = 3.0
 
@@ -31,18 +33,36 @@ def host_key() -> str:
 
 
 def interface_addresses(names: Sequence[str] = ()) -> list[str]:
-    """The IPv4 addresses of this host's interfaces ``names``, all of them by default, the loopback one last."""
+    """The addresses of this host's interfaces ``names``, all of them by default, the loopback one last.
+
+    An interface's IPv4 address, or its IPv6 addresses if it has none.
+    """
     import fcntl
 
     found: list[str] = []
+    ipv6 = _ipv6_addresses()
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for name in names or [name for _, name in socket.if_nameindex()]:
             try:
                 answer = fcntl.ioctl(probe.fileno(), _GET_ADDRESS, struct.pack("256s", name.strip().encode()[:15]))
-            except OSError:
-                continue  # no such interface, or one without an address
-            found.append(socket.inet_ntoa(answer[20:24]))
-    return sorted(found, key=lambda address: address.startswith("127."))
+            except OSError:  # no such interface, or one without an IPv4 address
+                found += ipv6.get(name.strip(), [])
+            else:
+                found.append(socket.inet_ntoa(answer[20:24]))
+    return sorted(found, key=lambda address: (address.startswith("127."), ":" in address))
+
+
+def _ipv6_addresses() -> dict[str, list[str]]:
+    """The global IPv6 addresses of each interface, without those that may not be used for new connections.
+
+    Not the link-local ones: they mean something else on each interface, and Gloo cannot use them.
+    """
+    found: dict[str, list[str]] = {}
+    for line in IPV6_ADDRESSES.read_text(encoding="ascii").splitlines() if IPV6_ADDRESSES.exists() else []:
+        address, _index, _prefix, scope, flags, name = line.split()
+        if int(scope, 16) == 0 and not int(flags, 16) & _UNUSABLE:
+            found.setdefault(name, []).append(socket.inet_ntop(socket.AF_INET6, bytes.fromhex(address)))
+    return found
 
 
 def first_reachable(addresses: Sequence[str], port: int, secret: bytes, timeout_s: float) -> str:
@@ -65,12 +85,12 @@ def first_reachable(addresses: Sequence[str], port: int, secret: bytes, timeout_
                 failures.append(str(error))
         if time.monotonic() >= deadline_s:
             if all(address.startswith("127.") for address in addresses):
-                failures.append("its host has no IPv4 address except loopback, and hosts connect to each other by IPv4")
+                failures.append("its host has no address except loopback and link-local ones")
             raise ConnectionError("; ".join(dict.fromkeys(failures)))
 
 
 def outward_interfaces() -> dict[str, str]:
-    """Interface -> its IPv4 address, for interfaces that have one, without the loopback interface."""
+    """Interface -> its first address, for interfaces that have one, without the loopback interface."""
     found = {name: addresses[0] for _, name in socket.if_nameindex() if (addresses := interface_addresses([name]))}
     return {name: address for name, address in found.items() if not address.startswith("127.")}
 

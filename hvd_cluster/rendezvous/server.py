@@ -67,10 +67,10 @@ class KeyValueServer(Closing):
             if port is None:
                 if not self._thread.is_alive():
                     raise ConnectionError("the rendezvous is closed")
-                (listener,) = listen([host])
-                port = int(listener.getsockname()[1])
-                self._ports[host] = self._ports[listener.getsockname()[0]] = port
-                self._to_listen.append(listener)
+                listeners = listen([host])
+                port = int(listeners[0].getsockname()[1])
+                self._ports |= dict.fromkeys([host, *(one.getsockname()[0] for one in listeners)], port)
+                self._to_listen.extend(listeners)
                 self._wakeup.send(b"l")
         return port
 

@@ -6,13 +6,17 @@ import contextlib
 import errno
 import socket
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TypeVar
 
 T = TypeVar("T")
 
 LOOPBACK = "127.0.0.1"
-#: Every interface of this host.
+#: Every interface of this host; for :func:`listen`, by IPv4 and IPv6.
 ANY = "0.0.0.0"
+_ANY_IPV6 = "::"
+#: A line for each IPv6 address of this host.
+IPV6_ADDRESSES = Path("/proc/net/if_inet6")
 _BACKLOG = 512
 #: A port that is free on one address is in use on another about once in a hundred times.
 _MAX_TRIES = 20
@@ -22,14 +26,15 @@ def listen(hosts: Sequence[str], port: int = 0) -> list[socket.socket]:
     """One socket for each of ``hosts``, all with the same port number.
 
     Args:
-        hosts: addresses of this host. If one of them is not an address of an interface (a router translates it), the
-            socket listens on all interfaces.
+        hosts: addresses of this host; :data:`ANY` has a second socket if this host has an IPv6 address. If one of them
+            is not an address of an interface (a router translates it), it is as with :data:`ANY`.
         port: the port; 0 takes one that is free on all of them.
 
     Raises:
         OSError: no port can be opened.
     """
-    hosts = list(dict.fromkeys(hosts))
+    everywhere = [ANY, _ANY_IPV6] if IPV6_ADDRESSES.exists() and IPV6_ADDRESSES.read_bytes() else [ANY]
+    hosts = everywhere if ANY in hosts else list(dict.fromkeys(hosts))
     for left in reversed(range(_MAX_TRIES)):
         with contextlib.ExitStack() as on_failure:
             found: list[socket.socket] = []
@@ -40,8 +45,8 @@ def listen(hosts: Sequence[str], port: int = 0) -> list[socket.socket]:
                     found.append(socket.create_server((host, number), family=family, backlog=_BACKLOG))
                     on_failure.callback(found[-1].close)
             except OSError as error:
-                if error.errno == errno.EADDRNOTAVAIL and hosts != [ANY]:
-                    hosts = [ANY]
+                if error.errno == errno.EADDRNOTAVAIL and hosts != everywhere:
+                    hosts = everywhere
                     continue
                 if error.errno == errno.EADDRINUSE and found and port == 0 and left:
                     continue

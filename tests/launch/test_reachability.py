@@ -96,10 +96,10 @@ def test_a_host_that_no_one_reaches_is_named_with_who_tried() -> None:
         raise unreachable(lost)
 
 
-def test_a_host_without_ipv4_is_told_that_it_is_needed() -> None:
+def test_a_host_without_an_address_is_named() -> None:
     candidates = [HostAddresses("a", ("10.0.0.1",), 1), HostAddresses("b", (), 1)]
     _, lost = choose_addresses(candidates, {"a": {"b": ()}, "b": {"a": ("10.0.0.1",)}})
-    assert lost["b"].startswith("b has no IPv4 address, and IPv4 is needed; ")
+    assert lost["b"].startswith("b has no address except loopback and link-local ones; ")
 
 
 def test_a_host_that_is_cut_off_is_left_out_alone() -> None:

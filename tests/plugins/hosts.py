@@ -1,7 +1,8 @@
 """Hosts for tests: network namespaces of this machine, joined by a bridge, with an sshd in each.
 
 ``hosts(2)`` gives machines at 10.77.<net>.1, .2, ... that reach each other and the test's own process (.254) over real
-TCP; :meth:`Machine.shell` runs something inside one. Each has a mount namespace of its own, so that ``/dev/shm`` is not
+TCP, ``hosts(2, ipv6=True)`` machines at fd77:<net>::1, ... that have no IPv4 address except loopback;
+:meth:`Machine.shell` runs something inside one. Each has a mount namespace of its own, so that ``/dev/shm`` is not
 shared; all have this machine's host name. What a user would have to do by hand is done here, all in a temporary folder:
 keys, ``known_hosts``, the sshd's configuration.
 """
@@ -20,6 +21,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+
+from hvd_cluster.topology import join_address
 
 _SSHD_CONFIG = """\
 Port 22
@@ -104,7 +107,7 @@ class Machines:
 
     def hosts(self, slots: int) -> str:
         """The argument of ``-H``."""
-        return ",".join(f"{machine.address}:{slots}" for machine in self.machines)
+        return ",".join(join_address(machine.address, slots) for machine in self.machines)
 
     @property
     def environment(self) -> dict[str, str]:
@@ -113,15 +116,15 @@ class Machines:
 
 
 @pytest.fixture
-def hosts(tmp_path: Path) -> Iterator[Callable[[int], Machines]]:
+def hosts(tmp_path: Path) -> Iterator[Callable[..., Machines]]:
     """Makes that many machines; skips with the reason where that is not possible."""
     if why := missing_for_hosts():
         pytest.skip(why)
     with contextlib.ExitStack() as stack:
-        yield lambda count: _build(count, tmp_path, stack)
+        yield lambda count, *, ipv6=False: _build(count, tmp_path, stack, "fd77:{}::{}" if ipv6 else "10.77.{}.{}")
 
 
-def _build(count: int, tmp_path: Path, stack: contextlib.ExitStack) -> Machines:
+def _build(count: int, tmp_path: Path, stack: contextlib.ExitStack, pattern: str) -> Machines:
     folder = tmp_path / "ssh"
     folder.mkdir(mode=0o700)
     for name in ("host_key", "user_key"):
@@ -135,11 +138,11 @@ def _build(count: int, tmp_path: Path, stack: contextlib.ExitStack) -> Machines:
     Path("/run/sshd").mkdir(exist_ok=True)
     net, bridge = _bridge()
     stack.callback(_run, "ip", "link", "del", bridge)
-    _run("ip", "addr", "add", f"10.77.{net}.254/24", "dev", bridge)
+    made = Machines(folder, bridge, pattern.format(net, 254))
+    _run("ip", "addr", "add", *_network(made.address), "dev", bridge)
     _run("ip", "link", "set", bridge, "up")
-    made = Machines(folder, bridge, f"10.77.{net}.254")
     for index in range(1, count + 1):
-        made.machines.append(_machine(made, net, index, stack))
+        made.machines.append(_machine(made, net, pattern.format(net, index), index, stack))
     for machine in made.machines:
         _await_ssh(made, machine)
     return made
@@ -158,7 +161,12 @@ def _bridge() -> tuple[int, str]:
         assert "File exists" in done.stderr, done.stderr
 
 
-def _machine(made: Machines, net: int, index: int, stack: contextlib.ExitStack) -> Machine:
+def _network(address: str) -> tuple[str, ...]:
+    """The arguments of ``ip addr add``; an IPv6 address can be used at once, without a search for duplicates."""
+    return (f"{address}/64", "nodad") if ":" in address else (f"{address}/24",)
+
+
+def _machine(made: Machines, net: int, address: str, index: int, stack: contextlib.ExitStack) -> Machine:
     # A private /dev/shm, then sshd as the process that the namespaces live and die with.
     script = (
         "mount -t tmpfs -o size=16m tmpfs /dev/shm && ip link set lo up && read go && "
@@ -173,12 +181,12 @@ def _machine(made: Machines, net: int, index: int, stack: contextlib.ExitStack) 
             start_new_session=True,
         )
     stack.callback(_end, process)
-    machine = Machine(f"host{index}", f"10.77.{net}.{index}", process)
+    machine = Machine(f"host{index}", address, process)
     _await_namespace(process)
     inside, outside = "eth0", f"hvd{net}x{index}"
     _run("ip", "link", "add", outside, "type", "veth", "peer", "name", inside, "netns", str(process.pid))
     _run("ip", "link", "set", outside, "master", made.bridge, "up")
-    machine.shell(f"ip addr add {machine.address}/24 dev {inside} && ip link set {inside} up")
+    machine.shell(f"ip addr add {' '.join(_network(address))} dev {inside} && ip link set {inside} up")
     assert process.stdin is not None
     process.stdin.write(b"\n")
     process.stdin.close()

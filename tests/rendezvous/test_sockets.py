@@ -10,20 +10,33 @@ import pytest
 from hvd_cluster.rendezvous.client import KeyValueClient
 from hvd_cluster.rendezvous.secret import new_secret
 from hvd_cluster.rendezvous.server import KeyValueServer
-from hvd_cluster.rendezvous.sockets import ANY, ReservedPort, keep_alive, listen
+from hvd_cluster.rendezvous.sockets import ANY, IPV6_ADDRESSES, ReservedPort, keep_alive, listen
 
 
 def names(sockets: Sequence[socket.socket]) -> tuple[list[str], set[int]]:
     """Where they listen: addresses, and ports."""
     with contextlib.ExitStack() as stack:
         found = [stack.enter_context(one).getsockname() for one in sockets]
-    return [address for address, _ in found], {port for _, port in found}
+    return [name[0] for name in found], {name[1] for name in found}
 
 
 def test_several_addresses_have_one_port() -> None:
     addresses, ports = names(listen(["127.0.0.1", "127.0.0.2", "127.0.0.1"]))
     assert addresses == ["127.0.0.1", "127.0.0.2"]
     assert len(ports) == 1
+
+
+@pytest.mark.skipif(not IPV6_ADDRESSES.exists(), reason="this host has no IPv6")
+def test_all_interfaces_are_those_of_both_versions_of_ip() -> None:
+    addresses, ports = names(listen([ANY]))
+    assert addresses == [ANY, "::"]
+    assert len(ports) == 1
+    secret = new_secret()
+    with KeyValueServer(secret, ANY) as server:
+        for address in ("127.0.0.1", "[::1]"):
+            KeyValueClient(f"{address}:{server.port}", secret).close()
+    with KeyValueServer(secret) as server:
+        KeyValueClient(f"[::1]:{server.port_at('::1')}", secret).close()
 
 
 def test_a_port_that_is_taken_on_one_of_them_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,7 +55,7 @@ def test_a_port_that_is_taken_on_one_of_them_is_not_used(monkeypatch: pytest.Mon
 
 
 def test_an_address_that_only_others_know_means_all_interfaces() -> None:
-    assert names(listen(["203.0.113.7"]))[0] == [ANY]
+    assert names(listen(["203.0.113.7"]))[0] == names(listen([ANY]))[0]
     with pytest.raises(OSError, match="in use"), socket.create_server(("127.0.0.1", 0)) as other:
         listen(["127.0.0.1"], other.getsockname()[1])
 

@@ -11,7 +11,7 @@ from hvd_cluster.rendezvous.sockets import LOOPBACK
 
 
 def get_local_host_addresses() -> list[str]:
-    """This host's IPv4 addresses, including the loopback address."""
+    """This host's addresses, including the loopback address."""
     return [*outward_interfaces().values(), LOOPBACK]
 
 
@@ -34,7 +34,7 @@ def resolve_host_address(host_name: str) -> str | None:
 
 
 def get_driver_ip(nics: Iterable[str] | None = None) -> str:
-    """This host's IPv4 address on one of ``nics``, or on any interface.
+    """This host's address on one of ``nics``, or on any interface.
 
     Raises:
         RuntimeError: it has none; the message lists the interfaces that have one.
@@ -42,5 +42,5 @@ def get_driver_ip(nics: Iterable[str] | None = None) -> str:
     found = {**outward_interfaces(), "lo": LOOPBACK}
     wanted = [name for name in ([nics] if isinstance(nics, str) else nics or found) if name in found]
     if not wanted:
-        raise RuntimeError(f"no IPv4 address on nics={nics!r}; these interfaces have one: {', '.join(found)}")
+        raise RuntimeError(f"no address on nics={nics!r}; these interfaces have one: {', '.join(found)}")
     return found[wanted[0]]
