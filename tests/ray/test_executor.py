@@ -51,6 +51,19 @@ def test_run_takes_none_for_every_argument() -> None:
     assert run(**{**given, "fn": int, "num_proc": 1}) == [0]
 
 
+@pytest.mark.usefixtures("_ray_cluster")
+def test_the_group_of_torch_distributed_exists_if_asked_for() -> None:
+    def total() -> tuple[str, float]:
+        import torch
+        import torch.distributed as dist
+
+        tensor = torch.tensor([dist.get_rank() + 1.0])
+        dist.all_reduce(tensor)
+        return dist.get_backend(), tensor.item()
+
+    assert run(total, num_proc=2, torch_backend="hvd") == [("hvd", 3.0)] * 2
+
+
 def test_four_workers_on_two_nodes_know_their_places(four: RayExecutor) -> None:
     places = four.run(environment, args=[*PLACE, "ADDED"])
     assert [place[0] for place in places] == ["0", "1", "2", "3"]

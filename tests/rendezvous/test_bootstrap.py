@@ -30,6 +30,14 @@ for turn in range(2):
     print(f"rank {hvd.rank()} of {hvd.size()}, local {hvd.local_rank()}: {total:g}", flush=True)
     hvd.shutdown()
 """
+TORCH_SCRIPT = """
+import torch, torch.distributed as dist, hvd_cluster.torch
+dist.init_process_group("hvd"{how})
+tensor = torch.tensor([dist.get_rank() + 1.0])
+dist.all_reduce(tensor)
+print(f"{{dist.get_backend()}} {{dist.get_rank()}}: {{tensor.item():g}}", flush=True)
+dist.destroy_process_group()
+"""
 CLEAN = {name: value for name, value in os.environ.items() if not name.startswith(("HOROVOD", "OMPI", "PMI", "SLURM"))}
 EXPECTED = ["rank 0 of 2, local 0: 3"] * 2 + ["rank 1 of 2, local 1: 3"] * 2
 
@@ -43,6 +51,17 @@ def test_a_script_runs_unchanged_under_torchrun(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     # Two processes write to one pipe: their lines may run into each other.
     assert sorted(re.findall(r"rank \d of 2, local \d: 3", done.stdout)) == EXPECTED
+
+
+@pytest.mark.parametrize("how", ["", ', init_method="hvd://"'])
+def test_the_backend_of_torch_distributed_works_under_torchrun(tmp_path: Path, how: str) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(TORCH_SCRIPT.format(how=how))
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script)]
+    env = {**CLEAN, "OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path)}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=90, check=False)
+    assert done.returncode == 0, done.stderr
+    assert sorted(re.findall(r"hvd \d: 3", done.stdout)) == ["hvd 0: 3", "hvd 1: 3"]
 
 
 @pytest.mark.parametrize("namespace", ["prterun-host-1234@1", ""], ids=["named job", "unnamed job"])

@@ -203,6 +203,18 @@ def test_plain_torch_distributed_runs_unchanged(spark: Any) -> None:
     assert hvd_cluster.spark.run(total, num_proc=2) == [3.0, 3.0]
 
 
+def test_the_group_of_torch_distributed_exists_if_asked_for(spark: Any) -> None:
+    def total() -> tuple[str, float]:
+        import torch
+        import torch.distributed as dist
+
+        tensor = torch.tensor([dist.get_rank() + 1.0])
+        dist.all_reduce(tensor)
+        return dist.get_backend(), tensor.item()
+
+    assert hvd_cluster.spark.run(total, num_proc=2, torch_backend="hvd") == [("hvd", 3.0)] * 2
+
+
 def test_large_arguments_and_results_get_through(spark: Any) -> None:
     def digest(data: bytes) -> tuple[str, bytes]:
         rank = int(os.environ["HOROVOD_RANK"])
