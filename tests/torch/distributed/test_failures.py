@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from hvd_cluster.errors import WorkerFailedError
 from hvd_cluster.launch import local
+
+#: For more kills: KILLS=50 SEED=1 pytest -m slow FILE
+NUM_KILLS = int(os.environ.get("KILLS", "8"))
+SEED = int(os.environ.get("SEED", "1"))
 
 
 @pytest.mark.parametrize("what", ["ddp", "fsdp2"])
@@ -51,6 +57,59 @@ def test_every_survivor_raises_when_a_rank_is_killed_in_the_middle_of_a_step(tmp
     assert set(reports) == {"0", "2"}
     for report in reports.values():
         assert float(report.split()[0]) < 10
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(60 + 30 * NUM_KILLS)
+def test_every_survivor_raises_whenever_in_a_step_a_rank_is_killed(tmp_path: Path) -> None:
+    def fn(folder: str, what: str, victim: int, delay_s: float) -> None:
+        import threading
+        import time
+
+        import torch
+        import torch.distributed as dist
+
+        import hvd_cluster.torch  # noqa: F401 - registers the backend
+
+        dist.init_process_group("hvd")
+        rank = dist.get_rank()
+        net: Any = torch.nn.Sequential(*[torch.nn.Linear(512, 512) for _ in range(6)])
+        if what == "ddp":
+            net = torch.nn.parallel.DistributedDataParallel(net, bucket_cap_mb=1)
+        else:
+            from torch.distributed.fsdp import fully_shard
+
+            for layer in net:
+                fully_shard(layer)
+            fully_shard(net)
+        optimizer = torch.optim.SGD(net.parameters(), lr=1e-6)
+
+        def die() -> None:
+            Path(folder, f"{rank}.killed").write_text(str(time.time()))
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        try:
+            for step in range(10_000):
+                if step == 3 and rank == victim:
+                    threading.Timer(delay_s, die).start()
+                net(torch.randn(64, 512)).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        except RuntimeError:
+            Path(folder, f"{rank}.raised").write_text(str(time.time()))
+            raise
+
+    generator = random.Random(SEED)
+    for number in range(NUM_KILLS):
+        what, victim, delay_s = ("ddp", "fsdp2")[number % 2], generator.randrange(3), generator.uniform(0.0, 0.2)
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        with pytest.raises(WorkerFailedError, match="SIGKILL"):
+            local.run(fn, (str(folder), what, victim, delay_s), num_proc=3, env={"OMP_NUM_THREADS": "1"})
+        times = {path.name: float(path.read_text()) for path in folder.iterdir()}
+        killed_at = times.pop(f"{victim}.killed")
+        assert set(times) == {f"{rank}.raised" for rank in range(3) if rank != victim}
+        assert max(times.values()) - killed_at < 10
 
 
 def test_a_call_that_outlives_the_timeout_fails_on_all_ranks(tmp_path: Path) -> None:
