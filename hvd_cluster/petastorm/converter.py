@@ -14,9 +14,10 @@ from hvd_cluster.data.shard_warning import warn_if_not_own_shard
 from hvd_cluster.data.spark_jobs import quoted
 from hvd_cluster.data.store import Store
 from hvd_cluster.data.tables.parquet import ParquetFolder
+from hvd_cluster.data.tables.table_source import TableSource
 from hvd_cluster.data.writing.content_address import same_plan, state_of_files
 from hvd_cluster.errors import DataError
-from hvd_cluster.petastorm.factories import make_batch_reader
+from hvd_cluster.petastorm.factories import make_batch_reader, table_of
 from hvd_cluster.petastorm.fragments import parquet_files
 from hvd_cluster.petastorm.location import locate
 
@@ -122,12 +123,40 @@ class SparkDatasetConverter:
         _delete(self.cache_dir_url)
         _written[:] = [entry for entry in _written if entry[2].cache_dir_url != self.cache_dir_url]
 
+    @property
+    def _source(self) -> Any:
+        """What ``make_batch_reader`` reads."""
+        return self.file_urls
+
     def _reader(self, num_epochs: int | None, workers_count: int | None, kargs: dict[str, Any]) -> Any:
         if workers_count is not None:
             kargs = {**kargs, "workers_count": workers_count}
         own = "cur_shard=hvd.rank(), shard_count=hvd.size()"
         warn_if_not_own_shard(logger, kargs.get("cur_shard"), kargs.get("shard_count"), own)
-        return make_batch_reader(self.file_urls, num_epochs=num_epochs, **kargs)
+        return make_batch_reader(self._source, num_epochs=num_epochs, **kargs)
+
+
+class _TableConverter(SparkDatasetConverter):
+    """One version of a Delta, Iceberg or Lance table, read where it is; nothing deletes it.
+
+    Args:
+        table: the version.
+    """
+
+    def __init__(self, table: TableSource) -> None:
+        super().__init__(
+            table.name if table.snapshot is None else table.snapshot.table,
+            [],
+            sum(group.rows for group in table.fragments(())),
+        )
+        self._table = table
+
+    @property
+    def _source(self) -> Any:
+        return self._table
+
+    def delete(self) -> None:
+        """Do nothing: the table is the user's."""
 
 
 def make_spark_converter(
@@ -143,7 +172,9 @@ def make_spark_converter(
     What was written is deleted when this process exits, or by :meth:`SparkDatasetConverter.delete`.
 
     Args:
-        df: a Spark DataFrame, classic or Connect; or the path or URL of Parquet that is already there.
+        df: a Spark DataFrame, classic or Connect; or the path or URL of Parquet that is already there, which
+            :meth:`SparkDatasetConverter.delete` deletes; or a Delta, Iceberg or Lance table (its path, its object, or
+            what :func:`hvd_cluster.data.open_table` returns), which stays as it is.
         parquet_row_group_size_bytes: of a row group.
         compression_codec: of the files; None for uncompressed.
         dtype: "float32" or "float64" casts columns of floating-point numbers, arrays of them and vectors, which become
@@ -154,6 +185,10 @@ def make_spark_converter(
     Raises:
         DataError: an argument makes no sense, no folder is set, or there are no rows.
     """
+    if (table := table_of(df)) is not None:
+        if not any(group.rows for group in table.fragments(())):
+            raise DataError(f"{table.name} has no rows")
+        return _TableConverter(table)
     if isinstance(df, str) or hasattr(df, "__fspath__"):
         return _converter_of(str(df))
     if compression_codec is not None and compression_codec.lower() not in _CODECS:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,7 +13,9 @@ import numpy as np
 from hvd_cluster.data import filters as filter_rules
 from hvd_cluster.data.optional import load_pyarrow
 from hvd_cluster.data.reading.row_groups import RowGroupTables
+from hvd_cluster.data.tables.opening import is_table, is_table_at, open_table
 from hvd_cluster.data.tables.parquet import ParquetFolder, ParquetFragments
+from hvd_cluster.data.tables.table_source import TableSource
 from hvd_cluster.errors import DataError
 from hvd_cluster.petastorm import metadata, row_group_index
 from hvd_cluster.petastorm.epoch_order import EpochOrder, shard_of
@@ -63,11 +66,15 @@ def make_reader(
 ) -> Reader:
     """Read a petastorm data set row by row, decoded.
 
+    A Delta, Iceberg or Lance table is read with the types of its columns: the rows of one version, without deleted
+    ones. Shards must read one version: call :func:`hvd_cluster.data.open_table` once, and pass its result to them.
+
     Each row is a namedtuple of NumPy scalars and arrays, ``str``, ``bytes``, ``Decimal`` and None; a null of a
     floating-point scalar is NaN. A data set without petastorm's metadata is read with the schema of its Parquet.
 
     Args:
-        dataset_url: URL or local path of a folder, or a list of those of Parquet files.
+        dataset_url: URL or local path of a folder, or a list of those of Parquet files; or a table: its path, its
+            object, or what ``open_table`` returns.
         schema_fields: the fields to read: UnischemaFields and regular expressions for whole names; None for all.
         reader_pool_type: "thread" or "process" (which is served by threads too: decoding holds no GIL), or "dummy" to
             read in the caller's thread.
@@ -98,7 +105,7 @@ def make_reader(
         PetastormMetadataError: the metadata is damaged, or its pickled schema asks for more than a schema.
         NoDataAvailableError: there are fewer row groups than shards, or nothing is selected.
     """
-    return _make(ReaderOptions.of(locals()), locate(dataset_url, storage_options, filesystem), batched=False)
+    return _make(ReaderOptions.of(locals()), dataset_url, storage_options, filesystem, batched=False)
 
 
 def make_batch_reader(
@@ -143,23 +150,30 @@ def make_batch_reader(
         DataError: an argument makes no sense, or there is no Parquet.
         NoDataAvailableError: there are fewer row groups than shards, or nothing is selected.
     """
-    return _make(ReaderOptions.of(locals()), locate(dataset_url_or_urls, storage_options, filesystem), batched=True)
+    return _make(ReaderOptions.of(locals()), dataset_url_or_urls, storage_options, filesystem, batched=True)
 
 
-def _make(options: ReaderOptions, location: Location, *, batched: bool) -> Reader:
-    stored = None if batched else metadata.stored_schema(location)
+def _make(options: ReaderOptions, source: Any, storage_options: Any, filesystem: Any, *, batched: bool) -> Reader:
+    table = table_of(source, filesystem, storage_options)
+    location = locate(source, storage_options, filesystem) if table is None else None
+    stored = None if batched or location is None else metadata.stored_schema(location)
     texts = {name for name, field in stored.fields.items() if field.numpy_dtype is np.str_} if stored else set()
-    folder = ParquetFolder(location.filesystem, parquet_files(location), texts=texts)
+    if location is not None:
+        table = ParquetFolder(location.filesystem, parquet_files(location), texts=texts)
+    assert table is not None
+    text = table.name if location is None else location.text
+    folder_types = table.folder_types if isinstance(table, ParquetFolder) else {}
+    stored_rows = table.reader
+    if folder_types:
+        stored_rows = ParquetFragments(stored_rows.filesystem, {**stored_rows.types, **folder_types})
     # Columns that only folders name come first, as in petastorm.
-    fields = sorted(folder.arrow_schema, key=lambda field: field.name not in folder.folder_types)
+    fields = sorted(table.arrow_schema, key=lambda field: field.name not in folder_types)
     whole = stored or Unischema.from_arrow_schema(load_pyarrow().schema(fields))
-    schema = _view(whole, options.schema_fields, location)
+    schema = _view(whole, options.schema_fields, text)
     if options.predicate is not None:
         unknown = sorted(set(options.predicate.get_fields()) - set(whole.fields))
         if unknown:
-            raise DataError(
-                f"the predicate looks at {unknown}, but {location.text} has the fields {list(whole.fields)}"
-            )
+            raise DataError(f"the predicate looks at {unknown}, but {text} has the fields {list(whole.fields)}")
     output = schema if options.transform_spec is None else transform_schema(schema, options.transform_spec)
     spec = options.transform_spec
     if (
@@ -170,13 +184,12 @@ def _make(options: ReaderOptions, location: Location, *, batched: bool) -> Reade
         raise DataError(f"the transform's edit_fields name {made}, which nothing makes: give it a func")
     extra = sorted(options.predicate.get_fields()) if options.predicate is not None else ()
     names = list(dict.fromkeys([*schema.fields, *extra]))
-    folder.require(names)
+    table.require(names)
     row_filter = filter_rules.parse(options.filters)
     cache = options.cache()
-    types = {**folder.reader.types, **folder.folder_types}
     reader = FragmentReader(
-        tables=RowGroupTables(ParquetFragments(location.filesystem, types), names, row_filter, cache),
-        folder_types=folder.folder_types,
+        tables=RowGroupTables(stored_rows, names, row_filter, cache, snapshot=table.snapshot),
+        folder_types=folder_types,
         schema=schema,
         whole_schema=whole,
         output=output,
@@ -185,8 +198,8 @@ def _make(options: ReaderOptions, location: Location, *, batched: bool) -> Reade
         transform=spec,
         cache=cache,
     )
-    fragments = fragments_of(folder, names, row_filter, options.shuffle_row_drop_partitions)
-    fragments = _selected(fragments, reader, options, location)
+    fragments = fragments_of(table, names, row_filter, options.shuffle_row_drop_partitions)
+    fragments = _selected(fragments, reader, options, location, text)
     deal_seed = options.shard_seed if options.shard_seed is not None else options.seed
     fragments = shard_of(fragments, options.cur_shard, options.shard_count, deal_seed)
     order = EpochOrder(
@@ -203,7 +216,17 @@ def _make(options: ReaderOptions, location: Location, *, batched: bool) -> Reade
     )
 
 
-def _view(schema: Unischema, schema_fields: Any, location: Location) -> Unischema:
+def table_of(
+    source: Any, filesystem: Any = None, storage_options: Mapping[str, Any] | None = None
+) -> TableSource | None:
+    """The Delta, Iceberg or Lance table that a user gives, as an object or by its path; None for Parquet."""
+    is_path = isinstance(source, (str, os.PathLike)) and bool(os.fspath(source))
+    if is_table(source) or (is_path and is_table_at(source, filesystem, storage_options)):
+        return open_table(source, filesystem=filesystem, storage_options=storage_options)
+    return None
+
+
+def _view(schema: Unischema, schema_fields: Any, text: str) -> Unischema:
     if schema_fields is None:
         schema_fields = list(schema.fields.values())
     if isinstance(schema_fields, (str, UnischemaField)) or not isinstance(schema_fields, Sequence):
@@ -213,24 +236,26 @@ def _view(schema: Unischema, schema_fields: Any, location: Location) -> Unischem
         )
     view = schema.create_schema_view(schema_fields)
     if not view.fields:
-        raise DataError(f"no field of {location.text} matches {list(schema_fields)}: it has {list(schema.fields)}")
+        raise DataError(f"no field of {text} matches {list(schema_fields)}: it has {list(schema.fields)}")
     return view
 
 
 def _selected(
-    fragments: list[Fragment], reader: FragmentReader, options: ReaderOptions, location: Location
+    fragments: list[Fragment], reader: FragmentReader, options: ReaderOptions, location: Location | None, text: str
 ) -> list[Fragment]:
     """The row groups that may have rows for the user, before they are distributed to shards."""
     if options.rowgroup_selector is not None:
+        if location is None:
+            raise DataError(f"{text} has no index of petastorm's for rowgroup_selector: use filters=")
         indexes = row_group_index.read(location)
         missing = [name for name in options.rowgroup_selector.get_index_names() if name not in indexes]
         if missing:
-            raise DataError(f"{location.text} has no index {missing}: it has {sorted(indexes)}")
+            raise DataError(f"{text} has no index {missing}: it has {sorted(indexes)}")
         numbers = options.rowgroup_selector.select_row_groups(indexes)
         fragments = [fragment for fragment in fragments if fragment.number in numbers]
     predicate = options.predicate
     if predicate is not None and set(predicate.get_fields()) <= set(reader.folder_types) and reader.decode:
         fragments = [fragment for fragment in fragments if predicate.do_include(reader.folder_values(fragment))]
     if not fragments:
-        raise NoDataAvailableError(f"no row group of {location.text} has rows that are selected")
+        raise NoDataAvailableError(f"no row group of {text} has rows that are selected")
     return fragments

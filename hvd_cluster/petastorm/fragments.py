@@ -10,6 +10,7 @@ from hvd_cluster.data.filters import RowFilter
 from hvd_cluster.data.reading.parquet_files import files_at
 from hvd_cluster.data.row_group import RowGroup
 from hvd_cluster.data.tables.parquet import ParquetFolder
+from hvd_cluster.data.tables.table_source import TableSource
 from hvd_cluster.errors import DataError
 from hvd_cluster.petastorm.location import Location
 
@@ -39,24 +40,28 @@ class Fragment:
 
 
 def fragments_of(
-    folder: ParquetFolder, columns: Sequence[str], row_filter: RowFilter | None, num_slices: int = 1
+    table: TableSource, columns: Sequence[str], row_filter: RowFilter | None, num_slices: int = 1
 ) -> list[Fragment]:
-    """All row groups that may have rows which a filter lets through, in the order of the files' names.
+    """All row groups that may have rows which a filter lets through, in the table's order: that of the files' names.
 
     Args:
-        folder: the files.
+        table: the files, or a table of another format.
         columns: the columns that will be read, which sizes count.
         row_filter: decides by folders and footers; None for all row groups.
         num_slices: parts to cut each row group into.
     """
     if row_filter is not None:
-        folder.require(row_filter.names)
-    counts = (footer.num_row_groups for footer in folder.footers.values())
-    first_numbers = dict(zip(folder.paths, itertools.accumulate(counts, initial=0), strict=False))
+        table.require(row_filter.names)
+    groups = table.fragments(columns)
+    numbers: Sequence[int] = range(len(groups))
+    if isinstance(table, ParquetFolder):  # the numbers of an index count row groups without rows too
+        counts = (footer.num_row_groups for footer in table.footers.values())
+        first_numbers = dict(zip(table.paths, itertools.accumulate(counts, initial=0), strict=False))
+        numbers = [first_numbers[group.path] + group.index for group in groups]
     return [
-        Fragment(group, first_numbers[group.path] + group.index, index, min(num_slices, group.rows))
-        for group in folder.fragments(columns)
-        if row_filter is None or row_filter.verdict(folder.statistics(group, row_filter.names)) is not False
+        Fragment(group, number, index, min(num_slices, group.rows))
+        for group, number in zip(groups, numbers, strict=True)
+        if row_filter is None or row_filter.verdict(table.statistics(group, row_filter.names)) is not False
         for index in range(min(num_slices, group.rows))
     ]
 

@@ -67,6 +67,9 @@ class LanceFragments(FragmentReader):
         options: of lance's object store.
     """
 
+    #: The threads of lance do not exist in a forked process, which would wait for them forever.
+    can_fork = False
+
     def __init__(self, url: str, version: int, options: Mapping[str, str] | None) -> None:
         self._url, self._version, self._options = url, version, options
         self.types: dict[str, Any] = {}

@@ -31,10 +31,12 @@ def is_table(data: Any) -> bool:
     return isinstance(data, TableSource) or _format_of(data) is not None
 
 
-def is_table_at(path: str | os.PathLike[str]) -> bool:
+def is_table_at(
+    path: str | os.PathLike[str], filesystem: Any = None, storage_options: Mapping[str, Any] | None = None
+) -> bool:
     """Whether a path or URL holds a table of a format other than Parquet that can be read."""
     try:
-        place, paths, _ = _open_paths(path, None, None)
+        place, paths, _ = _open_paths(path, filesystem, storage_options)
         return _format_at(as_filesystem(place), paths[0]) in _READ
     except (OSError, DataError):  # the caller says what is wrong with it
         return False

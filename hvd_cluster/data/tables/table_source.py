@@ -57,6 +57,8 @@ class FragmentReader(ABC):
 
     #: Column -> the Arrow type that it gets; others stay as they are stored.
     types: dict[str, Any]
+    #: Whether a process may read that was forked from one which has read.
+    can_fork = True
 
     @property
     def filesystem(self) -> Any:

@@ -15,6 +15,7 @@ from hvd_cluster.data.cache import MemoryCache
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from hvd_cluster.data.dataset import Dataset
     from hvd_cluster.data.reader import ParquetReader
 
 #: ``inmemory_cache_all`` has no limit.
@@ -33,6 +34,13 @@ def options_of_pool(pool_type: str, num_threads: int, in_memory: bool) -> dict[s
         "num_threads": 1 if pool_type == "dummy" else num_threads,
         "cache": MemoryCache(_ALL_BYTES) if in_memory and pool_type != "process" else None,
     }
+
+
+def start_method_of(wanted: str | None, dataset: Dataset) -> str | None:
+    """How a reader process starts: as the user wants, but not by a fork if the data's library cannot be forked."""
+    parts = [part for part in (dataset.train, dataset.validation) if part is not None]
+    can_fork = all(part.reader is None or part.reader.can_fork for part in parts)
+    return "spawn" if wanted == "fork" and not can_fork else wanted
 
 
 def one_pass(

@@ -15,7 +15,7 @@ import torch
 from hvd_cluster.data.reader import ParquetReader
 from hvd_cluster.errors import DataError
 from hvd_cluster.estimators.run.data_module import arguments, steps_of
-from hvd_cluster.estimators.run.reader_pool import one_pass, options_of_pool
+from hvd_cluster.estimators.run.reader_pool import one_pass, options_of_pool, start_method_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -156,9 +156,8 @@ class ParquetReaders(Readers):
 
     def _pass(self, reader: ParquetReader, epoch: int, start: int) -> Iterator[dict[str, Tensor]]:
         spec = self._spec
-        return one_pass(
-            reader, epoch, start, spec.reader_pool_type, spec.mp_start_method, seed=spec.seed, rank=self._rank
-        )
+        start_method = start_method_of(spec.mp_start_method, spec.dataset)
+        return one_pass(reader, epoch, start, spec.reader_pool_type, start_method, seed=spec.seed, rank=self._rank)
 
 
 def with_rows(
