@@ -93,6 +93,14 @@ WORKS = [
     ),
     Work(name="the same, batches of 32", table=wide, group_rows=32768, batch_size=32, dictionaries=FEW_VALUES),
     Work(
+        name="the same, batches of 32, the floats in one tensor",
+        table=wide,
+        group_rows=32768,
+        batch_size=32,
+        dictionaries=FEW_VALUES,
+        options={"stack": {"features": [f"f{index}" for index in range(20)]}},
+    ),
+    Work(
         name="the same, batches of 1024, from a cache on disk",
         table=wide,
         group_rows=32768,

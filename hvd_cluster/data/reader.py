@@ -97,7 +97,7 @@ class ParquetReader(IterableDataset[dict[str, Any]]):
             threads of the reader. What it draws from its generator depends on seed, epoch, rank and row only.
         arrays: "torch" for tensors, "numpy" for arrays, in the batches that iteration yields.
         storage_options: arguments for the fsspec filesystem of the URL, such as credentials.
-        column_config: shapes, padding, nulls and decoding of columns.
+        column_config: shapes, padding, nulls and decoding of columns, and which of them form one tensor.
         order_config: shuffling, seed, window and lanes.
         prefetch_config: threads, memory bound and cache.
         options: single fields of the three configs, such as ``seed=7``; they override the config's own.
@@ -155,8 +155,8 @@ class ParquetReader(IterableDataset[dict[str, Any]]):
             storage_options=storage_options,
             raw=() if preprocess is None else preprocess.raw,
         )
-        if preprocess is not None and (transformation_fn is not None or rules.decode):
-            raise DataError("preprocess takes the place of transformation_fn and decode: give one of them")
+        if preprocess is not None and (transformation_fn is not None or rules.decode or rules.stack):
+            raise DataError("preprocess takes the place of transformation_fn, decode and stack: leave these out")
         made = rules.decode if preprocess is None else preprocess.raw
         as_stored = Schema(tuple(column for column in opened.schema if column.name not in made))
         if transformation_fn is None:

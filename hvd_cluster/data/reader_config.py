@@ -6,7 +6,7 @@ batch_size=64, order_config=OrderConfig(seed=7))`` are the same.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
@@ -69,6 +69,7 @@ class ReaderOptions(TypedDict, total=False):
     fill_nulls: Mapping[str, Any] | None
     drop_nulls: bool | Collection[str]
     decode: Mapping[str, Decode] | None
+    stack: Mapping[str, Sequence[str]] | None
     shuffle: bool
     seed: int
     window_bytes: int | None

@@ -402,7 +402,7 @@ def test_a_name_of_another_column_is_refused(folder: Path) -> None:
 
 
 def test_it_takes_the_place_of_other_functions(folder: Path) -> None:
-    with pytest.raises(DataError, match="preprocess takes the place of transformation_fn and decode"):
+    with pytest.raises(DataError, match="preprocess takes the place of transformation_fn, decode and stack"):
         ParquetReader(folder, batch_size=8, preprocess=RAW, transformation_fn=dict)
 
 

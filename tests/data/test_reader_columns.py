@@ -415,3 +415,34 @@ def test_a_value_for_nulls_that_does_not_fit_is_named(tmp_path: Path) -> None:
     assert one_batch(tmp_path, prices, fill_nulls={"d": 0.25})["d"].tolist() == [0.25, 1.5]
     with pytest.raises(DataError, match=r"fill_nulls gives column 'd' of decimal128\(10, 2\) the value 0.001"):
         one_batch(tmp_path, prices, fill_nulls={"d": 0.001})
+
+
+@pytest.mark.parametrize("options", [{}, {"shuffle": False}, {"lanes": 2}, {"window_bytes": 400}, {"function": True}])
+def test_columns_in_one_tensor_hold_what_they_hold_apart(tmp_path: Path, options: Any) -> None:
+    table = pa.table({"a": np.arange(50.0), "n": range(50), "b": np.arange(50.0) / 2, "c": -np.arange(50.0)})
+    for part in range(2):
+        pq.write_table(table.slice(25 * part, 25), tmp_path / f"{part}.parquet", row_group_size=10)
+    if options.pop("function", False):
+        options = {"transformation_fn": lambda row: {**row, "a": row["a"] + 1}}
+    options = {"batch_size": 8, "seed": 3, "remainder": "partial", **options}
+    apart = ParquetReader(tmp_path, **options)
+    together = ParquetReader(tmp_path, stack={"x": ["c", "a"]}, **options)
+    assert [(column.name, column.shape) for column in together.schema] == [("x", (2,)), ("n", ()), ("b", ())]
+    for batch, expected in zip(together, apart, strict=True):
+        assert list(batch) == ["x", "n", "b"]
+        assert torch.equal(batch["x"], torch.stack([expected["c"], expected["a"]], 1))
+        assert torch.equal(batch["n"], expected["n"])
+
+
+def test_columns_that_do_not_make_one_tensor_are_named(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"a": [1.0], "n": [1], "b": [2.0]}), tmp_path / "a.parquet")
+    for stack, text in [
+        ({"x": ["a", "n"]}, r"holds 'a' of float64 \(\), 'n' of int64 \(\): give columns of one dtype and shape"),
+        ({"x": []}, "holds no columns"),
+        ({"x": ["a", "a"]}, "each once"),
+        ({"x": ["a"], "y": ["a", "b"]}, "each once"),
+        ({"n": ["a", "b"]}, "'n' is the name of another column"),
+        ({"x": ["z"]}, "z"),
+    ]:
+        with pytest.raises(DataError, match=text):
+            ParquetReader(tmp_path, batch_size=1, stack=stack)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any
@@ -40,6 +40,10 @@ class ColumnConfig:
     #: Column -> function from one value (str, bytes, ...) to a number, array or tensor of the same shape and dtype for
     #: all rows; see :class:`hvd_cluster.data.reading.decoding.RawTensor`.
     decode: Mapping[str, Decode] = field(default_factory=dict)
+    #: Name of a tensor -> the columns of one dtype and shape that it holds, instead of a tensor for each of them. Its
+    #: shape is ``(rows, number of columns, *shape of a column)``. For small batches of many columns: each tensor of a
+    #: batch takes as much time as 10 rows.
+    stack: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def applied(self, schema: Schema) -> Schema:
         """The schema with the declared shapes.
@@ -61,6 +65,34 @@ class ColumnConfig:
         if problems:
             raise DataError("\n".join(problems))
         return Schema(tuple(columns))
+
+    def stacked(self, schema: Schema) -> Schema:
+        """The schema of batches, from the columns that they are made of; a stack comes where its first column was.
+
+        Raises:
+            DataError: a stack does not consist of columns of one dtype and shape, or takes another column's name.
+        """
+        of = {name: stack for stack, names in self.stack.items() for name in names}
+        columns: dict[str, Column] = {}
+        for stack, names in self.stack.items():
+            found = [schema[name] for name in names]
+            kinds = {(column.dtype, column.shape) for column in found}
+            if len(kinds) != 1 or len(set(names)) < len(names) or any(of[name] != stack for name in names):
+                held = ", ".join(f"{column.name!r} of {column.dtype} {column.shape}" for column in found)
+                raise DataError(
+                    f"stack={{{stack!r}: ...}} holds {held or 'no columns'}: give columns of one dtype and shape, each "
+                    "once; cast the others where the data is written"
+                )
+            if stack in schema:
+                raise DataError(f"stack: {stack!r} is the name of another column: choose another name")
+        for column in schema:
+            stack = of.get(column.name, "")
+            if not stack:
+                columns[column.name] = column
+            elif stack not in columns:
+                shape = (len(self.stack[stack]), *column.shape)
+                columns[stack] = dataclasses.replace(column, name=stack, kind=Kind.LIST, shape=shape)
+        return Schema(tuple(columns.values()))
 
     def _problems(self, column: Column) -> list[str]:
         name, shape = column.name, self.shapes.get(column.name)

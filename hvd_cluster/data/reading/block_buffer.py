@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -103,23 +103,24 @@ class BlockBuffer:
 class TensorBuffer(BlockBuffer):
     """The tensors of a block."""
 
-    def __init__(self, block: Block, num_chunks: int) -> None:
+    def __init__(self, block: Block, num_chunks: int, stacks: Mapping[str, Sequence[str]] | None = None) -> None:
         super().__init__(block, num_chunks)
         #: Name -> tensor of shape (block.rows, ...), complete when all chunks have been put.
         self.tensors: Batch = {}
+        self._stack_of = {name: (stack, names) for stack, names in (stacks or {}).items() for name in names}
 
-    def put(self, chunk: Chunk, positions: npt.NDArray[np.int64], name: str, values: torch.Tensor) -> None:
+    def put(self, chunk: Chunk, positions: npt.NDArray[np.int64] | slice, name: str, values: torch.Tensor) -> None:
         """Put the values of a column where they belong.
 
         Args:
             chunk: where they come from, for messages.
-            positions: the place of each in the block, shape (n,).
+            positions: the place of each in the block, shape (n,), or a slice of the block.
             name: the column.
             values: shape (n, ...).
         """
         with self._lock:
             if name not in self.tensors:
-                self.tensors[name] = values.new_empty((self.block.rows, *values.shape[1:]))
+                self._allocate(name, values)
         target = self.tensors[name]
         if values.shape[1:] != target.shape[1:]:
             raise DataError(
@@ -128,6 +129,14 @@ class TensorBuffer(BlockBuffer):
             )
         # NumPy moves whole rows and lets other threads run; torch's index_copy_ goes element by element.
         target.numpy()[positions] = values.numpy()
+
+    def _allocate(self, name: str, like: torch.Tensor) -> None:
+        if name not in self._stack_of:
+            self.tensors[name] = like.new_empty((self.block.rows, *like.shape[1:]))
+            return
+        stack, names = self._stack_of[name]
+        whole = like.new_empty((self.block.rows, len(names), *like.shape[1:]))
+        self.tensors |= {stack: whole, **dict(zip(names, whole.unbind(1), strict=True))}
 
     def complete(self, names: Sequence[str]) -> Batch:
         """The finished tensors, in the order of the names."""

@@ -32,12 +32,19 @@ class BlockReader:
         self._split = split
         self._reader = reader
         self._input = schema
-        self._decode = rules.decode
+        self._rules, self._decode = rules, rules.decode
         self._transform = transform
+        if transform is None and not self._decode:
+            rules.stacked(schema)  # raises now what could be found later only
 
     @functools.cached_property
     def schema(self) -> Schema:
-        """The columns of the blocks; what functions make is learned from the split's first row."""
+        """The columns of the batches; what functions make is learned from the split's first row."""
+        return self._rules.stacked(self._made)
+
+    @functools.cached_property
+    def _made(self) -> Schema:
+        """Before columns are stacked."""
         if self._transform is None and not self._decode:
             return self._input
         first = RowRange(self._split.row_groups[0], 0, 1)
@@ -62,7 +69,7 @@ class BlockReader:
 
     def buffer(self, block: Block, num_chunks: int) -> TensorBuffer:
         """What a block is put together in."""
-        return TensorBuffer(block, num_chunks)
+        return TensorBuffer(block, num_chunks, self._rules.stack)
 
     def read(self, buffer: TensorBuffer, chunk: Chunk, stopped: Callable[[], bool]) -> None:
         """Read a chunk of a block, and put the rows that the rank takes into the buffer.
@@ -88,21 +95,22 @@ class BlockReader:
             values = columns.pop(name)  # so that its memory goes once it has been put
             if name in self._decode:
                 picked = values if len(rows) == chunk.rows else values.take(rows)
-                values = decoding.decoded(self.schema[name], self._decode[name], picked, place, stopped)
+                values = decoding.decoded(self._made[name], self._decode[name], picked, place, stopped)
             elif len(rows) < chunk.rows:
                 values = values.index_select(0, torch.from_numpy(rows))
             buffer.put(chunk, positions, name, values)
 
     def _put_whole(self, buffer: TensorBuffer, chunk: Chunk) -> None:
         """The block is this one chunk: gather its rows in order, or take them as they are."""
-        block = buffer.block
-        if block.seeds is not None or block.stride != 1:
-            buffer.tensors.update(self._reader.columns(chunk.ranges, block.order()))
-            return
-        shared = self._reader.shares_memory(chunk.ranges)
-        rows = slice(block.offset, block.offset + block.rows)
-        for name, values in self._reader.columns(chunk.ranges).items():
-            buffer.tensors[name] = values[rows].clone() if shared else values[rows]
+        block, stacked = buffer.block, {name for names in self._rules.stack.values() for name in names}
+        is_in_order = block.seeds is None and block.stride == 1
+        shared = is_in_order and self._reader.shares_memory(chunk.ranges)
+        rows = slice(block.offset, block.offset + block.rows) if is_in_order else slice(None)
+        for name, values in self._reader.columns(chunk.ranges, None if is_in_order else block.order()).items():
+            if name in stacked:
+                buffer.put(chunk, slice(None), name, values[rows])
+            else:
+                buffer.tensors[name] = values[rows].clone() if shared else values[rows]
 
     def _put_transformed(
         self, buffer: TensorBuffer, chunk: Chunk, transform: RowTransform, stopped: Callable[[], bool]
@@ -120,7 +128,7 @@ class BlockReader:
                 numbers = (kept + piece.row_group.start + piece.start).tolist()
                 place = piece.row_group.place
                 part, _ = row_transform.apply(
-                    transform, table, self._input, self.schema, place, numbers, stopped, self._decode
+                    transform, table, self._input, self._made, place, numbers, stopped, self._decode
                 )
                 if stopped():
                     return
