@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from hvd_cluster.engine.transports.shm_layout import segment_bytes
 from hvd_cluster.engine.world import World
 from hvd_cluster.settings import MIB, Settings
 
-_PAGE_BYTES = 4096
+_PAGE_BYTES = mmap.PAGESIZE
 
 
 @dataclass
@@ -61,10 +62,10 @@ def share_host_memory(
     if world.client is None or not settings.shared_memory or size == 1:
         return None
     is_whole_world = size == world.topology.size
-    ballot_bytes = -(-Ballot.num_bytes(size) // _PAGE_BYTES) * _PAGE_BYTES
+    ballot_bytes = _whole_pages(Ballot.num_bytes(size))
     spins = has_core_per_rank(size)
 
-    fixed_bytes = ballot_bytes + (segment_bytes(size) if is_whole_world else 0)
+    fixed_bytes = ballot_bytes + (_whole_pages(segment_bytes(size)) if is_whole_world else 0)
     region_bytes = _region_bytes(settings, size) if is_whole_world else 0
 
     def build(segment: Segment) -> HostMemory:
@@ -103,6 +104,10 @@ def share_host_memory(
         settings.gloo_timeout_s,
     )
     return share(group, fixed_bytes, wakeup, build, sparse_bytes=size * region_bytes)
+
+
+def _whole_pages(num_bytes: int) -> int:
+    return -(-num_bytes // _PAGE_BYTES) * _PAGE_BYTES
 
 
 def _region_bytes(settings: Settings, num_ranks: int) -> int:

@@ -19,7 +19,8 @@ import torch
 
 from hvd_cluster.errors import SHUT_DOWN_TEXT, WorldEndedError
 
-_PAGE_BYTES = 4096
+#: Memory is allocated and returned by the kernel's pages: of 4 KiB on x86-64, of up to 64 KiB on Arm.
+_PAGE_BYTES = mmap.PAGESIZE
 #: How many views of other ranks' tensors are kept.
 _MAX_VIEWS = 1000
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2

@@ -11,7 +11,7 @@ from typing import Final
 
 from hvd_cluster.engine.timeline.recorder import Record
 
-#: Linux checks for fatal signals between two pages of a write, never within one.
+#: Linux checks for fatal signals between two pages of a write, never within one. Larger pages consist of these.
 _PAGE_BYTES = 4096
 _SMALLEST_BYTES = 64 << 10
 _COPY_BYTES = 1 << 20

@@ -34,7 +34,8 @@ _NUM_SLOTS = 2
 _PIECE_BYTES = 1 << 20
 #: The segment of a host stays below this, whatever its number of ranks.
 _MAX_BYTES = 128 << 20
-_PAGE_BYTES = 4096
+#: Where parts begin. Not the page size, which may differ between hosts.
+_ALIGNMENT_BYTES = 4096
 
 
 class HostExchange:
@@ -154,10 +155,10 @@ class HostExchange:
 
 def piece_bytes_for(num_ranks: int) -> int:
     """The size of a piece for hosts of at most ``num_ranks``; it must be equal on all hosts."""
-    most = _MAX_BYTES // (NUM_BUFFERS + _NUM_SLOTS * num_ranks) // _PAGE_BYTES * _PAGE_BYTES
-    return max(_PAGE_BYTES, min(_PIECE_BYTES, most))
+    most = _MAX_BYTES // (NUM_BUFFERS + _NUM_SLOTS * num_ranks) // _ALIGNMENT_BYTES * _ALIGNMENT_BYTES
+    return max(_ALIGNMENT_BYTES, min(_PIECE_BYTES, most))
 
 
 def _control_bytes(num_ranks: int) -> int:
     num_bytes = (Barrier.num_semaphores(num_ranks) + num_ranks) * STRIDE_BYTES
-    return -(-num_bytes // _PAGE_BYTES) * _PAGE_BYTES
+    return -(-num_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES

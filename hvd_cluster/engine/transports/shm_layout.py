@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from hvd_cluster.engine.shared_memory.semaphores import STRIDE_BYTES, Barrier
 
-_PAGE_BYTES = 4096
+#: Where the slots begin.
+_ALIGNMENT_BYTES = 4096
 #: Long enough to hide the barrier, short enough that what a rank has just copied is still in a cache. With two ranks,
 #: 23 to 100 MB take 0.65 to 0.8 of the time that slots of a quarter of this size take.
 _SLOT_BYTES = 1 << 20
@@ -24,8 +25,8 @@ def segment_bytes(num_ranks: int) -> int:
 
 def slot_bytes(num_ranks: int) -> int:
     """The size of a rank's slot."""
-    most = _MAX_BYTES // (NUM_TURNS * (num_ranks + 1)) // _PAGE_BYTES * _PAGE_BYTES
-    return max(_PAGE_BYTES, min(_SLOT_BYTES, most))
+    most = _MAX_BYTES // (NUM_TURNS * (num_ranks + 1)) // _ALIGNMENT_BYTES * _ALIGNMENT_BYTES
+    return max(_ALIGNMENT_BYTES, min(_SLOT_BYTES, most))
 
 
 def tables_start(num_ranks: int) -> int:
@@ -34,6 +35,6 @@ def tables_start(num_ranks: int) -> int:
 
 
 def control_bytes(num_ranks: int) -> int:
-    """The size of semaphores, tables and announcements, up to the next page."""
+    """The size of semaphores, tables and announcements, up to where the slots begin."""
     num_bytes = tables_start(num_ranks) + 2 * num_ranks * (num_ranks * 8 + ANNOUNCEMENT_BYTES)
-    return -(-num_bytes // _PAGE_BYTES) * _PAGE_BYTES
+    return -(-num_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES

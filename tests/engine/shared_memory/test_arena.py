@@ -11,7 +11,7 @@ import torch
 
 from hvd_cluster.engine.shared_memory.arena import Arena
 
-PAGE_BYTES = 4096
+PAGE_BYTES = mmap.PAGESIZE
 NUM_PAGES = 64
 
 
