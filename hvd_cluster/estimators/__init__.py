@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from hvd_cluster.estimators.run.early_stopping import EarlyStopping as EarlyStopping
     from hvd_cluster.estimators.run.epochs import StopFit as StopFit
     from hvd_cluster.estimators.torch.estimator import TorchEstimator as TorchEstimator
+    from hvd_cluster.estimators.torch.fsdp2 import FSDP2 as FSDP2
     from hvd_cluster.estimators.torch.model import TorchModel as TorchModel
 
 #: Public name -> the module that defines it. Loaded on first use: workers import this package and need no Spark.
@@ -35,6 +36,7 @@ _HOMES = {
     "Backend": "backend",
     "DataModule": "run.data_module",
     "EarlyStopping": "run.early_stopping",
+    "FSDP2": "torch.fsdp2",
     "KerasEstimator": "keras.estimator",
     "KerasModel": "keras.model",
     "LightningEstimator": "lightning.estimator",
@@ -48,6 +50,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "FSDP2",
     "Backend",
     "DataModule",
     "EarlyStopping",

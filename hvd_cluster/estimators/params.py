@@ -172,6 +172,7 @@ TORCH_ROWS = (
     Row(
         "torch_backend", None, "backend of torch.distributed's default group in the workers, such as 'hvd'", values.text
     ),
+    Row("sharding", "none", "what workers hold a part of only: 'zero1', 'fsdp2' or FSDP2(...)", values.sharding),
     Row("mixed_precision", None, "'bf16' or 'fp16' for the forward pass", values.one_of("bf16", "fp16")),
     Row("class_weights", None, "'balanced', or a dict label -> weight of its rows' loss", values.class_weights),
     Row(

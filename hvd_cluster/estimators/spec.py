@@ -218,6 +218,8 @@ class FitSpec:
     mp_start_method: str | None = None
     #: The backend of torch.distributed's default group; None for no group.
     torch_backend: str | None = None
+    #: "none", "zero1" or an FSDP2: what each worker holds a part of only.
+    sharding: Any = "none"
     verbose: int = 1
     #: End the fit when the loss or the weights are not finite.
     terminate_on_nan: bool = True

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from hvd_cluster.data.store import Store
     from hvd_cluster.estimators.backend import Backend
     from hvd_cluster.estimators.run.early_stopping import EarlyStopping
+    from hvd_cluster.estimators.torch.fsdp2 import FSDP2
 
     class Index(Protocol):
         """An index or array of pandas or NumPy."""
@@ -95,6 +96,7 @@ class TorchEstimatorParams:
             gradient_clip_norm: float | None = None,
             gradient_clip_value: float | None = None,
             torch_backend: str | None = None,
+            sharding: Literal["none", "zero1", "fsdp2"] | FSDP2 | None = "none",
             mixed_precision: Literal["bf16", "fp16"] | None = None,
             class_weights: Literal["balanced"] | Mapping[float, float] | None = None,
             early_stopping: EarlyStopping | int | None = None,
@@ -174,6 +176,7 @@ class LightningEstimatorParams:
             train_minibatch_fn: Callback | None = None,
             num_gpus: int | None = None,
             torch_backend: str | None = None,
+            sharding: Literal["none", "zero1", "fsdp2"] | FSDP2 | None = "none",
             logger: Any = None,
             log_every_n_steps: int | None = 50,
             profiler: Any = None,

@@ -177,6 +177,17 @@ def stopping(value: Any) -> Any:
     return value if isinstance(value, EarlyStopping) else EarlyStopping(patience=whole(1)(value))
 
 
+def sharding(value: Any) -> Any:
+    """ "none", "zero1" or an FSDP2, for which "fsdp2" stands too."""
+    from hvd_cluster.estimators.torch.fsdp2 import FSDP2
+
+    if value == "fsdp2":
+        return FSDP2()
+    if not isinstance(value, FSDP2) and value not in ("none", "zero1"):
+        raise ValueError("must be 'none', 'zero1', 'fsdp2' or FSDP2(...)")
+    return value
+
+
 def deprecated(remedy: str) -> Rule:
     return functools.partial(_deprecated, remedy)
 

@@ -40,7 +40,7 @@ def distribute(
 def restore(optimizers: Sequence[Any], originals: Sequence[Any], schedulers: Iterable[Any]) -> list[Any]:
     """The optimizers that :func:`distribute` replaced, with their current state; moves the schedulers back."""
     for optimizer, original in zip(optimizers, originals, strict=True):
-        _move(schedulers, optimizer, original)
+        move_schedulers(schedulers, optimizer, original)
     return list(originals)
 
 
@@ -103,11 +103,12 @@ def _replaced(
     # If the module lacks a parameter, ranks match gradients by positions in the optimizer.
     named = [(names[parameter], parameter) for parameter in held] if all(p in names for p in held) else None
     distributed = hvd.DistributedOptimizer(optimizer, named_parameters=named, **options)
-    _move(schedulers, optimizer, distributed)
+    move_schedulers(schedulers, optimizer, distributed)
     return distributed
 
 
-def _move(schedulers: Iterable[Any], before: Any, after: Any) -> None:
+def move_schedulers(schedulers: Iterable[Any], before: Any, after: Any) -> None:
+    """Let the schedulers of one optimizer change another, which has the same param groups."""
     for scheduler in schedulers:
         if getattr(scheduler, "optimizer", None) is before:
             scheduler.optimizer = after

@@ -195,6 +195,10 @@ class HorovodStrategy(_ParallelStrategy):
         if self.scale_lr:
             groups = [group for optimizer in self._configured for group in getattr(optimizer, "param_groups", ())]
             scale_rates(groups, [vars(scheduler) for scheduler in self._schedulers()], self.rate_factor)
+        self._distribute()
+
+    def _distribute(self) -> None:
+        """Replace the configured optimizers by those that train."""
         if self.world_size > 1:
             share_state(self._configured)
         self.optimizers = distribute(self._configured, self._schedulers(), self.lightning_module, self._options)

@@ -44,6 +44,7 @@ TYPES = {
     "positive": "float",
     "queue_size": "float",
     "shapes": "Sequence[Sequence[int]]",
+    "sharding": "Literal['none', 'zero1', 'fsdp2'] | FSDP2",
     "share_or_column": "float | str",
     "stopping": "EarlyStopping | int",
     "text": "str",
@@ -69,6 +70,7 @@ if TYPE_CHECKING:
     from hvd_cluster.data.store import Store
     from hvd_cluster.estimators.backend import Backend
     from hvd_cluster.estimators.run.early_stopping import EarlyStopping
+    from hvd_cluster.estimators.torch.fsdp2 import FSDP2
 
     class Index(Protocol):
         """An index or array of pandas or NumPy."""

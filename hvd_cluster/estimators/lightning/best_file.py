@@ -70,25 +70,32 @@ class LightningBestFile(BestFile):
             del checkpoint["callbacks"][callback.state_key]
 
     def load(self, trainer: Any, module: Any) -> None:
-        """Load the weights that the user's ModelCheckpoint found best into ``module``, if one monitors a metric.
+        """Load :meth:`weights` into ``module``, if there are any."""
+        weights = self.weights(trainer)
+        if weights is None:
+            return
+        if isinstance(self.run.spec.model, MadeModel):
+            made_state.load(module, weights)
+        else:
+            module.load_state_dict(weights)
+
+    def weights(self, trainer: Any) -> dict[str, Any] | None:
+        """The weights that the user's ModelCheckpoint found best; None if none monitors a metric.
 
         Raises:
             DataError: the file holds something else; no code in it is executed.
         """
         callback = _decisive(trainer)
         if callback is None:
-            return
+            return None
         path = callback.best_model_path
         if not Path(path).exists():
             logger.warning("the best checkpoint %s no longer exists: the last weights are returned", path)
-            return
+            return None
         weights = plain_checkpoint(path).get("state_dict")
         if not isinstance(weights, dict):
             raise DataError(f"the best checkpoint {path} has no weights: its state_dict is a {type(weights).__name__}")
-        if isinstance(self.run.spec.model, MadeModel):
-            made_state.load(module, weights)
-        else:
-            module.load_state_dict(weights)
+        return weights
 
 
 def _monitors(callback: Any) -> bool:

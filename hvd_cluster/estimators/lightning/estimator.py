@@ -24,9 +24,11 @@ from hvd_cluster.estimators.run.run_files import RunFiles
 from hvd_cluster.estimators.spec import Inputs, TrainResult
 from hvd_cluster.estimators.torch import made_state
 from hvd_cluster.estimators.torch.arguments import floating_dtype
+from hvd_cluster.estimators.torch.fsdp2 import FSDP2
 from hvd_cluster.estimators.torch.made_model import MadeModel, is_lazy
 from hvd_cluster.estimators.torch.module_estimator import ModuleEstimator, unsized
 from hvd_cluster.estimators.torch.probe import ProbeResult, probe
+from hvd_cluster.estimators.torch.sharding import called_modules
 from hvd_cluster.estimators.trial_rows import TrialRows
 from hvd_cluster.estimators.typed_params import LightningEstimatorParams
 
@@ -81,7 +83,23 @@ class LightningEstimator(LightningEstimatorParams, ModuleEstimator):
             wrong += unsized(value("model")) if isinstance(value("model"), torch.nn.Module) else []
         else:
             wrong += self._objective_mistakes()
-        return wrong + self._checkpoint_mistakes() + self._count_mistakes()
+        return wrong + self._checkpoint_mistakes() + self._count_mistakes() + self._sharding_mistakes()
+
+    def _sharding_mistakes(self) -> list[str]:
+        wrong = super()._sharding_mistakes()
+        if self._value("sharding") == "none" or wrong or not self._has_model:
+            return wrong
+        wrong = [
+            f"trainer_args has {name}, which does not work with sharding: leave one of the two out"
+            for name in ("strategy", "sync_batchnorm")
+            if (self._value("trainer_args") or {}).get(name)
+        ]
+        if isinstance(self._value("sharding"), FSDP2) and self._is_lightning_module():
+            try:
+                called_modules(with_configured_layers(self._given_module()))
+            except ValueError as error:
+                wrong.append(str(error))
+        return wrong
 
     def _checkpoint_mistakes(self) -> list[str]:
         given = self._value("trainer_args") or {}

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hvd_cluster.estimators.spec import called
+from hvd_cluster.estimators.torch.fsdp2 import FSDP2
+from hvd_cluster.estimators.torch.fully_sharded import sharded_optimizer
 from hvd_cluster.lightning.installed import lightning
 
 if TYPE_CHECKING:
@@ -48,8 +50,9 @@ class LossModule(_LightningModule):
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """The user's optimizer, for this copy of the model."""
-        assert self._spec.optimizer is not None
-        return self._spec.optimizer.build(self.net)
+        given = self._spec.optimizer
+        assert given is not None
+        return sharded_optimizer(given, self.net) if isinstance(self._spec.sharding, FSDP2) else given.build(self.net)
 
     def _step(self, batch: Mapping[str, torch.Tensor], part: str) -> torch.Tensor:
         columns = self._spec.inputs

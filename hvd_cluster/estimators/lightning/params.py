@@ -57,6 +57,7 @@ LIGHTNING_ROWS = (
     Row(
         "torch_backend", None, "backend of torch.distributed's default group in the workers, such as 'hvd'", values.text
     ),
+    Row("sharding", "none", "what workers hold a part of only: 'zero1', 'fsdp2' or FSDP2(...)", values.sharding),
     Row("logger", None, "a Lightning logger; None: TensorBoard's in the run's folder, if it is installed"),
     Row("log_every_n_steps", 50, "steps from one line of the logger to the next", whole(1)),
     Row("profiler", None, "a Lightning profiler, or its name"),

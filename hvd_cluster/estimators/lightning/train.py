@@ -65,10 +65,11 @@ def _train(spec: LightningSpec, hvd: Collectives, folder: str) -> TrainResult:
         trainer.fit_loop.max_epochs = found.epochs  # then fit() loads everything and trains nothing
     with _checkpoint_path(found) as checkpoint, _data(saving) as data:
         trainer.fit(module, **data, ckpt_path=checkpoint)
-    state = b""
+    state = _sharded_result(spec, trainer, best, saving.hooks) if spec.sharding != "none" else b""
     if hvd.rank() == 0:
-        best.load(trainer, module)
-        state = _packed_model(spec, own, trainer, saving.hooks)
+        if not state:
+            best.load(trainer, module)
+            state = _packed_model(spec, own, trainer, saving.hooks)
         keep_with_run(spec, folder)
     hvd.barrier()
     return TrainResult(rank=hvd.rank(), size=hvd.size(), state=state, history=run.history)
@@ -131,8 +132,6 @@ def _resumable(loader: Any, saving: SaveRun) -> Any:
 
 def _trainer(spec: LightningSpec, hvd: Collectives, folder: str, saving: SaveRun, best: LightningBestFile) -> Any:
     from hvd_cluster.estimators.lightning.callbacks import ReduceLogged
-    from hvd_cluster.estimators.lightning.made_strategy import MadeModelStrategy
-    from hvd_cluster.lightning import HorovodStrategy
     from hvd_cluster.lightning.installed import lightning
     from hvd_cluster.torch import Compression
 
@@ -144,9 +143,8 @@ def _trainer(spec: LightningSpec, hvd: Collectives, folder: str, saving: SaveRun
     best.place(callbacks)
     device = choose_device(spec.use_gpu, hvd)
     options: dict[str, Any] = {"compression": spec.gradient_compression or Compression.none, "scale_lr": spec.scale_lr}
-    made = _made(spec)
     arguments = {
-        "strategy": HorovodStrategy(**options) if made is None else MadeModelStrategy(made, **options),
+        "strategy": _strategy(spec, options),
         "accelerator": "gpu" if device.type == "cuda" else "cpu",
         "devices": 1,
         "callbacks": [ReduceLogged(hvd), *callbacks, saving],
@@ -162,6 +160,18 @@ def _trainer(spec: LightningSpec, hvd: Collectives, folder: str, saving: SaveRun
         "default_root_dir": folder,
     }
     return pl.Trainer(**{**arguments, **more})
+
+
+def _strategy(spec: LightningSpec, options: Mapping[str, Any]) -> Any:
+    if spec.sharding != "none":
+        from hvd_cluster.estimators.lightning.sharded_strategy import FSDP2Strategy, Zero1Strategy
+
+        return Zero1Strategy(**options) if spec.sharding == "zero1" else FSDP2Strategy(spec.sharding, **options)
+    from hvd_cluster.estimators.lightning.made_strategy import MadeModelStrategy
+    from hvd_cluster.lightning import HorovodStrategy
+
+    made = _made(spec)
+    return HorovodStrategy(**options) if made is None else MadeModelStrategy(made, **options)
 
 
 def _made(spec: LightningSpec) -> dict[str, str] | None:
@@ -185,14 +195,31 @@ def _logger(spec: LightningSpec, pl: Any, folder: str) -> Any:
 
 
 def _packed_model(spec: LightningSpec, model: torch.nn.Module, trainer: Any, hooks: Sequence[str]) -> bytes:
-    from hvd_cluster.lightning.optimizers import scale_rates
-
-    optimizer = on_cpu(trainer.optimizers[0].state_dict()) if trainer.optimizers else None
-    if optimizer is not None:
-        scale_rates(optimizer["param_groups"], (), 1 / getattr(trainer.strategy, "rate_factor", 1.0))  # of one worker
     made = spec.model.made if isinstance(spec.model, MadeModel) else None
     state = model.state_dict() if made is None else made_state.TrainedPart(made).of(model)
-    return packed({"model": on_cpu(state), "optimizer": optimizer, "hooks": list(hooks)})
+    return _packed(trainer, state, trainer.optimizers[0].state_dict() if trainer.optimizers else None, hooks)
+
+
+def _sharded_result(spec: LightningSpec, trainer: Any, best: LightningBestFile, hooks: Sequence[str]) -> bytes:
+    """The complete model and its optimizer, on rank 0; every rank takes part."""
+    strategy = trainer.strategy
+    state = strategy.lightning_module_state_dict()
+    optimizer = None if spec.optimizer is None else strategy.optimizer_state(strategy.optimizers[0])
+    if not trainer.is_global_zero:
+        return b""
+    state = best.weights(trainer) or state
+    if spec.objective is not None:
+        state = {name.removeprefix("net."): value for name, value in state.items() if name.startswith("net.")}
+    return _packed(trainer, state, optimizer, hooks)
+
+
+def _packed(trainer: Any, state: Mapping[str, Any], optimizer: Any, hooks: Sequence[str]) -> bytes:
+    from hvd_cluster.lightning.optimizers import scale_rates
+
+    optimizer = on_cpu(optimizer)
+    if optimizer is not None:
+        scale_rates(optimizer["param_groups"], (), 1 / getattr(trainer.strategy, "rate_factor", 1.0))  # of one worker
+    return packed({"model": on_cpu(dict(state)), "optimizer": optimizer, "hooks": list(hooks)})
 
 
 @contextlib.contextmanager

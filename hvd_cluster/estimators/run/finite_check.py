@@ -103,6 +103,7 @@ def _as_floats(losses: list[Any]) -> list[float]:
 
 
 def all_finite(weights: Iterable[Tensor]) -> bool:
-    """Whether all numbers of ``weights`` are finite; waits for the device once."""
-    found = [torch.isfinite(weight.detach()).all() for weight in weights if weight.is_floating_point()]
+    """Whether all numbers of ``weights`` are finite, of a DTensor this rank's; waits for the device once."""
+    local = (weight.to_local() if hasattr(weight, "to_local") else weight for weight in weights)
+    found = [torch.isfinite(weight.detach()).all() for weight in local if weight.is_floating_point()]
     return not found or bool(torch.stack([one.to(found[0].device) for one in found]).all())

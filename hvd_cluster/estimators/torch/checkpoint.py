@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
+from hvd_cluster.errors import DataError
 from hvd_cluster.estimators.run import early_stopping
 from hvd_cluster.estimators.run.checkpoint import Checkpoint, PartialEpoch, packed
 from hvd_cluster.estimators.run.worker_run import WorkerRun
@@ -13,6 +15,10 @@ from hvd_cluster.estimators.torch.means import Means
 from hvd_cluster.estimators.torch.steps import Steps
 from hvd_cluster.estimators.torch.train_state import unscaled_optimizer
 from hvd_cluster.monitor.step_clock import SAVE, step_clock
+
+if TYPE_CHECKING:
+    from hvd_cluster.data.store import Store
+    from hvd_cluster.estimators.torch.shards import Shards
 
 
 class Checkpointing:
@@ -29,6 +35,8 @@ class Checkpointing:
         self._steps = steps
         self._scale = scale
         self._given_rates = run.spec.optimizer.given_rates
+        #: Whether this rank holds something that is saved.
+        self._takes_part = run.hvd.rank() == 0
         #: What :meth:`to_return` returns of the best epoch, on rank 0 with ``return_best``.
         self._best: bytes | None = None
         #: Index of the first epoch that may be the best: that of the best checkpoint of a resumed run.
@@ -46,9 +54,16 @@ class Checkpointing:
         self._given_rates = found.state["given_rates"]
         if found.size == run.hvd.size():
             self._scale = found.state["scale"]  # the run keeps its exact rates, whatever scale_lr is now
-        if run.hvd.rank() == 0 and self._looks_for_best:
+        if self._takes_part and self._looks_for_best:
             self._find_best(found)
-        steps.restore(found, run.spec.run_id, run.hvd.size(), self._scale)
+        steps.restore(
+            found,
+            run.spec.run_id,
+            run.hvd.size(),
+            self._scale,
+            shards_of(run.spec.store, run.spec.run_id, found.state),
+            run.spec.sharding == "none",
+        )
 
     @step_clock.span(SAVE)
     def save_within(self, done: int, means: Means) -> None:
@@ -56,14 +71,14 @@ class Checkpointing:
         self._steps.share_buffers()
         own = {"sums": means.sums, "random": random_state.capture()}
         partial_epoch = self._run.partial(done, own)
-        if self._run.hvd.rank() == 0:
-            self._current(partial_epoch).save(self._run.files)
+        if self._takes_part:
+            self._keep(self._current(partial_epoch))
 
     @step_clock.span(SAVE)
     def save_epoch(self, is_last: bool) -> None:
-        """Save on rank 0 what is due after an epoch: the last checkpoint, the best one."""
+        """Save what is due after an epoch: the last checkpoint, the best one; every rank takes part."""
         run = self._run
-        if run.hvd.rank() != 0:
+        if not self._takes_part:
             return
         is_due = run.is_checkpoint_due(is_last)
         is_best = self._looks_for_best and self._is_best(run.history[self._since :])
@@ -71,23 +86,23 @@ class Checkpointing:
             return
         checkpoint = self._current()
         if is_due:
-            checkpoint.save(run.files)
+            self._keep(checkpoint)
         if is_best:
-            checkpoint.save(run.files, best=True)
+            self._keep(checkpoint, best=True)
             if run.spec.return_best:
-                self._best = _result(checkpoint)
+                self._best = result_of(checkpoint)
 
     def to_return(self) -> bytes:
         """The model and the optimizer that the fit returns, on rank 0: as they are now, or of the best epoch."""
-        return self._best or _result(self._current())
+        return self._best or result_of(self._current())
 
     @property
     def _looks_for_best(self) -> bool:
         spec = self._run.spec
         return spec.return_best or (spec.has_validation and self._run.files.are_kept)
 
-    def _find_best(self, last: Checkpoint) -> None:
-        """Load the best checkpoint of the run that continues from ``last``.
+    def _find_best(self, last: Checkpoint) -> Checkpoint | None:
+        """Load the best checkpoint of the run that continues from ``last``, and return it.
 
         It may be of an epoch after ``last``, which the run has left: then ``last`` is the best one known. So it is if
         the run ended after it saved ``last`` and before it saved the same as the best.
@@ -99,17 +114,45 @@ class Checkpointing:
             best.save(self._run.files, best=True)
         self._since = last.epochs if best is None else best.epochs - 1
         if best is not None and self._run.spec.return_best:
-            self._best = _result(best)
+            self._best = result_of(best)
+        return best
 
     def _is_best(self, records: list[dict[str, Any]]) -> bool:
         """Whether the last one is the best of them."""
         stopping = self._run.spec.early_stopping or early_stopping.DEFAULT
         return stopping.best_epoch(records) == len(records) - 1
 
+    def _keep(self, checkpoint: Checkpoint, best: bool = False) -> None:
+        checkpoint.save(self._run.files, best)
+
     def _current(self, partial_epoch: PartialEpoch | None = None) -> Checkpoint:
         return self._run.checkpoint(self._steps.capture(self._scale, self._given_rates), partial_epoch)
 
 
-def _result(checkpoint: Checkpoint) -> bytes:
-    """A copy of the model and the optimizer."""
-    return packed({"model": checkpoint.state["model"], "optimizer": unscaled_optimizer(checkpoint.state)})
+def result_of(checkpoint: Checkpoint) -> bytes:
+    """A copy of the model and the optimizer, or of what is not in shards."""
+    state = checkpoint.state
+    shards = {"shards": state["shards"]} if "shards" in state else {}
+    return packed({"model": state["model"], "optimizer": unscaled_optimizer(state), **shards})
+
+
+def require_sharded(found: Checkpoint | None, sharding: Any, run_id: str) -> None:
+    """Check that a fit with ``sharding=`` can continue from a checkpoint.
+
+    Raises:
+        DataError: it is one of a fit without.
+    """
+    if found is not None and sharding != "none" and "shards" not in found.state:
+        raise DataError(
+            f"run_id={run_id!r} has a checkpoint of a fit without sharding, in one file: continue it with "
+            "sharding='none', or choose another run_id"
+        )
+
+
+def shards_of(store: Store, run_id: str, state: Mapping[str, Any]) -> Shards | None:
+    """Where the tensors of the ``state`` of a checkpoint are; None if it has them."""
+    if "shards" not in state:
+        return None
+    from hvd_cluster.estimators.torch.shards import Shards
+
+    return Shards(store, run_id, state["shards"])

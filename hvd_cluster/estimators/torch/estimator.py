@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from hvd_cluster.data.store import Store
+from hvd_cluster.estimators.backend import Backend
+from hvd_cluster.estimators.fit_data import FitData
 from hvd_cluster.estimators.params import ESTIMATOR_ROWS, TORCH_ROWS, with_params
 from hvd_cluster.estimators.run.checkpoint import Checkpoint
 from hvd_cluster.estimators.run.run_files import RunFiles
 from hvd_cluster.estimators.spec import TrainResult, TrainSpec
+from hvd_cluster.estimators.torch.checkpoint import require_sharded, shards_of
 from hvd_cluster.estimators.torch.class_weights import ClassWeights
 from hvd_cluster.estimators.torch.made_model import is_lazy
 from hvd_cluster.estimators.torch.model_pickling import copied
 from hvd_cluster.estimators.torch.module_estimator import ModuleEstimator
 from hvd_cluster.estimators.torch.probe import probe
+from hvd_cluster.estimators.torch.sharding import require_store
 from hvd_cluster.estimators.torch.train import train
 from hvd_cluster.estimators.torch.train_state import TrainState, kept_text
 from hvd_cluster.estimators.trial_rows import TrialRows
@@ -53,6 +58,10 @@ class TorchEstimator(TorchEstimatorParams, ModuleEstimator):
 
     run_prefix = "pytorch"
 
+    def _fit_data(self, data: FitData, names: list[str], backend: Backend) -> Any:
+        require_store(self._value("sharding"), self._value("store"), data.keeps_with_driver)
+        return super()._fit_data(data, names, backend)
+
     def _mistakes(self) -> list[str]:
         value = self._value
         wrong = []
@@ -76,8 +85,7 @@ class TorchEstimator(TorchEstimatorParams, ModuleEstimator):
                 )
         if not all(callable(callback) for callback in value("callbacks") or []):
             wrong.append("callbacks: must be a list of functions (record, model)")
-        wrong += self._count_mistakes()
-        return wrong
+        return wrong + self._count_mistakes() + self._sharding_mistakes()
 
     def _train_spec(self, trial: TrialRows, store: Store, run_id: str) -> TrainSpec:
         value, dataset = self._value, trial.dataset
@@ -117,11 +125,14 @@ class TorchEstimator(TorchEstimatorParams, ModuleEstimator):
 
     def _checkpoint(self, store: Store, run_id: str) -> Checkpoint | None:
         found = Checkpoint.load(RunFiles(store, run_id), "model")
+        require_sharded(found, self._value("sharding"), run_id)
         if found is not None and not is_lazy(self._given_module()):  # otherwise the workers find out
             trial = copied(self._given_module())
             optimizer = self._optimizer_state().build(trial)
             made = None if self._made is None else self._made[0].made
-            TrainState(trial, optimizer, made=made).restore(found, run_id, size=1, scale=1.0)
+            TrainState(trial, optimizer, made=made).restore(
+                found, run_id, size=1, scale=1.0, shards=shards_of(store, run_id, found.state)
+            )
         return found
 
     def _kept_text(self, found: Checkpoint, spec: TrainSpec, num_proc: int) -> str:

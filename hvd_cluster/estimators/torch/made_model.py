@@ -67,6 +67,24 @@ class MadeModel:
         model = source.build()
         return source.recording(model), model
 
+    def without_values(self) -> torch.nn.Module | None:
+        """A new module whose parameters are all on the meta device; None if the factory makes another one."""
+        with seeded(self.seed):
+            model = self._called()
+        return model if all(parameter.is_meta for parameter in model.parameters()) else None
+
+    def _called(self) -> torch.nn.Module:
+        try:
+            model = self.factory()
+        except Exception as error:  # the user's own code, which may raise anything
+            raise DataError(f"model: {self.name} failed: {type(error).__name__}: {error}") from error
+        if not isinstance(model, torch.nn.Module):
+            raise DataError(
+                f"model: {self.name} must return a torch.nn.Module, and returned "
+                f"{'None' if model is None else f'an object of type {type(model).__name__}'}"
+            )
+        return model
+
     def build(self) -> torch.nn.Module:
         """A new module on the CPU, in which every parameter has a shape and values.
 
@@ -74,15 +92,7 @@ class MadeModel:
             DataError: the factory failed or returned something else, or a layer cannot get values.
         """
         with seeded(self.seed):
-            try:
-                model = self.factory()
-            except Exception as error:  # the user's own code, which may raise anything
-                raise DataError(f"model: {self.name} failed: {type(error).__name__}: {error}") from error
-            if not isinstance(model, torch.nn.Module):
-                raise DataError(
-                    f"model: {self.name} must return a torch.nn.Module, and returned "
-                    f"{'None' if model is None else f'an object of type {type(model).__name__}'}"
-                )
+            model = self._called()
             _give_values(model)
             if any(tensor.device.type != "cpu" for tensor in (*model.parameters(), *model.buffers())):
                 model = model.cpu()

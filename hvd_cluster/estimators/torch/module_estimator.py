@@ -16,13 +16,15 @@ from hvd_cluster.estimators.estimator import DistributedEstimator
 from hvd_cluster.estimators.model_factory import name_of
 from hvd_cluster.estimators.run.checkpoint import unpacked
 from hvd_cluster.estimators.spec import Inputs, MakeObjective, TrainResult
-from hvd_cluster.estimators.torch import made_state
 from hvd_cluster.estimators.torch.arguments import label_keywords, with_arguments
+from hvd_cluster.estimators.torch.checkpoint import shards_of
 from hvd_cluster.estimators.torch.made_model import MadeModel, is_lazy
 from hvd_cluster.estimators.torch.model import TorchModel
 from hvd_cluster.estimators.torch.model_pickling import copied, make_picklable, module_on_cpu, unpicklable_text
 from hvd_cluster.estimators.torch.optimizer_state import OptimizerState
 from hvd_cluster.estimators.torch.probe import ProbeResult, has_fixed_rows, scoring_text, with_rows
+from hvd_cluster.estimators.torch.sharding import wrong_sharding
+from hvd_cluster.estimators.torch.train_state import TrainState
 from hvd_cluster.estimators.trial_rows import TrialRows
 
 _LBFGS_TEXT = "optimizer: LBFGS needs a closure in each step, which distributed training does not have; use another"
@@ -43,6 +45,10 @@ class ModuleEstimator(DistributedEstimator):
             return super()._fit_data(*args)
         finally:
             self._made = None
+
+    def _fit_fields(self, *args: Any) -> dict[str, Any]:
+        fields = super()._fit_fields(*args)
+        return fields if fields["sharding"] == "none" else {**fields, "torch_backend": "hvd"}
 
     def _check_picklable(self) -> None:
         for name in ("model", "loss", "metrics"):
@@ -126,6 +132,9 @@ class ModuleEstimator(DistributedEstimator):
         except ValueError as error:
             return [str(error)]
         return []
+
+    def _sharding_mistakes(self) -> list[str]:
+        return wrong_sharding(self._value, self._given_module() if self._has_model else None)
 
     def _objective_mistakes(self) -> list[str]:
         """Mistakes in optimizer, loss and metrics."""
@@ -233,14 +242,10 @@ class ModuleEstimator(DistributedEstimator):
     def _create_model(self, results: list[TrainResult], spec: Any) -> Any:
         state = unpacked(results[0].state)
         model = self._untrained_copy(spec, state).cpu()
-        if isinstance(spec.model, MadeModel):
-            made_state.load(model, state["model"])
-        else:
-            model.load_state_dict(state["model"])
-        optimizer = None
-        if spec.optimizer is not None:
-            optimizer = spec.optimizer.build(model)
-            optimizer.load_state_dict(state["optimizer"])
+        optimizer = None if spec.optimizer is None else spec.optimizer.build(model)
+        made = spec.model.made if isinstance(spec.model, MadeModel) else None
+        trained = TrainState(model, optimizer, made=made)
+        trained.load(state["model"], state["optimizer"], shards_of(spec.store, spec.run_id, state))
         arguments = self._get_model_kwargs(
             model.eval(), results[0].history, optimizer, spec.run_id, self._metadata_of(spec)
         )

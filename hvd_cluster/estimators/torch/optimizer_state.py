@@ -67,6 +67,11 @@ class OptimizerState:
         return optimizer
 
 
+def holder(optimizer: Any) -> Any:
+    """The optimizer that has the state: ZeroRedundancyOptimizer has one for this rank's parameters in it."""
+    return optimizer.optim if type(optimizer).__name__ == "ZeroRedundancyOptimizer" else optimizer
+
+
 def rates(optimizer: torch.optim.Optimizer) -> list[float]:
     """The learning rate of each param group; 0.0 if a group has none."""
     return [float(group.get("lr", 0.0)) for group in optimizer.param_groups]
@@ -79,6 +84,12 @@ def set_rates(optimizer: torch.optim.Optimizer, values: list[float]) -> None:
             group["lr"].fill_(value)
         elif "lr" in group:
             group["lr"] = value
+
+
+def scale_rates(optimizer: torch.optim.Optimizer, factor: float) -> None:
+    """Multiply the learning rates, and those from which schedulers begin."""
+    set_rates(optimizer, [rate * factor for rate in rates(optimizer)])
+    scale_initial_rates(optimizer.param_groups, factor)
 
 
 def scale_initial_rates(groups: Iterable[dict[str, Any]], factor: float) -> None:

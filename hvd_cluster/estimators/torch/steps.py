@@ -11,6 +11,7 @@ from torch import Tensor
 
 from hvd_cluster.estimators.run.worker_run import WorkerRun
 from hvd_cluster.estimators.spec import Features, TrainSpec, called
+from hvd_cluster.estimators.torch.fsdp2 import FSDP2
 from hvd_cluster.estimators.torch.made_model import MadeModel
 from hvd_cluster.estimators.torch.objective import Objective, as_outputs
 from hvd_cluster.estimators.torch.train_state import TrainState
@@ -38,12 +39,14 @@ class Steps(TrainState):
         objective: Objective,
     ) -> None:
         spec = run.spec
+        # A rank that holds parts of frozen parameters cannot know if these have changed: all of them are saved.
+        made = spec.model.made if isinstance(spec.model, MadeModel) and not isinstance(spec.sharding, FSDP2) else None
         super().__init__(
             model,
             optimizer,
             scheduler=spec.lr_scheduler(optimizer) if spec.lr_scheduler is not None else None,
             scaler=torch.amp.GradScaler(device.type) if spec.mixed_precision == "fp16" else None,
-            made=spec.model.made if isinstance(spec.model, MadeModel) else None,
+            made=made,
         )
         self.spec = spec
         self.hvd = run.hvd
@@ -128,7 +131,7 @@ class Steps(TrainState):
 
     def precision(self) -> contextlib.AbstractContextManager[Any]:
         """The context of the forward pass."""
-        if self.spec.mixed_precision is None:
+        if self.spec.mixed_precision is None or isinstance(self.spec.sharding, FSDP2):  # whose modules cast
             return contextlib.nullcontext()
         return torch.autocast(self.device.type, dtype=_DTYPES[self.spec.mixed_precision])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from typing import Any
 
 import torch
 
@@ -15,12 +16,11 @@ from hvd_cluster.estimators.spec import TrainResult, TrainSpec
 from hvd_cluster.estimators.torch import random_state
 from hvd_cluster.estimators.torch.checkpoint import Checkpointing
 from hvd_cluster.estimators.torch.class_weights import ClassWeights
-from hvd_cluster.estimators.torch.initial_model import initial_model
-from hvd_cluster.estimators.torch.made_model import MadeModel
-from hvd_cluster.estimators.torch.made_state import equal_names
+from hvd_cluster.estimators.torch.fsdp2 import FSDP2
+from hvd_cluster.estimators.torch.initial_model import initial_model, share_weights
 from hvd_cluster.estimators.torch.means import Means
 from hvd_cluster.estimators.torch.objective import Objective
-from hvd_cluster.estimators.torch.optimizer_state import rates, scale_initial_rates, set_rates
+from hvd_cluster.estimators.torch.optimizer_state import scale_rates
 from hvd_cluster.estimators.torch.steps import Steps
 from hvd_cluster.estimators.torch.worker import Worker
 
@@ -41,24 +41,15 @@ def train(spec: TrainSpec) -> TrainResult:
 
 
 def _train(spec: TrainSpec, hvd: Collectives) -> TrainResult:
-    from hvd_cluster.torch import Compression, DistributedOptimizer
-
     device = choose_device(spec.use_gpu, hvd)
-    model = initial_model(spec.model, hvd).to(device)
-    base = spec.optimizer.build(model)
     scale = float(hvd.size()) if spec.scale_lr else 1.0
-    equal = equal_names(spec.model.made) if isinstance(spec.model, MadeModel) else set[str]()
-    _start_equal(model, equal, base, scale)
-    held = {id(parameter) for group in base.param_groups for parameter in group["params"]}
-    optimizer = DistributedOptimizer(
-        base,
-        named_parameters=[(name, parameter) for name, parameter in model.named_parameters() if id(parameter) in held],
-        compression=spec.gradient_compression or Compression.none,
-        backward_passes_per_step=spec.backward_passes_per_step,
+    model, optimizer = (
+        _sharded(spec, hvd, device) if isinstance(spec.sharding, FSDP2) else _replicated(spec, hvd, device)
     )
+    scale_rates(optimizer, scale)
     run = WorkerRun(spec, hvd)
     steps = Steps(run, device, model, optimizer, _objective(spec, device))
-    saving = Checkpointing(run, steps, scale)
+    saving = _checkpointing(spec)(run, steps, scale)
     saving.restore()
     with Readers.of(spec, hvd.rank(), hvd.size()) as readers:
         run.padding_rows = readers.padding_rows
@@ -67,6 +58,45 @@ def _train(spec: TrainSpec, hvd: Collectives) -> TrainResult:
     state = saving.to_return() if hvd.rank() == 0 else b""
     hvd.barrier()
     return TrainResult(rank=hvd.rank(), size=hvd.size(), state=state, history=run.history)
+
+
+def _replicated(spec: TrainSpec, hvd: Collectives, device: torch.device) -> tuple[torch.nn.Module, Any]:
+    """The same model on every rank, and a DistributedOptimizer."""
+    from hvd_cluster.torch import Compression, DistributedOptimizer, broadcast_optimizer_state
+
+    model = initial_model(spec.model, hvd).to(device)
+    base = spec.optimizer.build(model)
+    share_weights(model, spec.model)
+    if base.state:  # the given optimizer has made steps; an empty state is equal on all ranks
+        broadcast_optimizer_state(base, root_rank=0)
+    if spec.sharding == "zero1":
+        from hvd_cluster.estimators.torch.zero1 import zero_optimizer
+
+        base = zero_optimizer(base)
+    held = {id(parameter) for group in base.param_groups for parameter in group["params"]}
+    return model, DistributedOptimizer(
+        base,
+        named_parameters=[(name, parameter) for name, parameter in model.named_parameters() if id(parameter) in held],
+        compression=spec.gradient_compression or Compression.none,
+        backward_passes_per_step=spec.backward_passes_per_step,
+    )
+
+
+def _sharded(spec: TrainSpec, hvd: Collectives, device: torch.device) -> tuple[torch.nn.Module, Any]:
+    """This rank's part of the model, and an optimizer of it."""
+    from hvd_cluster.estimators.torch.fully_sharded import ReducedInBackward, sharded_model, sharded_optimizer
+    from hvd_cluster.torch.wrapper import wrap
+
+    model = sharded_model(spec.model, hvd, spec.sharding, device, spec.mixed_precision)
+    return model, wrap(sharded_optimizer(spec.optimizer, model), ReducedInBackward)
+
+
+def _checkpointing(spec: TrainSpec) -> type[Checkpointing]:
+    if spec.sharding == "none":
+        return Checkpointing
+    from hvd_cluster.estimators.torch.sharded_checkpoint import ShardedCheckpointing
+
+    return ShardedCheckpointing
 
 
 def _train_epochs(worker: Worker, saving: Checkpointing) -> None:
@@ -127,20 +157,3 @@ def _objective(spec: TrainSpec, device: torch.device) -> Objective:
         if isinstance(one, torch.nn.Module):
             one.to(device)
     return objective
-
-
-def _start_equal(model: torch.nn.Module, equal: set[str], optimizer: torch.optim.Optimizer, scale: float) -> None:
-    """Give all ranks the same weights and optimizer state, and the learning rates of all workers together.
-
-    Args:
-        equal: entries of the model's state that are known to be equal.
-    """
-    from hvd_cluster.torch import broadcast_optimizer_state, broadcast_parameters
-
-    state = model.state_dict().items()
-    tensors = {name: value for name, value in state if isinstance(value, torch.Tensor) and name not in equal}
-    broadcast_parameters(tensors, root_rank=0)
-    if optimizer.state:  # the given optimizer has made steps; an empty state is equal on all ranks
-        broadcast_optimizer_state(optimizer, root_rank=0)
-    set_rates(optimizer, [rate * scale for rate in rates(optimizer)])
-    scale_initial_rates(optimizer.param_groups, scale)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -12,7 +12,10 @@ from hvd_cluster.estimators.run.checkpoint import Checkpoint
 from hvd_cluster.estimators.spec import TrainSpec
 from hvd_cluster.estimators.torch import made_state
 from hvd_cluster.estimators.torch.model_pickling import on_cpu
-from hvd_cluster.estimators.torch.optimizer_state import rates, scale_initial_rates, set_rates
+from hvd_cluster.estimators.torch.optimizer_state import holder, rates, scale_initial_rates, set_rates
+
+if TYPE_CHECKING:
+    from hvd_cluster.estimators.torch.shards import Shards
 
 
 class TrainState:
@@ -40,15 +43,25 @@ class TrainState:
         self.scaler = scaler
         self._trained_part = None if made is None else made_state.TrainedPart(made)
 
-    def capture(self, scale: float, given_rates: list[float]) -> dict[str, Any]:
+    def model_state(self) -> dict[str, Any]:
+        """The part of the model's state that is saved."""
+        return self.model.state_dict() if self._trained_part is None else self._trained_part.of(self.model)
+
+    def capture(
+        self,
+        scale: float,
+        given_rates: list[float],
+        states: tuple[Mapping[str, Any], Mapping[str, Any]] | None = None,
+    ) -> dict[str, Any]:
         """The ``state`` of a checkpoint, on the CPU.
 
         Args:
             scale: by what the learning rates of one worker are multiplied in the optimizer.
             given_rates: the rates that the run's optimizer was given at its beginning.
+            states: of the model and of the optimizer, if not all of them.
         """
         scaled = rates(self.optimizer)
-        state = self.optimizer.state_dict()
+        model, state = (self.model_state(), self.optimizer.state_dict()) if states is None else states
         groups = [dict(group) for group in state["param_groups"]]
         for group, rate in zip(groups, scaled, strict=True):
             if "lr" in group:
@@ -56,10 +69,10 @@ class TrainState:
         part = self._trained_part
         return {
             **({} if part is None else {"made": dict(part.made)}),
-            "model": on_cpu(self.model.state_dict() if part is None else part.of(self.model)),
+            "model": on_cpu(dict(model)),
             # With the rates of one worker: another number of workers may resume the run.
             "optimizer": on_cpu({**state, "param_groups": groups}),
-            "optimizer_class": type(self.optimizer).__name__,
+            "optimizer_class": type(holder(self.optimizer)).__name__,
             # Exactly the rates that were used, for the same number of workers.
             "scaled_rates": scaled,
             "scale": scale,
@@ -68,8 +81,14 @@ class TrainState:
             "scaler": None if self.scaler is None else on_cpu(self.scaler.state_dict()),
         }
 
-    def restore(self, found: Checkpoint, run_id: str, size: int, scale: float) -> None:
+    def restore(
+        self, found: Checkpoint, run_id: str, size: int, scale: float, shards: Shards | None = None, alone: bool = True
+    ) -> None:
         """Restore what :meth:`capture` returned, with the learning rates for ``size`` workers.
+
+        Args:
+            shards: where the tensors of the model and the optimizer are, if they are not in ``found``.
+            alone: only this process reads ``shards``.
 
         Raises:
             DataError: the checkpoint is of another model or optimizer.
@@ -77,7 +96,7 @@ class TrainState:
         state, optimizer = found.state, self.optimizer
         fresh = [list(one.base_lrs) for one in _with_base_rates(self.scheduler)]
         fresh_initial = [group.get("initial_lr") for group in optimizer.param_groups]
-        own = type(optimizer).__name__  # a DistributedOptimizer has the name of the optimizer that it wraps
+        own = type(holder(optimizer)).__name__  # a DistributedOptimizer has the name of the optimizer that it wraps
         if state["optimizer_class"] != own:  # torch would load it, and fail in the first step
             raise DataError(
                 f"run_id={run_id!r} has a checkpoint of the optimizer {state['optimizer_class']}, not {own}: choose "
@@ -86,11 +105,7 @@ class TrainState:
         if self._trained_part is not None:
             made_state.require_same(state, self._trained_part.made, run_id)
         try:
-            if self._trained_part is None:
-                self.model.load_state_dict(state["model"])
-            else:
-                made_state.load(self.model, state["model"])
-            optimizer.load_state_dict(state["optimizer"])
+            self.load(state["model"], state["optimizer"], shards, alone)
             for name in ("scheduler", "scaler"):
                 if getattr(self, name) is not None and state[name] is not None:
                     getattr(self, name).load_state_dict(state[name])
@@ -109,6 +124,28 @@ class TrainState:
         for group, initial in zip(optimizer.param_groups, fresh_initial, strict=True):
             if "initial_lr" in group and group["initial_lr"] != initial:
                 group["initial_lr"] = group["initial_lr"] / before * scale
+
+    def load(
+        self, model: Mapping[str, Any], optimizer: Mapping[str, Any] | None, shards: Shards | None, alone: bool = True
+    ) -> None:
+        """Load the states of the model and of the optimizer, or what is not in ``shards`` of them.
+
+        Raises:
+            RuntimeError: they are of another model.
+            ValueError: they are of another optimizer.
+        """
+        if shards is not None:
+            from hvd_cluster.estimators.torch import parts
+
+            is_whole = self._trained_part is None
+            parts.load(self.model, self.optimizer, shards, (model, optimizer), is_whole=is_whole, alone=alone)
+            return
+        if self._trained_part is None:
+            self.model.load_state_dict(model)
+        else:
+            made_state.load(self.model, model)
+        if self.optimizer is not None:
+            self.optimizer.load_state_dict(optimizer)
 
 
 def unscaled_optimizer(state: Any) -> dict[str, Any]:

@@ -64,7 +64,7 @@ class Worker:
         return {**run.record(), "train": means.over_ranks(run.hvd, "hvd_cluster.train_means")}
 
     def has_finite_weights(self) -> bool:
-        """Whether all parameters are finite numbers."""
+        """Whether all parameters that this rank holds are finite numbers."""
         return all_finite(self.steps.model.parameters())
 
     def validate_epoch(self) -> dict[str, Any]:

@@ -1,9 +1,10 @@
-"""The names of a process group: torch's C++ keeps them only for groups that are made of its own backends."""
+"""What torch's C++ knows only of groups that are made of its own backends: names, and devices."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 _TorchGroup: Any = dist.ProcessGroup
@@ -34,3 +35,8 @@ class NamedGroup(_TorchGroup):
         return self._description
 
     group_name, group_desc = property(getGroupName), property(getGroupDesc)
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        """The kinds of devices whose tensors it takes."""
+        return [torch.device(kind) for kind in ("cpu", "cuda") if kind == "cpu" or torch.cuda.is_available()]

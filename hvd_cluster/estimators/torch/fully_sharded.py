@@ -1,0 +1,139 @@
+"""A model and an optimizer of which each rank holds a part, by torch's ``fully_shard``."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed._composable.checkpoint_activation import checkpoint
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.utils._pytree import tree_map_only
+
+from hvd_cluster.estimators.run.world import Collectives
+from hvd_cluster.estimators.torch.fsdp2 import FSDP2
+from hvd_cluster.estimators.torch.initial_model import initial_model, share_weights
+from hvd_cluster.estimators.torch.made_model import MadeModel
+from hvd_cluster.estimators.torch.optimizer_state import OptimizerState
+from hvd_cluster.torch.functions import broadcast_parameters
+from hvd_cluster.torch.wrapper import Wrapper
+
+_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def sharded_model(
+    given: nn.Module | MadeModel, hvd: Collectives, config: FSDP2, device: torch.device, mixed_precision: str | None
+) -> nn.Module:
+    """This rank's part of the model that training begins with; every rank takes part.
+
+    If a factory makes all parameters on the meta device, only rank 0 ever holds the complete model.
+    """
+    empty = given.without_values() if isinstance(given, MadeModel) else None
+    whole = initial_model(given, hvd, empty)
+    if empty is None:
+        share_weights(whole, given)
+        shard(whole, config, device, mixed_precision)
+        return whole
+    shard(empty, config, device, mixed_precision)
+    empty.to_empty(device=device)
+    is_first = hvd.rank() == 0
+    set_model_state_dict(
+        empty,
+        whole.state_dict() if is_first else {},
+        options=StateDictOptions(full_state_dict=True, broadcast_from_rank0=True),
+    )
+    buffers = dict(empty.named_buffers())
+    if is_first:
+        for name, buffer in whole.named_buffers():
+            buffers[name].copy_(buffer)
+    broadcast_parameters(buffers, root_rank=0)
+    return empty
+
+
+def shard(
+    model: nn.Module,
+    config: FSDP2,
+    device: torch.device,
+    mixed_precision: str | None,
+    outer_names: Sequence[str] = ("",),
+) -> None:
+    """Divide the parameters of ``model`` among all ranks, in place, and move this rank's part to the device.
+
+    Every rank takes part, with equal values of the parameters.
+
+    Args:
+        outer_names: the modules that are called from outside; by default the model itself.
+        mixed_precision: "bf16" or "fp16": the dtype in which modules compute and parameters are gathered. Gradients are
+            reduced in float32, and the model returns float32.
+    """
+    mesh = init_device_mesh(device.type, (torch.distributed.get_world_size(),))
+    inner, outer = MixedPrecisionPolicy(), MixedPrecisionPolicy()
+    if mixed_precision is not None:
+        make = functools.partial(MixedPrecisionPolicy, param_dtype=_DTYPES[mixed_precision], reduce_dtype=torch.float32)
+        inner, outer = make(), make(output_dtype=torch.float32)
+    names = [name for name in config.wrapped(model) if name not in outer_names]
+    if config.activation_checkpointing:
+        for name in names:
+            checkpoint(model.get_submodule(name))
+    for name in names:
+        fully_shard(model.get_submodule(name), mesh=mesh, mp_policy=inner)
+    # What calls all others keeps its parameters for the backward pass, which begins with it.
+    is_root = list(outer_names) == [""]
+    for name in outer_names:
+        fully_shard(model.get_submodule(name), mesh=mesh, mp_policy=outer, reshard_after_forward=not is_root)
+
+
+def sharded_optimizer(given: OptimizerState, model: nn.Module) -> torch.optim.Optimizer:
+    """The optimizer of the parameters of a model that :func:`shard` has divided, with this rank's part of its state."""
+    parameters = list(model.parameters())
+    held = [parameters[index] for positions, _ in given.groups for index in positions]
+    state = sharded_state(given.state_dict["state"], held)
+    own = dataclasses.replace(given, state_dict={**given.state_dict, "state": state})
+    return own.build(model)
+
+
+def sharded_state(state: Mapping[int, Mapping[str, Any]], parameters: Sequence[Any]) -> dict[int, dict[str, Any]]:
+    """This rank's part of an optimizer's complete state, by the positions of the parameters in its groups."""
+
+    def part(value: Any, parameter: Any) -> Any:
+        if not isinstance(value, torch.Tensor) or value.shape != parameter.shape:
+            return value
+        whole = value.to(parameter.device)
+        return distribute_tensor(whole, parameter.device_mesh, parameter.placements, src_data_rank=None)
+
+    return {
+        number: {key: part(value, parameters[number]) for key, value in entry.items()}
+        for number, entry in state.items()
+    }
+
+
+def whole(state: Any, keep: bool) -> Any:
+    """The same nest with complete tensors on the CPU in place of DTensors; every rank takes part.
+
+    Args:
+        keep: on this rank; else empty tensors take their places.
+    """
+
+    def gathered(tensor: Any) -> torch.Tensor:
+        found = tensor.full_tensor()
+        return found.cpu() if keep else torch.empty(0)
+
+    return tree_map_only(DTensor, gathered, state)
+
+
+class ReducedInBackward(Wrapper):
+    """The methods of a DistributedOptimizer, where the backward pass has averaged the gradients."""
+
+    def synchronize(self) -> None:
+        """Gradients are ready."""
+
+    @contextlib.contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        yield

@@ -1,0 +1,130 @@
+"""The tensors of a model and of its optimizer by name, where each rank may hold a part of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+
+from hvd_cluster.estimators.torch.optimizer_state import holder
+from hvd_cluster.estimators.torch.shards import Shards
+
+#: Complete shape and dtype of a tensor.
+Shape = tuple[torch.Size, torch.dtype]
+
+
+def tensors_of(model: Mapping[str, Any], optimizer: Any) -> dict[str, torch.Tensor]:
+    """All tensors of a model's state and of this rank's optimizer state, which share memory with them.
+
+    Args:
+        model: the state to keep.
+        optimizer: its state, by the position of the parameter.
+    """
+    found = {f"model.{name}": value for name, value in model.items() if isinstance(value, torch.Tensor)}
+    for index, entry in _entries(optimizer).items():
+        found |= {f"optimizer.{index}.{key}": one for key, one in entry.items() if isinstance(one, torch.Tensor)}
+    return found
+
+
+def rest_of(model: Mapping[str, Any], optimizer: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What :func:`tensors_of` leaves out, as state dicts: other values, and the options of the param groups."""
+    state = {
+        index: {key: one for key, one in entry.items() if not isinstance(one, torch.Tensor)}
+        for index, entry in _entries(optimizer).items()
+    }
+    groups, start = [], 0
+    for group in optimizer.param_groups:
+        positions = list(range(start, start + len(group["params"])))
+        groups.append({**group, "params": positions})
+        start += len(positions)
+    others = {name: value for name, value in model.items() if not isinstance(value, torch.Tensor)}
+    return others, {"state": {index: entry for index, entry in state.items() if entry}, "param_groups": groups}
+
+
+def load(
+    model: torch.nn.Module,
+    optimizer: Any,
+    shards: Shards,
+    rest: tuple[Mapping[str, Any], Any],
+    *,
+    is_whole: bool,
+    alone: bool,
+) -> None:
+    """Load this rank's part of what :func:`tensors_of` and :func:`rest_of` gave, on any number of ranks.
+
+    Args:
+        optimizer: None loads the model only.
+        is_whole: all tensors of the model's state must be there, not only its trainable parameters.
+        alone: only this process reads; else every rank takes part.
+
+    Raises:
+        RuntimeError: the shards are of another model or optimizer.
+    """
+    others, optimizer_rest = rest
+    shapes = shards.shapes()
+    state = {f"model.{name}": one for name, one in model.state_dict().items() if isinstance(one, torch.Tensor)}
+    stored = {name for name in shapes if name.startswith("model.")}
+    trainable = {f"model.{name}" for name, one in model.named_parameters(remove_duplicate=False) if one.requires_grad}
+    needed = set(state) if is_whole else trainable & set(state)
+    _require(stored <= state.keys(), "unexpected", stored - state.keys())
+    _require(needed <= stored, "missing", needed - stored)
+    targets = {name: state[name] for name in stored}
+    _require(
+        all(shapes[name][0] == one.shape for name, one in targets.items()),
+        "of another shape",
+        {name for name, one in targets.items() if shapes[name][0] != one.shape},
+    )
+    entries: dict[int, dict[str, Any]] = {}
+    if optimizer is not None:
+        parameters = _parameters(optimizer)
+        own = _own_positions(optimizer)
+        _require(
+            [len(group["params"]) for group in optimizer_rest["param_groups"]]
+            == [len(group["params"]) for group in optimizer.param_groups],
+            "the optimizer has other param groups",
+            (),
+        )
+        for name, shape in shapes.items():
+            kind, _, place = name.partition(".")
+            index, _, key = place.partition(".")
+            if kind == "optimizer" and int(index) in own:
+                entries.setdefault(int(index), {})[key] = targets[name] = _like(parameters[int(index)], shape)
+    shards.read(targets, alone=alone)
+    model.load_state_dict(others, strict=False)
+    if optimizer is not None:
+        for index, entry in optimizer_rest["state"].items():
+            if index in own:
+                entries.setdefault(index, {}).update(entry)
+        optimizer.load_state_dict({"state": entries, "param_groups": optimizer_rest["param_groups"]})
+        if holder(optimizer) is not optimizer:
+            optimizer.state.clear()  # ZeRO has copied it
+
+
+def _require(condition: bool, text: str, names: Iterable[str]) -> None:
+    if not condition:
+        raise RuntimeError(f"{text}: {', '.join(sorted(names)[:5])}")
+
+
+def _like(parameter: torch.Tensor, shape: Shape) -> torch.Tensor:
+    """Memory for a part of an optimizer's state: sharded like the parameter if it has its shape."""
+    size, dtype = shape
+    if size == parameter.shape:
+        return torch.zeros_like(parameter.detach(), dtype=dtype)
+    return torch.zeros(size, dtype=dtype)
+
+
+def _parameters(optimizer: Any) -> list[torch.Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _entries(optimizer: Any) -> dict[int, dict[str, Any]]:
+    """The state that this rank holds, by the position of the parameter in the param groups."""
+    positions = {id(parameter): index for index, parameter in enumerate(_parameters(optimizer))}
+    return {positions[id(parameter)]: entry for parameter, entry in holder(optimizer).state.items()}
+
+
+def _own_positions(optimizer: Any) -> set[int]:
+    """The positions of the parameters whose state this rank holds."""
+    own = {id(parameter) for parameter in _parameters(holder(optimizer))}
+    return {index for index, parameter in enumerate(_parameters(optimizer)) if id(parameter) in own}

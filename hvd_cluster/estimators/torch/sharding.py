@@ -1,0 +1,118 @@
+"""Which params ``sharding=`` excludes, checked in the driver."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import nn
+
+from hvd_cluster.data.store import Store
+from hvd_cluster.estimators.torch.fsdp2 import CONTAINERS, FSDP2
+from hvd_cluster.estimators.torch.made_model import is_lazy
+
+
+def wrong_sharding(value: Callable[[str], Any], model: nn.Module | None) -> list[str]:
+    """Mistakes in the params of an estimator with ``sharding=``.
+
+    Args:
+        value: returns a param by its name.
+        model: what is trained, if it is known.
+    """
+    sharding = value("sharding")
+    if sharding == "none":
+        return []
+    wrong = []
+    if value("torch_backend") not in (None, "hvd"):
+        wrong.append(
+            f"sharding needs torch_backend='hvd', and torch_backend is {value('torch_backend')!r}: leave it out"
+        )
+    if isinstance(sharding, FSDP2):
+        if value("gradient_compression") is not None:
+            wrong.append(
+                "gradient_compression has no effect with sharding='fsdp2', whose backward pass reduces the gradients: "
+                "leave it out, or use sharding='zero1'"
+            )
+        if not _has_fully_shard():
+            wrong.append(f"sharding='fsdp2' needs torch 2.6 or later, and this is {torch.__version__}: update torch")
+    if model is None or is_lazy(model):
+        return wrong
+    return wrong + (_wrong_for_fsdp2(sharding, model) if isinstance(sharding, FSDP2) else _wrong_for_zero1(model))
+
+
+def called_modules(module: nn.Module) -> list[str]:
+    """The names of the modules in a LightningModule that its steps may call: its children, or those in a container.
+
+    ``fully_shard`` wraps these, because steps call them without ``forward`` of the LightningModule.
+
+    Raises:
+        ValueError: the LightningModule has parameters itself, or two of them share one.
+    """
+    if own := [name for name, _ in module.named_parameters(recurse=False)]:
+        raise ValueError(
+            f"sharding='fsdp2' divides the layers of a LightningModule, and {', '.join(own)} belongs to the module "
+            "itself: move it to a layer, whose forward() uses it"
+        )
+    found: list[str] = []
+    for name, child in module.named_children():
+        if not any(True for _ in child.parameters()):
+            continue
+        inner = called_modules(child) if isinstance(child, CONTAINERS) else [""]
+        found += [f"{name}.{one}" if one else name for one in inner]
+    holders: dict[int, str] = {}
+    for name in found:
+        for parameter in module.get_submodule(name).parameters():
+            if (other := holders.setdefault(id(parameter), name)) != name:
+                raise ValueError(
+                    f"sharding='fsdp2' divides the layers of a LightningModule, and {other} and {name} share a "
+                    "parameter: make them one layer, whose forward() calls both"
+                )
+    return found
+
+
+def require_store(sharding: Any, store: Any, keeps_with_driver: bool) -> None:
+    """Check that the workers can write parts of the model where the driver reads them.
+
+    Raises:
+        ValueError: they cannot.
+    """
+    if sharding == "none" or not (keeps_with_driver or (store is not None and not Store.create(store).saving_runs)):
+        return
+    raise ValueError(
+        "sharding: each worker saves its part of the model in the store, and this fit has no store that all workers "
+        'see and that keeps runs (save_runs=True): give one, such as store="s3://bucket/work"'
+    )
+
+
+def _has_fully_shard() -> bool:
+    return find_spec("torch.distributed.fsdp._fully_shard") is not None
+
+
+def _wrong_for_fsdp2(config: FSDP2, model: nn.Module) -> list[str]:
+    if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
+        return ["sharding='fsdp2' does not work with TorchScript: give the module that was scripted"]
+    wrong = [
+        f"sharding='fsdp2' does not work with sparse gradients: make {name or 'the model'} with sparse=False"
+        for name, module in model.named_modules()
+        if getattr(module, "sparse", False) is True and isinstance(module, (nn.Embedding, nn.EmbeddingBag))
+    ]
+    try:
+        names = config.wrapped(model)
+    except ValueError as error:
+        return [*wrong, str(error)]
+    if config.activation_checkpointing and not names:
+        wrong.append(
+            "sharding: activation_checkpointing has no effect, because no module of the model is wrapped: give "
+            f"FSDP2(wrap=...), or a min_num_params below {config.min_num_params}"
+        )
+    return wrong
+
+
+def _wrong_for_zero1(model: nn.Module) -> list[str]:
+    dtypes = sorted({str(one.dtype).removeprefix("torch.") for one in model.parameters()})
+    if len(dtypes) < 2:
+        return []
+    named = ", ".join(dtypes)
+    return [f"sharding='zero1' needs parameters of one dtype, and the model has {named}: use sharding='fsdp2'"]

@@ -1,0 +1,157 @@
+"""LightningEstimator with sharding, against the same fits without."""
+
+from __future__ import annotations
+
+import sys
+from importlib.util import find_spec
+
+import cloudpickle
+import pytest
+import torch
+import torch.nn.functional as F
+
+from hvd_cluster.estimators import FSDP2, LightningEstimator, LocalBackend
+
+if find_spec("lightning") is None:
+    pytest.skip("needs lightning", allow_module_level=True)
+
+import lightning.pytorch as pl
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+DIVIDED = FSDP2(min_num_params=20)
+
+
+class Net(pl.LightningModule):
+    """Its step calls a layer without forward()."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = torch.nn.ModuleList([torch.nn.Linear(5, 16), torch.nn.Linear(16, 16)])
+        self.last = torch.nn.Linear(16, 1)
+
+    def forward(self, x, a):
+        hidden = torch.cat([x, a.reshape(-1, 1)], dim=1)
+        for layer in self.layers:
+            hidden = torch.tanh(layer(hidden))
+        return self.last(hidden)
+
+    def training_step(self, batch, batch_idx):
+        loss = F.mse_loss(self.forward(batch["x"], batch["a"]).flatten(), batch["y"])
+        self.log("train_loss", loss, on_epoch=True, on_step=False, batch_size=len(batch["y"]))
+        return loss
+
+    def validation_step(self, batch, batch_idx):
+        loss = F.mse_loss(self(batch["x"], batch["a"]).flatten(), batch["y"])
+        self.log("val_loss", loss, batch_size=len(batch["y"]))
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.AdamW(self.parameters(), lr=0.01)
+        return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)]
+
+
+def fit(frame, backend, sharding, model=None, **params):
+    given = {
+        "model": model or Net(),
+        "feature_cols": ["x", "a"],
+        "label_cols": ["y"],
+        "batch_size": 8,
+        "epochs": 2,
+        "random_seed": 5,
+        "verbose": 0,
+        "backend": backend,
+        "sharding": sharding,
+        **params,
+    }
+    return LightningEstimator(**given).fit(frame)
+
+
+def assert_same(model, expected):
+    torch.testing.assert_close(model.getModel().state_dict(), expected.getModel().state_dict(), atol=1e-6, rtol=0)
+    pairs = zip(model.getHistory(), expected.getHistory(), strict=True)
+    for ours, theirs in pairs:
+        assert ours["logged"] == pytest.approx(theirs["logged"], abs=1e-6)
+    assert type(model) is type(expected)
+
+
+class Share(pl.Callback):
+    def on_train_epoch_end(self, trainer, pl_module):
+        local = sum(getattr(one, "to_local", lambda one=one: one)().numel() for one in pl_module.parameters())
+        pl_module.log("share", local / sum(one.numel() for one in pl_module.parameters()))
+
+
+@pytest.mark.parametrize("sharding", [DIVIDED, "zero1"])
+def test_weights_and_logged_numbers_are_those_without_sharding(frame, two_workers, sharding):
+    params = {
+        "validation": 0.2,
+        "backward_passes_per_step": 2,
+        "scale_lr": True,
+        "trainer_args": {"gradient_clip_val": 0.5},
+        "callbacks": [pl.callbacks.ModelCheckpoint(monitor="val_loss")],
+    }
+    assert_same(fit(frame, two_workers, sharding, **params), fit(frame, two_workers, "none", **params))
+
+
+def test_a_worker_holds_its_part_of_the_layers(frame, two_workers):
+    model = fit(frame, two_workers, DIVIDED, callbacks=[Share()], epochs=1)
+    assert 0.4 < model.getHistory()[0]["logged"]["share"] < 0.6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sharding", [DIVIDED, "zero1"])
+def test_a_run_on_three_workers_continues_on_two(frame, two_workers, three_workers, tmp_path, sharding):
+    def run(backend, sharding, store, **params):
+        return fit(frame, backend, sharding, store=str(tmp_path / store), run_id="r", scale_lr=True, **params)
+
+    for each, store in (("none", "plain"), (sharding, "divided")):
+        run(three_workers, each, store, epochs=1)
+    assert_same(run(two_workers, sharding, "divided"), run(two_workers, "none", "plain"))
+
+
+@pytest.mark.parametrize("sharding", [DIVIDED, "zero1"])
+def test_a_plain_net_is_trained_with_its_optimizer(frame, two_workers, sharding):
+    def net():
+        torch.manual_seed(0)
+        return torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+
+    def fitted(sharding):
+        model = net()
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+        params = {"optimizer": optimizer, "loss": F.mse_loss, "feature_cols": ["x"]}
+        return fit(frame, two_workers, sharding, model, **params)
+
+    model, expected = fitted(sharding), fitted("none")
+    assert_same(model, expected)
+    state, wanted = (one.getOptimizer().state_dict()["state"] for one in (model, expected))
+    torch.testing.assert_close(state, wanted, atol=1e-6, rtol=0)
+
+
+class Scaled(Net):
+    def __init__(self):
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.ones(1))
+
+
+class Tied(Net):
+    def __init__(self):
+        super().__init__()
+        self.again = torch.nn.Linear(16, 1)
+        self.again.weight = self.last.weight
+
+
+@pytest.mark.parametrize(
+    ("params", "text"),
+    [
+        ({"model": Scaled()}, "scale belongs to the module itself: move it to a layer"),
+        ({"model": Tied()}, "last and again share a parameter: make them one layer"),
+        ({"trainer_args": {"strategy": "ddp"}}, "trainer_args has strategy, .*leave one of the two out"),
+        ({"torch_backend": "gloo"}, "sharding needs torch_backend='hvd'"),
+    ],
+)
+def test_what_cannot_be_divided_is_refused_in_the_driver(frame, tmp_path, params, text):
+    with pytest.raises(ValueError, match=text):
+        fit(frame, LocalBackend(1), "fsdp2", store=str(tmp_path), **params)
+    assert list(tmp_path.iterdir()) == []

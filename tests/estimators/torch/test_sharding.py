@@ -1,0 +1,84 @@
+"""Params that exclude sharding are refused in the driver, before any rows are written."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from hvd_cluster.data.store import Store
+from hvd_cluster.estimators import FSDP2, LocalBackend, TorchEstimator
+from hvd_cluster.torch import Compression
+
+
+@pytest.fixture
+def frame():
+    x = np.random.default_rng(0).normal(size=(16, 3)).astype("float32")
+    return pd.DataFrame({"x": list(x), "y": x[:, 0]})
+
+
+def estimator(store, net=None, **params):
+    net = net or nn.Linear(3, 1)
+    given = {"feature_cols": ["x"], "label_cols": ["y"], "loss": F.mse_loss, "verbose": 0, **params}
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    return TorchEstimator(model=net, optimizer=optimizer, backend=LocalBackend(1), store=store, **given)
+
+
+class Words(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(10, 4, sparse=True)
+        self.last = nn.Linear(3, 1)
+
+    def forward(self, x):
+        return self.last(x) + self.table(x.long().clamp(0, 9)).mean()
+
+
+def mixed():
+    return nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 1).double())
+
+
+@pytest.mark.parametrize(
+    ("params", "text"),
+    [
+        ({"sharding": "fsdp2", "torch_backend": "gloo"}, "sharding needs torch_backend='hvd', and .* leave it out"),
+        ({"sharding": "zero1", "torch_backend": "gloo"}, "sharding needs torch_backend='hvd', and .* leave it out"),
+        ({"sharding": "fsdp2", "gradient_compression": Compression.fp16}, "gradient_compression .*'zero1'"),
+        ({"sharding": "fsdp2", "net": Words()}, "make table with sparse=False"),
+        ({"sharding": FSDP2(wrap="Block")}, "names Block, and the model has Linear"),
+        ({"sharding": FSDP2(activation_checkpointing=True)}, "a min_num_params below 1000000"),
+        ({"sharding": "zero1", "net": mixed()}, "one dtype, and the model has float32, float64"),
+    ],
+)
+def test_wrong_combinations_name_the_remedy(frame, tmp_path, params, text):
+    with pytest.raises(ValueError, match=text):
+        estimator(str(tmp_path), **params).fit(frame)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_torchscript_cannot_be_divided(frame, tmp_path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # newer versions of torch call TorchScript deprecated
+        net = torch.jit.script(nn.Linear(3, 1))
+    with pytest.raises(ValueError, match="give the module that was scripted"):
+        estimator(str(tmp_path), net, sharding="fsdp2").fit(frame)
+
+
+def test_a_store_that_keeps_no_runs_is_refused(frame, tmp_path):
+    with pytest.raises(ValueError, match=r"keeps runs \(save_runs=True\)"):
+        estimator(Store.create(tmp_path, save_runs=False), sharding="zero1").fit(frame)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_other_names_are_refused():
+    with pytest.raises(ValueError, match=r"'zero1', 'fsdp2' or FSDP2\(...\)"):
+        TorchEstimator(sharding="zero3")
+
+
+def test_the_name_stands_for_the_defaults():
+    assert TorchEstimator(sharding="fsdp2").getSharding() == FSDP2()
