@@ -8,6 +8,7 @@ StringIndexer, are tried as int64 last.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import itertools
 import logging
@@ -231,6 +232,7 @@ def _try(
     if make_objective is None:
         return shapes
     objective = _attempt(make_objective, "the loss cannot be constructed", 2)
+    objective = dataclasses.replace(objective, losses=tuple(_as_new(fn) for fn in objective.losses))
     if (objective.losses or metrics) and (text := wrong_outputs(outputs, inputs)):
         raise _Refused(text, 2)
     labels = inputs.labels(batch, _CPU)
@@ -246,8 +248,16 @@ def _try(
     _attempt(total.backward, "the gradient of the loss cannot be computed", 4)
     for index, group in enumerate(metrics):
         for name, metric, output, label in zip(inputs.label_cols, group, outputs, shaped, strict=True):
-            _try_metric(f"metrics[{index}]", name, metric, output.detach(), label)
+            _try_metric(f"metrics[{index}]", name, _as_new(metric), output.detach(), label)
     return shapes
+
+
+def _as_new(fn: Any) -> Any:
+    """A copy of a loss or metric, which may have a state that the workers must not inherit; itself if that fails."""
+    try:
+        return copy.deepcopy(fn)
+    except Exception:  # noqa: BLE001 - copying runs user code, which may raise anything
+        return fn
 
 
 def wrong_outputs(outputs: Sequence[Any], inputs: Inputs) -> str:

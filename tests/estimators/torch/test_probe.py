@@ -63,6 +63,23 @@ def test_the_trial_leaves_model_and_generator_as_they_were():
     assert all(parameter.grad is None for parameter in net.parameters())
 
 
+class Counting:
+    """A loss, or a metric, with a state."""
+
+    def __init__(self):
+        self.calls = 0
+
+    def __call__(self, output, label):
+        self.calls += 1
+        return F.mse_loss(output, label)
+
+
+def test_the_trial_leaves_losses_and_metrics_as_they_were():
+    loss, metric = Counting(), Counting()
+    run(torch.nn.Linear(4, 1), loss, metrics=[metric])
+    assert (loss.calls, metric.calls) == (0, 0)
+
+
 @pytest.mark.parametrize(
     ("net", "loss", "more", "texts"),
     [
