@@ -58,6 +58,10 @@ def train(folder: Path, pause_s: float) -> dict[str, Any]:
                 note = folder / f"{os.getpid()}.new"
                 note.write_text(f"{state.step} {hvd.rank()} {hvd.size()} {os.getppid()}")
                 note.rename(folder / f"{os.getpid()}")
+                doomed = folder / f"doomed.{hvd.rank()}.{state.step}"
+                if doomed.exists():
+                    doomed.unlink()
+                    time.sleep(600)
                 if not (folder / "hurry").exists():
                     time.sleep(pause_s)
                 state.commit()
@@ -305,6 +309,8 @@ def test_twenty_kills_in_a_row_change_nothing(
         folder.mkdir()
         rank, step = chance.randrange(2), chance.randrange(1, 10)
         kind = chance.choice(["worker", "task", "executor" if spark_master == "local-cluster" else "task"])
+        # It waits there for its death: otherwise a job may be at its end when a slow machine has killed an executor.
+        (folder / f"doomed.{rank}.{step}").touch()
 
         def harm(watcher: Watcher, rank: int = rank, step: int = step, kind: str = kind) -> None:
             pid = watcher.pid_of(rank, step)
