@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from hvd_cluster.estimators.run.data_module import DataModule as DataModule
     from hvd_cluster.estimators.run.early_stopping import EarlyStopping as EarlyStopping
     from hvd_cluster.estimators.run.epochs import StopFit as StopFit
+    from hvd_cluster.estimators.torch.communication import DiLoCo as DiLoCo
+    from hvd_cluster.estimators.torch.communication import LocalSGD as LocalSGD
     from hvd_cluster.estimators.torch.estimator import TorchEstimator as TorchEstimator
     from hvd_cluster.estimators.torch.fsdp2 import FSDP2 as FSDP2
     from hvd_cluster.estimators.torch.model import TorchModel as TorchModel
@@ -35,12 +37,14 @@ if TYPE_CHECKING:
 _HOMES = {
     "Backend": "backend",
     "DataModule": "run.data_module",
+    "DiLoCo": "torch.communication",
     "EarlyStopping": "run.early_stopping",
     "FSDP2": "torch.fsdp2",
     "KerasEstimator": "keras.estimator",
     "KerasModel": "keras.model",
     "LightningEstimator": "lightning.estimator",
     "LocalBackend": "backend",
+    "LocalSGD": "torch.communication",
     "ModelFactory": "model_factory",
     "RayBackend": "ray.backend",
     "SparkBackend": "backend",
@@ -53,11 +57,13 @@ __all__ = [
     "FSDP2",
     "Backend",
     "DataModule",
+    "DiLoCo",
     "EarlyStopping",
     "KerasEstimator",
     "KerasModel",
     "LightningEstimator",
     "LocalBackend",
+    "LocalSGD",
     "ModelFactory",
     "RayBackend",
     "SparkBackend",

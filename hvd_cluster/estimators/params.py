@@ -173,6 +173,12 @@ TORCH_ROWS = (
         "torch_backend", None, "backend of torch.distributed's default group in the workers, such as 'hvd'", values.text
     ),
     Row("sharding", "none", "what workers hold a part of only: 'zero1', 'fsdp2' or FSDP2(...)", values.sharding),
+    Row(
+        "communication",
+        "every_step",
+        "when workers exchange what they learn: 'every_step', LocalSGD(...) or DiLoCo(...)",
+        values.communication,
+    ),
     Row("mixed_precision", None, "'bf16' or 'fp16' for the forward pass", values.one_of("bf16", "fp16")),
     Row("class_weights", None, "'balanced', or a dict label -> weight of its rows' loss", values.class_weights),
     Row(

@@ -259,8 +259,15 @@ class TrainSpec(FitSpec):
     gradient_clip_value: float | None = None
     #: "bf16", "fp16" or None.
     mixed_precision: str | None = None
+    #: "every_step", or a LocalSGD or DiLoCo: workers train apart in rounds.
+    communication: Any = "every_step"
     #: "balanced", or label -> weight of the rows that have it; None: all rows count alike.
     class_weights: Any = None
+
+    @property
+    def saves_shards(self) -> bool:
+        """Whether workers hold different tensors, of which each saves its own."""
+        return bool(self.sharding != "none" or self.communication != "every_step")
 
 
 @dataclass(frozen=True, kw_only=True)

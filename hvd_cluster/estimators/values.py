@@ -188,6 +188,15 @@ def sharding(value: Any) -> Any:
     return value
 
 
+def communication(value: Any) -> Any:
+    """ "every_step", or a LocalSGD or DiLoCo."""
+    from hvd_cluster.estimators.torch.communication import DiLoCo, LocalSGD
+
+    if value != "every_step" and not isinstance(value, (LocalSGD, DiLoCo)):
+        raise ValueError("must be 'every_step', LocalSGD(...) or DiLoCo(...)")
+    return value
+
+
 def deprecated(remedy: str) -> Rule:
     return functools.partial(_deprecated, remedy)
 

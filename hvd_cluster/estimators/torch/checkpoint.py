@@ -62,13 +62,13 @@ class Checkpointing:
             run.hvd.size(),
             self._scale,
             shards_of(run.spec.store, run.spec.run_id, found.state),
-            run.spec.sharding == "none",
+            not run.spec.saves_shards,
         )
 
     @step_clock.span(SAVE)
     def save_within(self, done: int, means: Means) -> None:
         """Save after ``done`` steps of an epoch; every rank takes part."""
-        self._steps.share_buffers()
+        self._steps.share_model()
         own = {"sums": means.sums, "random": random_state.capture()}
         partial_epoch = self._run.partial(done, own)
         if self._takes_part:
@@ -136,16 +136,16 @@ def result_of(checkpoint: Checkpoint) -> bytes:
     return packed({"model": state["model"], "optimizer": unscaled_optimizer(state), **shards})
 
 
-def require_sharded(found: Checkpoint | None, sharding: Any, run_id: str) -> None:
-    """Check that a fit with ``sharding=`` can continue from a checkpoint.
+def require_shards(found: Checkpoint | None, run_id: str) -> None:
+    """Check that a fit whose workers hold different tensors can continue from a checkpoint.
 
     Raises:
-        DataError: it is one of a fit without.
+        DataError: it is one of another fit.
     """
-    if found is not None and sharding != "none" and "shards" not in found.state:
+    if found is not None and "shards" not in found.state:
         raise DataError(
-            f"run_id={run_id!r} has a checkpoint of a fit without sharding, in one file: continue it with "
-            "sharding='none', or choose another run_id"
+            f"run_id={run_id!r} has a checkpoint of a fit without sharding and with communication in every step, in "
+            "one file: continue it so, or choose another run_id"
         )
 
 

@@ -12,13 +12,13 @@ from hvd_cluster.estimators.params import ESTIMATOR_ROWS, TORCH_ROWS, with_param
 from hvd_cluster.estimators.run.checkpoint import Checkpoint
 from hvd_cluster.estimators.run.run_files import RunFiles
 from hvd_cluster.estimators.spec import TrainResult, TrainSpec
-from hvd_cluster.estimators.torch.checkpoint import require_sharded, shards_of
+from hvd_cluster.estimators.torch.checkpoint import require_shards, shards_of
 from hvd_cluster.estimators.torch.class_weights import ClassWeights
 from hvd_cluster.estimators.torch.made_model import is_lazy
 from hvd_cluster.estimators.torch.model_pickling import copied
 from hvd_cluster.estimators.torch.module_estimator import ModuleEstimator
 from hvd_cluster.estimators.torch.probe import probe
-from hvd_cluster.estimators.torch.sharding import require_store
+from hvd_cluster.estimators.torch.sharding import require_store, wrong_communication
 from hvd_cluster.estimators.torch.train import train
 from hvd_cluster.estimators.torch.train_state import TrainState, kept_text
 from hvd_cluster.estimators.trial_rows import TrialRows
@@ -59,8 +59,13 @@ class TorchEstimator(TorchEstimatorParams, ModuleEstimator):
     run_prefix = "pytorch"
 
     def _fit_data(self, data: FitData, names: list[str], backend: Backend) -> Any:
-        require_store(self._value("sharding"), self._value("store"), data.keeps_with_driver)
+        if self._saves_shards:
+            require_store(self._value("store"), data.keeps_with_driver)
         return super()._fit_data(data, names, backend)
+
+    @property
+    def _saves_shards(self) -> bool:
+        return super()._saves_shards or self._value("communication") != "every_step"
 
     def _mistakes(self) -> list[str]:
         value = self._value
@@ -85,7 +90,7 @@ class TorchEstimator(TorchEstimatorParams, ModuleEstimator):
                 )
         if not all(callable(callback) for callback in value("callbacks") or []):
             wrong.append("callbacks: must be a list of functions (record, model)")
-        return wrong + self._count_mistakes() + self._sharding_mistakes()
+        return wrong + self._count_mistakes() + self._sharding_mistakes() + wrong_communication(value)
 
     def _train_spec(self, trial: TrialRows, store: Store, run_id: str) -> TrainSpec:
         value, dataset = self._value, trial.dataset
@@ -108,7 +113,7 @@ class TorchEstimator(TorchEstimatorParams, ModuleEstimator):
             ClassWeights.require_numbers(name, batch[name])
         same = (
             "train_minibatch_fn", "validation_minibatch_fn", "lr_scheduler", "lr_scheduler_interval", "mixed_precision",
-            "gradient_clip_norm", "gradient_clip_value", "class_weights",
+            "gradient_clip_norm", "gradient_clip_value", "class_weights", "communication",
         )  # fmt: skip
         return TrainSpec(
             model=self._sent_model(findings.inputs, lambda: batch),
@@ -125,7 +130,8 @@ class TorchEstimator(TorchEstimatorParams, ModuleEstimator):
 
     def _checkpoint(self, store: Store, run_id: str) -> Checkpoint | None:
         found = Checkpoint.load(RunFiles(store, run_id), "model")
-        require_sharded(found, self._value("sharding"), run_id)
+        if self._saves_shards:
+            require_shards(found, run_id)
         if found is not None and not is_lazy(self._given_module()):  # otherwise the workers find out
             trial = copied(self._given_module())
             optimizer = self._optimizer_state().build(trial)

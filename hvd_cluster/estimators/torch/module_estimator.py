@@ -48,7 +48,12 @@ class ModuleEstimator(DistributedEstimator):
 
     def _fit_fields(self, *args: Any) -> dict[str, Any]:
         fields = super()._fit_fields(*args)
-        return fields if fields["sharding"] == "none" else {**fields, "torch_backend": "hvd"}
+        return {**fields, "torch_backend": "hvd"} if self._saves_shards else fields
+
+    @property
+    def _saves_shards(self) -> bool:
+        """Whether the workers train on the process group of this package, and hold different tensors."""
+        return bool(self._value("sharding") != "none")
 
     def _check_picklable(self) -> None:
         for name in ("model", "loss", "metrics"):

@@ -10,12 +10,17 @@ import torch
 from hvd_cluster.estimators.torch.optimizer_state import holder
 from hvd_cluster.estimators.torch.shards import Shards
 
+#: The name of the state of an optimizer that all ranks share, or of rank 0's.
+SHARED_NAME = "optimizer"
+
 #: Complete shape and dtype of a tensor.
 Shape = tuple[torch.Size, torch.dtype]
 
 
 def tensors_of(model: Mapping[str, Any], optimizer: Any) -> dict[str, torch.Tensor]:
-    """All tensors of a model's state and of this rank's optimizer state, which share memory with them.
+    """All tensors of a model's state and of this rank's optimizer, which share memory with them.
+
+    Optimizers that train apart have states by other names on each rank.
 
     Args:
         model: the state to keep.
@@ -23,8 +28,16 @@ def tensors_of(model: Mapping[str, Any], optimizer: Any) -> dict[str, torch.Tens
     """
     found = {f"model.{name}": value for name, value in model.items() if isinstance(value, torch.Tensor)}
     for index, entry in _entries(optimizer).items():
-        found |= {f"optimizer.{index}.{key}": one for key, one in entry.items() if isinstance(one, torch.Tensor)}
-    return found
+        name = f"{_own_name(optimizer)}.{index}"
+        found |= {f"{name}.{key}": one for key, one in entry.items() if isinstance(one, torch.Tensor)}
+    rounds = getattr(optimizer, "rounds", None)
+    return found if rounds is None else found | {f"rounds.{key}": one for key, one in rounds.state().items()}
+
+
+def _own_name(optimizer: Any) -> str:
+    """The name of this rank's state of an optimizer."""
+    name: str = getattr(optimizer, "state_name", SHARED_NAME)
+    return name
 
 
 def rest_of(model: Mapping[str, Any], optimizer: Any) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -76,6 +89,7 @@ def load(
         {name for name, one in targets.items() if shapes[name][0] != one.shape},
     )
     entries: dict[int, dict[str, Any]] = {}
+    rounds: dict[str, torch.Tensor] = {}
     if optimizer is not None:
         parameters = _parameters(optimizer)
         own = _own_positions(optimizer)
@@ -85,11 +99,16 @@ def load(
             "the optimizer has other param groups",
             (),
         )
+        own_name = _own_name(optimizer)
+        if not any(name.startswith(f"{own_name}.") for name in shapes):
+            own_name = SHARED_NAME  # there were fewer ranks
         for name, shape in shapes.items():
             kind, _, place = name.partition(".")
             index, _, key = place.partition(".")
-            if kind == "optimizer" and int(index) in own:
+            if kind == own_name and int(index) in own:
                 entries.setdefault(int(index), {})[key] = targets[name] = _like(parameters[int(index)], shape)
+            elif kind == "rounds" and hasattr(optimizer, "rounds"):
+                rounds[place] = targets[name] = torch.zeros(shape[0], dtype=shape[1])
     shards.read(targets, alone=alone)
     model.load_state_dict(others, strict=False)
     if optimizer is not None:
@@ -99,6 +118,8 @@ def load(
         optimizer.load_state_dict({"state": entries, "param_groups": optimizer_rest["param_groups"]})
         if holder(optimizer) is not optimizer:
             optimizer.state.clear()  # ZeRO has copied it
+        if hasattr(optimizer, "rounds"):
+            optimizer.rounds.load(rounds)
 
 
 def _require(condition: bool, text: str, names: Iterable[str]) -> None:

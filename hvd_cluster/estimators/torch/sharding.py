@@ -72,17 +72,41 @@ def called_modules(module: nn.Module) -> list[str]:
     return found
 
 
-def require_store(sharding: Any, store: Any, keeps_with_driver: bool) -> None:
-    """Check that the workers can write parts of the model where the driver reads them.
+def wrong_communication(value: Callable[[str], Any]) -> list[str]:
+    """Mistakes in the params of an estimator with ``communication=``; ``value`` returns a param by its name."""
+    given = value("communication")
+    if given == "every_step":
+        return []
+    name = type(given).__name__
+    wrong = []
+    if value("sharding") != "none":
+        wrong.append(
+            f"communication={name}(...) and sharding exclude each other, because workers that train apart need the "
+            "whole model: leave one of the two out"
+        )
+    if value("gradient_compression") is not None:
+        wrong.append(f"gradient_compression has no effect with communication={name}(...), which sends no gradients")
+    if value("mixed_precision") == "fp16":  # a skipped step would make the rounds of the ranks differ
+        wrong.append(
+            f"mixed_precision='fp16' skips steps of single workers, which communication={name}(...) does not allow: "
+            "use 'bf16'"
+        )
+    if value("torch_backend") not in (None, "hvd"):
+        wrong.append(f"communication={name}(...) needs torch_backend='hvd': leave torch_backend out")
+    return wrong
+
+
+def require_store(store: Any, keeps_with_driver: bool) -> None:
+    """Check that the workers can write their tensors where the driver reads them.
 
     Raises:
         ValueError: they cannot.
     """
-    if sharding == "none" or not (keeps_with_driver or (store is not None and not Store.create(store).saving_runs)):
+    if not keeps_with_driver and (store is None or Store.create(store).saving_runs):
         return
     raise ValueError(
-        "sharding: each worker saves its part of the model in the store, and this fit has no store that all workers "
-        'see and that keeps runs (save_runs=True): give one, such as store="s3://bucket/work"'
+        "sharding, communication: each worker saves its tensors in the store, and this fit has no store that all "
+        'workers see and that keeps runs (save_runs=True): give one, such as store="s3://bucket/work"'
     )
 
 

@@ -120,13 +120,15 @@ class Steps(TrainState):
         )
         return mean
 
-    def share_buffers(self) -> None:
-        """Give all ranks the buffers of rank 0, such as running means; every rank takes part.
+    def share_model(self) -> None:
+        """Give all ranks the same weights, and the buffers of rank 0, such as running means; every rank takes part.
 
         Rank 0's model is the one that is validated, saved and returned.
         """
         from hvd_cluster.torch.functions import share_buffers
 
+        if self.spec.communication != "every_step":
+            self.optimizer.rounds.end()
         share_buffers(self.model, root_rank=0)
 
     def precision(self) -> contextlib.AbstractContextManager[Any]:

@@ -61,7 +61,7 @@ def _train(spec: TrainSpec, hvd: Collectives) -> TrainResult:
 
 
 def _replicated(spec: TrainSpec, hvd: Collectives, device: torch.device) -> tuple[torch.nn.Module, Any]:
-    """The same model on every rank, and a DistributedOptimizer."""
+    """The same model on every rank, and what makes its steps."""
     from hvd_cluster.torch import Compression, DistributedOptimizer, broadcast_optimizer_state
 
     model = initial_model(spec.model, hvd).to(device)
@@ -69,6 +69,10 @@ def _replicated(spec: TrainSpec, hvd: Collectives, device: torch.device) -> tupl
     share_weights(model, spec.model)
     if base.state:  # the given optimizer has made steps; an empty state is equal on all ranks
         broadcast_optimizer_state(base, root_rank=0)
+    if spec.communication != "every_step":
+        from hvd_cluster.estimators.torch.rounds import rounds_of
+
+        return model, rounds_of(spec.communication, base, hvd.rank())
     if spec.sharding == "zero1":
         from hvd_cluster.estimators.torch.zero1 import zero_optimizer
 
@@ -92,7 +96,7 @@ def _sharded(spec: TrainSpec, hvd: Collectives, device: torch.device) -> tuple[t
 
 
 def _checkpointing(spec: TrainSpec) -> type[Checkpointing]:
-    if spec.sharding == "none":
+    if not spec.saves_shards:
         return Checkpointing
     from hvd_cluster.estimators.torch.sharded_checkpoint import ShardedCheckpointing
 
@@ -114,7 +118,7 @@ def _train_epochs(worker: Worker, saving: Checkpointing) -> None:
                     saving.save_within(done, means)
 
             record = worker.train_epoch(after_step, done, sums)
-            steps.share_buffers()
+            steps.share_model()
             if spec.has_validation:
                 record["validation"] = worker.validate_epoch()
             record |= run.left_out_rows()

@@ -1,0 +1,51 @@
+"""``communication=``: how often the workers of a fit exchange what they have learned."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalSGD:
+    """``communication=LocalSGD(...)``: workers train apart in rounds, and then take the mean of their weights.
+
+    A round has ``every`` steps; the end of an epoch and a checkpoint end it too. S. U. Stich, "Local SGD Converges Fast
+    and Communicates Little", arXiv:1805.09767.
+
+    Raises:
+        ValueError: a value is out of range.
+    """
+
+    #: Steps of a round.
+    every: int = 8
+
+    def __post_init__(self) -> None:
+        if self.every < 2:
+            raise ValueError(f"LocalSGD with every={self.every}: it must be at least 2")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiLoCo:
+    """``communication=DiLoCo(...)``: after each round an outer optimizer takes a step with what the round has changed.
+
+    Rounds are those of :class:`LocalSGD`. The outer optimizer is SGD with Nesterov's momentum; its gradient is the mean
+    of the changes of the workers. A. Douillard et al., "DiLoCo: Distributed Low-Communication Training of Language
+    Models", arXiv:2311.08105.
+
+    Raises:
+        ValueError: a value is out of range.
+    """
+
+    #: Steps of a round.
+    every: int = 100
+    #: Learning rate and momentum of the outer optimizer.
+    outer_lr: float = 0.7
+    outer_momentum: float = 0.9
+
+    def __post_init__(self) -> None:
+        if self.every < 2:
+            raise ValueError(f"DiLoCo with every={self.every}: it must be at least 2")
+        if self.outer_lr <= 0:
+            raise ValueError(f"DiLoCo with outer_lr={self.outer_lr}: it must be above 0")
+        if not 0 <= self.outer_momentum < 1:
+            raise ValueError(f"DiLoCo with outer_momentum={self.outer_momentum}: it must be at least 0 and below 1")

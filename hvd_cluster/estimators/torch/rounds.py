@@ -1,0 +1,104 @@
+"""Optimizers of workers that train apart in rounds, by torch's ``model_averaging``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
+from torch.distributed.algorithms.model_averaging.utils import average_parameters
+
+from hvd_cluster.estimators.torch.communication import DiLoCo, LocalSGD
+from hvd_cluster.estimators.torch.fully_sharded import ReducedInBackward
+from hvd_cluster.estimators.torch.parts import SHARED_NAME
+from hvd_cluster.torch.wrapper import wrap
+
+
+class Rounds(PeriodicModelAverager):
+    """Averages the parameters of all ranks at the end of each round.
+
+    Args:
+        every: steps of a round.
+        parameters: equal on all ranks.
+    """
+
+    def __init__(self, every: int, parameters: Sequence[torch.Tensor]) -> None:
+        super().__init__(period=every, warmup_steps=every - 1)  # the first mean after that many steps
+        self._parameters: list[Any] = list(parameters)
+
+    def average_parameters(self, params: Any = None) -> None:
+        """End the round if this was its last step."""
+        self.step += 1
+        if self.step == self.period:
+            self.end()
+
+    def end(self) -> None:
+        """End the round now; every rank takes part."""
+        if self.step:
+            self.step = 0
+            self._exchange()
+
+    def _exchange(self) -> None:
+        average_parameters(iter(self._parameters), self.process_group)
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """What the next rounds depend on, in addition to the parameters: equal on all ranks."""
+        return {}
+
+    def load(self, state: dict[str, torch.Tensor]) -> None:
+        """Continue from :meth:`state`, with the parameters that the model has now."""
+
+
+class OuterRounds(Rounds):
+    """Takes a step of an outer optimizer at the end of each round."""
+
+    def __init__(self, config: DiLoCo, parameters: Sequence[torch.Tensor]) -> None:
+        super().__init__(config.every, parameters)
+        self._outer = [parameter.detach().clone() for parameter in self._parameters]
+        self._optimizer = torch.optim.SGD(
+            self._outer, config.outer_lr, momentum=config.outer_momentum, nesterov=config.outer_momentum > 0
+        )
+
+    def _exchange(self) -> None:
+        super()._exchange()
+        with torch.no_grad():
+            for outer, parameter in zip(self._outer, self._parameters, strict=True):
+                outer.grad = outer - parameter
+            self._optimizer.step()
+            for outer, parameter in zip(self._outer, self._parameters, strict=True):
+                outer.grad = None
+                parameter.copy_(outer)
+
+    def state(self) -> dict[str, torch.Tensor]:
+        entries = self._optimizer.state_dict()["state"].items()
+        return {str(index): entry["momentum_buffer"] for index, entry in entries if "momentum_buffer" in entry}
+
+    def load(self, state: dict[str, torch.Tensor]) -> None:
+        with torch.no_grad():
+            for outer, parameter in zip(self._outer, self._parameters, strict=True):
+                outer.copy_(parameter)
+        entries = {int(index): {"momentum_buffer": buffer} for index, buffer in state.items()}
+        self._optimizer.load_state_dict({**self._optimizer.state_dict(), "state": entries})
+
+
+class TrainsApart(ReducedInBackward):
+    """The methods of an optimizer whose steps use the gradients of this rank only."""
+
+    rounds: Rounds
+    #: The name of its state in a checkpoint; see :mod:`.parts`.
+    state_name: str
+
+    def step(self, closure: Any = None) -> Any:
+        loss = super().step(closure)
+        self.rounds.average_parameters()
+        return loss
+
+
+def rounds_of(config: LocalSGD | DiLoCo, base: torch.optim.Optimizer, rank: int) -> Any:
+    """The optimizer ``base`` of this rank, which trains in rounds."""
+    trained = [one for group in base.param_groups for one in group["params"] if one.requires_grad]
+    optimizer = wrap(base, TrainsApart)
+    optimizer.state_name = f"{SHARED_NAME}-{rank}" if rank else SHARED_NAME
+    optimizer.rounds = OuterRounds(config, trained) if isinstance(config, DiLoCo) else Rounds(config.every, trained)
+    return optimizer

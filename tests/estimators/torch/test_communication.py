@@ -1,0 +1,165 @@
+"""Fits whose workers train apart in rounds."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import cloudpickle
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from hvd_cluster.errors import WorkerFailedError
+from hvd_cluster.estimators import DiLoCo, LocalBackend, LocalSGD, TorchEstimator
+from hvd_cluster.torch import Compression
+
+# The workers cannot import a test module.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+ROWS = 64
+
+
+@pytest.fixture(scope="module")
+def frame():
+    x = np.random.default_rng(0).normal(size=(ROWS, 5)).astype("float32")
+    return pd.DataFrame({"x": list(x), "y": (x @ np.arange(5)).astype("float32")})
+
+
+def fit(frame, backend, communication, make=None, **params):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 1))
+    given = {
+        "loss": F.mse_loss,
+        "feature_cols": ["x"],
+        "label_cols": ["y"],
+        "batch_size": 8,
+        "epochs": 3,
+        "scale_lr": False,
+        "random_seed": 5,
+        "verbose": 0,
+        **params,
+    }
+    make = make or (lambda net: torch.optim.Adam(net.parameters(), lr=0.01))
+    return TorchEstimator(model=net, optimizer=make(net), backend=backend, communication=communication, **given).fit(
+        frame
+    )
+
+
+def assert_same(model, expected, atol=1e-6):
+    torch.testing.assert_close(model.getModel().state_dict(), expected.getModel().state_dict(), atol=atol, rtol=0)
+    pairs = zip(model.getHistory(), expected.getHistory(), strict=True)
+    assert all(one["train"]["loss"] == pytest.approx(other["train"]["loss"], rel=1e-5) for one, other in pairs)
+
+
+def sgd(lr, **more):
+    return lambda net: torch.optim.SGD(net.parameters(), lr=lr, **more)
+
+
+#: One step an epoch, of all rows: the end of the epoch ends the round.
+ONE_STEP = {"batch_size": ROWS // 2, "epochs": 6}
+
+
+def test_the_mean_of_weights_after_one_step_is_a_step_with_the_mean_of_gradients(frame, two_workers):
+    model = fit(frame, two_workers, LocalSGD(every=2), sgd(0.05), **ONE_STEP)
+    assert_same(model, fit(frame, two_workers, "every_step", sgd(0.05), **ONE_STEP))
+
+
+def test_the_outer_optimizer_is_sgd_with_nesterovs_momentum(frame, two_workers):
+    """After rounds of one step of SGD, it gets the mean gradient times the inner learning rate."""
+    model = fit(frame, two_workers, DiLoCo(every=2, outer_lr=0.7, outer_momentum=0.6), sgd(0.05), **ONE_STEP)
+    equal = sgd(0.05 * 0.7, momentum=0.6, nesterov=True)
+    assert_same(model, fit(frame, two_workers, "every_step", equal, **ONE_STEP), atol=1e-5)
+
+
+def test_an_outer_rate_of_one_without_momentum_is_local_sgd(frame, two_workers):
+    outer = DiLoCo(every=3, outer_lr=1.0, outer_momentum=0.0)
+    assert_same(fit(frame, two_workers, outer), fit(frame, two_workers, LocalSGD(every=3)))
+
+
+class Watch:
+    """Records after which steps the weights of the ranks are equal."""
+
+    def scheduler(self, optimizer):
+        self.optimizer, self.equal = optimizer, []
+        return torch.optim.lr_scheduler.LambdaLR(optimizer, self.rate)
+
+    def rate(self, step):
+        import hvd_cluster.torch as hvd
+
+        weights = self.optimizer.param_groups[0]["params"][0].detach().clone()
+        self.equal.append(len({tuple(each.flatten().tolist()) for each in hvd.allgather_object(weights)}) == 1)
+        return 1.0
+
+    def __call__(self, record, model):
+        record["equal"] = list(self.equal)
+
+
+def test_weights_are_equal_after_each_round_and_each_epoch_only(frame, two_workers):
+    watch = Watch()
+    params = {"lr_scheduler": watch.scheduler, "lr_scheduler_interval": "step", "callbacks": [watch]}
+    model = fit(frame, two_workers, LocalSGD(every=3), epochs=2, **params)
+    first = [True, False, False, True, False]  # before the first of four steps, and after each
+    assert model.getHistory()[1]["equal"] == [*first, False, False, True, False]
+    assert model.getHistory()[1]["train"]["loss"] < model.getHistory()[0]["train"]["loss"]
+
+
+@pytest.mark.parametrize("communication", [LocalSGD(every=3), DiLoCo(every=3)])
+def test_a_run_that_was_interrupted_ends_with_the_same_weights(frame, two_workers, tmp_path, communication):
+    """Adam's state differs between the ranks."""
+
+    def stop(record, model):
+        import hvd_cluster.torch as hvd
+
+        marker = Path(tmp_path) / f"rank-{hvd.rank()}"
+        if record["epoch"] == 1 and not marker.exists():
+            marker.touch()
+            raise ValueError("stopped by the test")
+
+    params = {"store": str(tmp_path / "work"), "run_id": "r", "callbacks": [stop], "checkpoint_every_steps": 2}
+    with pytest.raises(WorkerFailedError, match="stopped by the test"):
+        fit(frame, two_workers, communication, **params)
+    continued = fit(frame, two_workers, communication, **params)
+    undisturbed = fit(frame, two_workers, communication, store=str(tmp_path / "other"), checkpoint_every_steps=2)
+    assert_same(continued, undisturbed, atol=0)
+
+
+def test_another_number_of_workers_continues(frame, two_workers, three_workers, tmp_path):
+    params = {"store": str(tmp_path), "run_id": "r"}
+    fit(frame, two_workers, DiLoCo(every=3), epochs=1, **params)
+    model = fit(frame, three_workers, DiLoCo(every=3), epochs=4, **params)
+    losses = [record["train"]["loss"] for record in model.getHistory()]
+    assert len(losses) == 4
+    assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize(
+    ("params", "text"),
+    [
+        ({"sharding": "fsdp2"}, r"DiLoCo\(...\) and sharding exclude each other.* leave one of the two out"),
+        ({"gradient_compression": Compression.fp16}, "gradient_compression has no effect"),
+        ({"mixed_precision": "fp16"}, "mixed_precision='fp16' skips steps .* use 'bf16'"),
+        ({"torch_backend": "gloo"}, "needs torch_backend='hvd'"),
+    ],
+)
+def test_wrong_combinations_are_refused_before_rows_are_written(frame, tmp_path, params, text):
+    with pytest.raises(ValueError, match=text):
+        fit(frame, LocalBackend(1), DiLoCo(), store=str(tmp_path), **params)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: LocalSGD(every=1), "every=1: it must be at least 2"),
+        (lambda: DiLoCo(outer_lr=0.0), "outer_lr=0.0: it must be above 0"),
+        (lambda: DiLoCo(outer_momentum=1.0), "it must be at least 0 and below 1"),
+        (lambda: TorchEstimator(communication="sometimes"), r"must be 'every_step', LocalSGD\(...\) or DiLoCo"),
+    ],
+)
+def test_wrong_values_are_refused(make, text):
+    with pytest.raises(ValueError, match=text):
+        make()
