@@ -44,6 +44,7 @@ GUIDES = {
     "spark.md": ["spark"],
     "tables.md": ["delta"],
     "tensorflow.md": ["tensorflow"],
+    "torch-backend.md": ["data"],
 }
 #: Modules of this checkout and of hvd_cluster.compat, and one that has an environment of its own.
 OURS = {"hvd_cluster", "horovod", "sparkdl", "petastorm", "benchmarks", "mxnet"}

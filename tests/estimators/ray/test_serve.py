@@ -1,4 +1,7 @@
-"""Ray Serve with the class that scores batches, on a cluster of two nodes."""
+"""Ray Serve with the class that scores batches, on a cluster of two nodes.
+
+Not in the extra ``dev``: ``ray[serve]`` brings what Ray's dashboard needs, which leaves files behind in other tests.
+"""
 
 from __future__ import annotations
 
