@@ -270,7 +270,8 @@ def test_a_table_of_another_format_is_refused_by_every_entry(tmp_path: Path, mar
         except DataError as error:
             told[way] = str(error)
     assert set(told) == set(ways)
-    opened = {"folder", "url", "materialize", "columns", "store"} if name in OPENED else set()
+    readers = {"converter", "make_reader", "make_batch_reader"}
+    opened = {"folder", "url", "materialize", "columns", "store", *readers} if name in OPENED else set()
     for way, text in told.items():
         assert f"the {name} table in" in text
         remedy = "leave filesystem out" if opened and way == "fsspec" else "fit() or materialize()"
