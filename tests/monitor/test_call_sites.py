@@ -15,6 +15,18 @@ from hvd_cluster.monitor.call_sites import CallSite, CallSites
 from hvd_cluster.monitor.step_clock import COMPUTE, DATA, SAVE, StepClock
 
 
+def sample(sites: CallSites, thread: threading.Thread, is_over: threading.Event) -> None:
+    """Look 40 times at what a thread does, and end it."""
+    thread.start()
+    try:
+        for _ in range(40):
+            time.sleep(0.01)
+            sites.sample()
+    finally:
+        is_over.set()
+        thread.join()
+
+
 def seen(work: Callable[[], object], activity: int = COMPUTE) -> CallSite:
     """What a sampler sees most often while a thread does ``work`` again and again."""
     clock = StepClock()
@@ -28,14 +40,7 @@ def seen(work: Callable[[], object], activity: int = COMPUTE) -> CallSite:
                 work()
 
     thread = threading.Thread(target=train)
-    thread.start()
-    try:
-        for _ in range(40):
-            time.sleep(0.01)
-            sites.sample()
-    finally:
-        is_over.set()
-        thread.join()
+    sample(sites, thread, is_over)
     found = sites.take(100)
     assert sum(count for _, count in found) <= 40
     assert sites.take(100) == ()
@@ -67,14 +72,7 @@ def test_without_code_of_the_user_the_training_loop_is_named() -> None:
     namespace: dict[str, Any] = {"begin": clock.restart, "is_over": is_over.is_set}
     exec(compile(loop, path, "exec"), namespace)
     thread = threading.Thread(target=namespace["train"], args=(torch.nn.Linear(2000, 2000), torch.zeros(64, 2000)))
-    thread.start()
-    try:
-        for _ in range(40):
-            time.sleep(0.01)
-            sites.sample()
-    finally:
-        is_over.set()
-        thread.join()
+    sample(sites, thread, is_over)
     found, _ = sites.take(1)[0]
     assert found.text == "Module._wrapped_call_impl (hvd_cluster/estimators/torch/loop.py:4)"
 
