@@ -76,7 +76,8 @@ class Topology:
                     raise ValueError(
                         f"{marker} is set, but {missing.args[0]} is not: the launch is incomplete"
                     ) from None
-        for platform, names in PLATFORMS.items():
+        # We and torchrun's agent set GROUP_RANK: a child process without the launcher's own variables is not a rank.
+        for platform, names in PLATFORMS.items() if environ.get("GROUP_RANK", "") == "" else ():
             rank, size, address, port = (environ.get(name, "") for name in names)
             if rank and size and address and port:
                 return _on_platform(platform, rank, size, join_address(address, int(port)), environ)

@@ -109,6 +109,13 @@ def test_a_platform_is_known_by_all_of_its_variables(platform: str) -> None:
         assert Topology.from_env({**environ, name: ""}) == Topology()
 
 
+@pytest.mark.parametrize("variables", [HERE.to_env(), TORCHRUN], ids=["ours", "torchrun"])
+@pytest.mark.parametrize("platform", PLATFORMS)
+def test_a_child_without_its_launcher_s_variables_is_not_a_rank(platform: str, variables: dict[str, str]) -> None:
+    kept = {name: value for name, value in variables.items() if not name.startswith(("HOROVOD_", "TORCHELASTIC_"))}
+    assert Topology.from_env({**dict.fromkeys(PLATFORMS[platform], "1"), **kept}) == Topology()
+
+
 def test_started_by_no_one_a_worker_is_alone() -> None:
     assert Topology.from_env({}) == Topology()
     assert (Topology().rank, Topology().size) == (0, 1)
