@@ -99,8 +99,9 @@ def test_a_keras_model_scores_like_transform_where_hvd_cluster_is_not_installed(
     assert "SAME y__output" in run("score_logged_model.py", found["folder"], tmp_path, tmp_path=tmp_path, PYTHONPATH="")
 
 
-def test_a_spark_udf_returns_what_transform_returns(tmp_path):
+@pytest.mark.parametrize("session", ["local[1]", "connect"])
+def test_a_spark_udf_returns_what_transform_and_a_local_run_return(tmp_path, session):
     pytest.importorskip("pyspark", reason="pyspark is not installed")
-    found = found_in(run("udf_scores.py", tmp_path, tmp_path=tmp_path, MASTER="local[1]"))
+    found = found_in(run("udf_scores.py", tmp_path, tmp_path=tmp_path, SESSION=session, TZ="UTC"))
     assert found["rows"] == 30
     assert found["different"] == 0
