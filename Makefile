@@ -8,7 +8,7 @@ PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(PY) -m pytest
 SPARK_KINDS := local local-cluster connect standalone
 # Only the files that have Spark tests: to collect the whole suite costs each kind ten seconds more.
 SPARK_FILES = $$(grep -rl --include='test_*.py' 'mark\.spark' tests)
-MATRIX := petastorm pyfunc spark35 ray240 tf216 mxnet py310 py312 py313
+MATRIX := petastorm pyfunc spark35 ray240 serve tf216 mxnet py310 py312 py313
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test .lane-1 .lane-2 test-fast test-slow test-matrix notebooks docs bench check wheel clean $(MATRIX:%=matrix-%)
@@ -64,7 +64,7 @@ wheel: $(READY) ## dist/hvd_cluster-*.whl, for any platform
 	@$(PY) -m pip wheel --quiet --no-deps --wheel-dir dist .
 	@ls dist
 
-test-matrix: $(MATRIX:%=matrix-%) ## other versions: petastorm beside its own pyarrow, a logged model without us, Spark 3.5, Ray 2.40, TensorFlow 2.16, mxnet beside its own numpy, other Pythons
+test-matrix: $(MATRIX:%=matrix-%) ## other versions: petastorm beside its own pyarrow, a logged model without us, Spark 3.5, Ray 2.40, Ray Serve, TensorFlow 2.16, mxnet beside its own numpy, other Pythons
 
 # A row of the matrix: its environment, .venv-ROW, is made from tests/matrix/ROW.txt, and its tests run in either.
 matrix-petastorm: $(READY) .venv-petastorm/.ready
@@ -90,6 +90,9 @@ matrix-ray240: .venv-ray240/.ready
 	@PYTHONPATH=$(CURDIR) OMP_NUM_THREADS=1 .venv-ray240/bin/python -m pytest tests/ray tests/estimators/ray \
 		--ignore=tests/ray/test_ray_start.py $(RAY240) \
 		--deselect tests/ray/test_full_store.py::test_a_dataset_larger_than_the_store_streams_through_it_and_past_the_driver
+
+matrix-serve: .venv-serve/.ready
+	@PYTHONPATH=$(CURDIR) OMP_NUM_THREADS=1 .venv-serve/bin/python -m pytest tests/estimators/ray/test_serve.py
 
 matrix-tf216: .venv-tf216/.ready
 	@PYTHONPATH=$(CURDIR) OMP_NUM_THREADS=1 .venv-tf216/bin/python -m pytest tests/tensorflow tests/keras -m "not slow"
