@@ -27,24 +27,24 @@ if TYPE_CHECKING:
     from hvd_cluster.estimators.run.data_module import DataModule as DataModule
     from hvd_cluster.estimators.run.early_stopping import EarlyStopping as EarlyStopping
     from hvd_cluster.estimators.run.epochs import StopFit as StopFit
-    from hvd_cluster.estimators.torch.communication import DiLoCo as DiLoCo
-    from hvd_cluster.estimators.torch.communication import LocalSGD as LocalSGD
     from hvd_cluster.estimators.torch.estimator import TorchEstimator as TorchEstimator
-    from hvd_cluster.estimators.torch.fsdp2 import FSDP2 as FSDP2
     from hvd_cluster.estimators.torch.model import TorchModel as TorchModel
+    from hvd_cluster.estimators.torch.strategies.communication import DiLoCo as DiLoCo
+    from hvd_cluster.estimators.torch.strategies.communication import LocalSGD as LocalSGD
+    from hvd_cluster.estimators.torch.strategies.fsdp2 import FSDP2 as FSDP2
 
 #: Public name -> the module that defines it. Loaded on first use: workers import this package and need no Spark.
 _HOMES = {
     "Backend": "backend",
     "DataModule": "run.data_module",
-    "DiLoCo": "torch.communication",
+    "DiLoCo": "torch.strategies.communication",
     "EarlyStopping": "run.early_stopping",
-    "FSDP2": "torch.fsdp2",
+    "FSDP2": "torch.strategies.fsdp2",
     "KerasEstimator": "keras.estimator",
     "KerasModel": "keras.model",
     "LightningEstimator": "lightning.estimator",
     "LocalBackend": "backend",
-    "LocalSGD": "torch.communication",
+    "LocalSGD": "torch.strategies.communication",
     "ModelFactory": "model_factory",
     "RayBackend": "ray.backend",
     "SparkBackend": "backend",

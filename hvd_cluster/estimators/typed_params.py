@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from hvd_cluster.data.store import Store
     from hvd_cluster.estimators.backend import Backend
     from hvd_cluster.estimators.run.early_stopping import EarlyStopping
-    from hvd_cluster.estimators.torch.communication import DiLoCo, LocalSGD
-    from hvd_cluster.estimators.torch.fsdp2 import FSDP2
+    from hvd_cluster.estimators.torch.strategies.communication import DiLoCo, LocalSGD
+    from hvd_cluster.estimators.torch.strategies.fsdp2 import FSDP2
 
     class Index(Protocol):
         """An index or array of pandas or NumPy."""

@@ -179,7 +179,7 @@ def stopping(value: Any) -> Any:
 
 def sharding(value: Any) -> Any:
     """ "none", "zero1" or an FSDP2, for which "fsdp2" stands too."""
-    from hvd_cluster.estimators.torch.fsdp2 import FSDP2
+    from hvd_cluster.estimators.torch.strategies.fsdp2 import FSDP2
 
     if value == "fsdp2":
         return FSDP2()
@@ -190,7 +190,7 @@ def sharding(value: Any) -> Any:
 
 def communication(value: Any) -> Any:
     """ "every_step", or a LocalSGD or DiLoCo."""
-    from hvd_cluster.estimators.torch.communication import DiLoCo, LocalSGD
+    from hvd_cluster.estimators.torch.strategies.communication import DiLoCo, LocalSGD
 
     if value != "every_step" and not isinstance(value, (LocalSGD, DiLoCo)):
         raise ValueError("must be 'every_step', LocalSGD(...) or DiLoCo(...)")

@@ -24,11 +24,11 @@ from hvd_cluster.estimators.run.run_files import RunFiles
 from hvd_cluster.estimators.spec import Inputs, TrainResult
 from hvd_cluster.estimators.torch import made_state
 from hvd_cluster.estimators.torch.arguments import floating_dtype
-from hvd_cluster.estimators.torch.fsdp2 import FSDP2
 from hvd_cluster.estimators.torch.made_model import MadeModel, is_lazy
 from hvd_cluster.estimators.torch.module_estimator import ModuleEstimator, unsized
 from hvd_cluster.estimators.torch.probe import ProbeResult, probe
-from hvd_cluster.estimators.torch.sharding import called_modules
+from hvd_cluster.estimators.torch.strategies.checks import called_modules
+from hvd_cluster.estimators.torch.strategies.fsdp2 import FSDP2
 from hvd_cluster.estimators.trial_rows import TrialRows
 from hvd_cluster.estimators.typed_params import LightningEstimatorParams
 

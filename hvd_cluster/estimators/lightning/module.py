@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hvd_cluster.estimators.spec import called
-from hvd_cluster.estimators.torch.fsdp2 import FSDP2
-from hvd_cluster.estimators.torch.fully_sharded import sharded_optimizer
+from hvd_cluster.estimators.torch.strategies.fsdp2 import FSDP2
 from hvd_cluster.lightning.installed import lightning
 
 if TYPE_CHECKING:
@@ -52,7 +51,11 @@ class LossModule(_LightningModule):
         """The user's optimizer, for this copy of the model."""
         given = self._spec.optimizer
         assert given is not None
-        return sharded_optimizer(given, self.net) if isinstance(self._spec.sharding, FSDP2) else given.build(self.net)
+        if not isinstance(self._spec.sharding, FSDP2):
+            return given.build(self.net)
+        from hvd_cluster.estimators.torch.strategies.fully_sharded import sharded_optimizer
+
+        return sharded_optimizer(given, self.net)
 
     def _step(self, batch: Mapping[str, torch.Tensor], part: str) -> torch.Tensor:
         columns = self._spec.inputs

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import hvd_cluster.torch as hvd
-from hvd_cluster.estimators.torch.fsdp2 import FSDP2
-from hvd_cluster.estimators.torch.fully_sharded import shard, sharded_state, whole
-from hvd_cluster.estimators.torch.sharding import called_modules
-from hvd_cluster.estimators.torch.zero1 import zero_optimizer
+from hvd_cluster.estimators.torch.strategies.checks import called_modules
+from hvd_cluster.estimators.torch.strategies.fsdp2 import FSDP2
+from hvd_cluster.estimators.torch.strategies.fully_sharded import shard, sharded_state, whole
+from hvd_cluster.estimators.torch.strategies.zero1 import zero_optimizer
 from hvd_cluster.lightning import HorovodStrategy
 from hvd_cluster.lightning.optimizers import distribute, move_schedulers, share_state
 

@@ -18,7 +18,7 @@ from hvd_cluster.monitor.step_clock import SAVE, step_clock
 
 if TYPE_CHECKING:
     from hvd_cluster.data.store import Store
-    from hvd_cluster.estimators.torch.shards import Shards
+    from hvd_cluster.estimators.torch.strategies.shards import Shards
 
 
 class Checkpointing:
@@ -153,6 +153,6 @@ def shards_of(store: Store, run_id: str, state: Mapping[str, Any]) -> Shards | N
     """Where the tensors of the ``state`` of a checkpoint are; None if it has them."""
     if "shards" not in state:
         return None
-    from hvd_cluster.estimators.torch.shards import Shards
+    from hvd_cluster.estimators.torch.strategies.shards import Shards
 
     return Shards(store, run_id, state["shards"])

@@ -18,7 +18,7 @@ from hvd_cluster.estimators.torch.made_model import is_lazy
 from hvd_cluster.estimators.torch.model_pickling import copied
 from hvd_cluster.estimators.torch.module_estimator import ModuleEstimator
 from hvd_cluster.estimators.torch.probe import probe
-from hvd_cluster.estimators.torch.sharding import require_store, wrong_communication
+from hvd_cluster.estimators.torch.strategies.checks import require_store, wrong_communication
 from hvd_cluster.estimators.torch.train import train
 from hvd_cluster.estimators.torch.train_state import TrainState, kept_text
 from hvd_cluster.estimators.trial_rows import TrialRows

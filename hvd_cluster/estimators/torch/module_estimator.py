@@ -23,7 +23,7 @@ from hvd_cluster.estimators.torch.model import TorchModel
 from hvd_cluster.estimators.torch.model_pickling import copied, make_picklable, module_on_cpu, unpicklable_text
 from hvd_cluster.estimators.torch.optimizer_state import OptimizerState
 from hvd_cluster.estimators.torch.probe import ProbeResult, has_fixed_rows, scoring_text, with_rows
-from hvd_cluster.estimators.torch.sharding import wrong_sharding
+from hvd_cluster.estimators.torch.strategies.checks import wrong_sharding
 from hvd_cluster.estimators.torch.train_state import TrainState
 from hvd_cluster.estimators.trial_rows import TrialRows
 

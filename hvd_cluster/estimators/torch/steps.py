@@ -11,12 +11,11 @@ from torch import Tensor
 
 from hvd_cluster.estimators.run.worker_run import WorkerRun
 from hvd_cluster.estimators.spec import Features, TrainSpec, called
-from hvd_cluster.estimators.torch.fsdp2 import FSDP2
 from hvd_cluster.estimators.torch.made_model import MadeModel
 from hvd_cluster.estimators.torch.objective import Objective, as_outputs
+from hvd_cluster.estimators.torch.precision import HALF_DTYPES
+from hvd_cluster.estimators.torch.strategies.strategy import Strategy
 from hvd_cluster.estimators.torch.train_state import TrainState
-
-_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Steps(TrainState):
@@ -25,8 +24,9 @@ class Steps(TrainState):
     Args:
         run: on this worker; the scheduler and the scaler are those of its spec, in their initial state.
         device: of the model.
-        model: the model.
-        optimizer: a ``DistributedOptimizer``.
+        strategy: how the workers hold and update the model.
+        model: what it has begun with.
+        optimizer: with the methods of a ``DistributedOptimizer``.
         objective: the loss.
     """
 
@@ -34,13 +34,14 @@ class Steps(TrainState):
         self,
         run: WorkerRun[TrainSpec],
         device: torch.device,
+        strategy: Strategy,
         model: torch.nn.Module,
         optimizer: Any,
         objective: Objective,
     ) -> None:
         spec = run.spec
         # A rank that holds parts of frozen parameters cannot know if these have changed: all of them are saved.
-        made = spec.model.made if isinstance(spec.model, MadeModel) and not isinstance(spec.sharding, FSDP2) else None
+        made = spec.model.made if isinstance(spec.model, MadeModel) and strategy.holds_all else None
         super().__init__(
             model,
             optimizer,
@@ -51,6 +52,7 @@ class Steps(TrainState):
         self.spec = spec
         self.hvd = run.hvd
         self.device = device
+        self.strategy = strategy
         self.objective = objective
 
     def train(
@@ -127,15 +129,14 @@ class Steps(TrainState):
         """
         from hvd_cluster.torch.functions import share_buffers
 
-        if self.spec.communication != "every_step":
-            self.optimizer.rounds.end()
+        self.strategy.equalize(self.optimizer)
         share_buffers(self.model, root_rank=0)
 
     def precision(self) -> contextlib.AbstractContextManager[Any]:
         """The context of the forward pass."""
-        if self.spec.mixed_precision is None or isinstance(self.spec.sharding, FSDP2):  # whose modules cast
+        if self.spec.mixed_precision is None or self.strategy.casts:
             return contextlib.nullcontext()
-        return torch.autocast(self.device.type, dtype=_DTYPES[self.spec.mixed_precision])
+        return torch.autocast(self.device.type, dtype=HALF_DTYPES[self.spec.mixed_precision])
 
     def _custom_step(
         self, inputs: Features, labels: Sequence[Tensor], weights: Tensor | None, step: int

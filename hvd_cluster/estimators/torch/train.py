@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any
 
 import torch
 
@@ -16,12 +15,11 @@ from hvd_cluster.estimators.spec import TrainResult, TrainSpec
 from hvd_cluster.estimators.torch import random_state
 from hvd_cluster.estimators.torch.checkpoint import Checkpointing
 from hvd_cluster.estimators.torch.class_weights import ClassWeights
-from hvd_cluster.estimators.torch.fsdp2 import FSDP2
-from hvd_cluster.estimators.torch.initial_model import initial_model, share_weights
 from hvd_cluster.estimators.torch.means import Means
 from hvd_cluster.estimators.torch.objective import Objective
 from hvd_cluster.estimators.torch.optimizer_state import scale_rates
 from hvd_cluster.estimators.torch.steps import Steps
+from hvd_cluster.estimators.torch.strategies.strategy import Replicated, Strategy
 from hvd_cluster.estimators.torch.worker import Worker
 
 
@@ -43,12 +41,11 @@ def train(spec: TrainSpec) -> TrainResult:
 def _train(spec: TrainSpec, hvd: Collectives) -> TrainResult:
     device = choose_device(spec.use_gpu, hvd)
     scale = float(hvd.size()) if spec.scale_lr else 1.0
-    model, optimizer = (
-        _sharded(spec, hvd, device) if isinstance(spec.sharding, FSDP2) else _replicated(spec, hvd, device)
-    )
+    strategy = _strategy(spec)
+    model, optimizer = strategy.begin(hvd, device)
     scale_rates(optimizer, scale)
     run = WorkerRun(spec, hvd)
-    steps = Steps(run, device, model, optimizer, _objective(spec, device))
+    steps = Steps(run, device, strategy, model, optimizer, _objective(spec, device))
     saving = _checkpointing(spec)(run, steps, scale)
     saving.restore()
     with Readers.of(spec, hvd.rank(), hvd.size()) as readers:
@@ -60,45 +57,27 @@ def _train(spec: TrainSpec, hvd: Collectives) -> TrainResult:
     return TrainResult(rank=hvd.rank(), size=hvd.size(), state=state, history=run.history)
 
 
-def _replicated(spec: TrainSpec, hvd: Collectives, device: torch.device) -> tuple[torch.nn.Module, Any]:
-    """The same model on every rank, and what makes its steps."""
-    from hvd_cluster.torch import Compression, DistributedOptimizer, broadcast_optimizer_state
-
-    model = initial_model(spec.model, hvd).to(device)
-    base = spec.optimizer.build(model)
-    share_weights(model, spec.model)
-    if base.state:  # the given optimizer has made steps; an empty state is equal on all ranks
-        broadcast_optimizer_state(base, root_rank=0)
+def _strategy(spec: TrainSpec) -> Strategy:
+    """What ``sharding=`` and ``communication=`` choose."""
     if spec.communication != "every_step":
-        from hvd_cluster.estimators.torch.rounds import rounds_of
+        from hvd_cluster.estimators.torch.strategies.rounds import InRounds
 
-        return model, rounds_of(spec.communication, base, hvd.rank())
+        return InRounds(spec)
     if spec.sharding == "zero1":
-        from hvd_cluster.estimators.torch.zero1 import zero_optimizer
+        from hvd_cluster.estimators.torch.strategies.zero1 import Zero1
 
-        base = zero_optimizer(base)
-    held = {id(parameter) for group in base.param_groups for parameter in group["params"]}
-    return model, DistributedOptimizer(
-        base,
-        named_parameters=[(name, parameter) for name, parameter in model.named_parameters() if id(parameter) in held],
-        compression=spec.gradient_compression or Compression.none,
-        backward_passes_per_step=spec.backward_passes_per_step,
-    )
+        return Zero1(spec)
+    if spec.sharding != "none":
+        from hvd_cluster.estimators.torch.strategies.fully_sharded import FullySharded
 
-
-def _sharded(spec: TrainSpec, hvd: Collectives, device: torch.device) -> tuple[torch.nn.Module, Any]:
-    """This rank's part of the model, and an optimizer of it."""
-    from hvd_cluster.estimators.torch.fully_sharded import ReducedInBackward, sharded_model, sharded_optimizer
-    from hvd_cluster.torch.wrapper import wrap
-
-    model = sharded_model(spec.model, hvd, spec.sharding, device, spec.mixed_precision)
-    return model, wrap(sharded_optimizer(spec.optimizer, model), ReducedInBackward)
+        return FullySharded(spec)
+    return Replicated(spec)
 
 
 def _checkpointing(spec: TrainSpec) -> type[Checkpointing]:
     if not spec.saves_shards:
         return Checkpointing
-    from hvd_cluster.estimators.torch.sharded_checkpoint import ShardedCheckpointing
+    from hvd_cluster.estimators.torch.strategies.checkpointing import ShardedCheckpointing
 
     return ShardedCheckpointing
 

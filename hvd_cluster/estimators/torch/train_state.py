@@ -15,7 +15,7 @@ from hvd_cluster.estimators.torch.model_pickling import on_cpu
 from hvd_cluster.estimators.torch.optimizer_state import holder, rates, scale_initial_rates, set_rates
 
 if TYPE_CHECKING:
-    from hvd_cluster.estimators.torch.shards import Shards
+    from hvd_cluster.estimators.torch.strategies.shards import Shards
 
 
 class TrainState:
@@ -135,7 +135,7 @@ class TrainState:
             ValueError: they are of another optimizer.
         """
         if shards is not None:
-            from hvd_cluster.estimators.torch import parts
+            from hvd_cluster.estimators.torch.strategies import parts
 
             is_whole = self._trained_part is None
             parts.load(self.model, self.optimizer, shards, (model, optimizer), is_whole=is_whole, alone=alone)

@@ -18,7 +18,7 @@ from hvd_cluster.errors import DataError, WorkerFailedError
 from hvd_cluster.estimators import FSDP2, EarlyStopping, LocalBackend, ModelFactory, TorchEstimator
 from hvd_cluster.estimators.run.checkpoint import Checkpoint
 from hvd_cluster.estimators.run.run_files import RunFiles
-from hvd_cluster.estimators.torch.shards import Shards
+from hvd_cluster.estimators.torch.strategies.shards import Shards
 
 # The workers cannot import a test module.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

@@ -11,7 +11,7 @@ from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
 
 from hvd_cluster.data.store import Store
 from hvd_cluster.errors import DataError
-from hvd_cluster.estimators.torch.shards import Shards, shards_path
+from hvd_cluster.estimators.torch.strategies.shards import Shards, shards_path
 
 TENSORS = {"a": torch.arange(6.0).reshape(2, 3), "step": torch.tensor(3), "half": torch.ones(2, dtype=torch.bfloat16)}
 

@@ -6,9 +6,9 @@ import secrets
 from typing import Any
 
 from hvd_cluster.estimators.run.checkpoint import Checkpoint, PartialEpoch
-from hvd_cluster.estimators.torch import parts
 from hvd_cluster.estimators.torch.checkpoint import Checkpointing, result_of
-from hvd_cluster.estimators.torch.shards import Shards, shards_path
+from hvd_cluster.estimators.torch.strategies import parts
+from hvd_cluster.estimators.torch.strategies.shards import Shards, shards_path
 
 
 class ShardedCheckpointing(Checkpointing):

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from hvd_cluster.data.store import Store
-from hvd_cluster.estimators.torch.fsdp2 import CONTAINERS, FSDP2
 from hvd_cluster.estimators.torch.made_model import is_lazy
+from hvd_cluster.estimators.torch.strategies.fsdp2 import CONTAINERS, FSDP2
 
 
 def wrong_sharding(value: Callable[[str], Any], model: nn.Module | None) -> list[str]:
@@ -24,19 +24,16 @@ def wrong_sharding(value: Callable[[str], Any], model: nn.Module | None) -> list
     sharding = value("sharding")
     if sharding == "none":
         return []
-    wrong = []
+    wrong = _wrong_torch("sharding")
     if value("torch_backend") not in (None, "hvd"):
         wrong.append(
             f"sharding needs torch_backend='hvd', and torch_backend is {value('torch_backend')!r}: leave it out"
         )
-    if isinstance(sharding, FSDP2):
-        if value("gradient_compression") is not None:
-            wrong.append(
-                "gradient_compression has no effect with sharding='fsdp2', whose backward pass reduces the gradients: "
-                "leave it out, or use sharding='zero1'"
-            )
-        if not _has_fully_shard():
-            wrong.append(f"sharding='fsdp2' needs torch 2.6 or later, and this is {torch.__version__}: update torch")
+    if isinstance(sharding, FSDP2) and value("gradient_compression") is not None:
+        wrong.append(
+            "gradient_compression has no effect with sharding='fsdp2', whose backward pass reduces the gradients: "
+            "leave it out, or use sharding='zero1'"
+        )
     if model is None or is_lazy(model):
         return wrong
     return wrong + (_wrong_for_fsdp2(sharding, model) if isinstance(sharding, FSDP2) else _wrong_for_zero1(model))
@@ -78,7 +75,7 @@ def wrong_communication(value: Callable[[str], Any]) -> list[str]:
     if given == "every_step":
         return []
     name = type(given).__name__
-    wrong = []
+    wrong = _wrong_torch("communication")
     if value("sharding") != "none":
         wrong.append(
             f"communication={name}(...) and sharding exclude each other, because workers that train apart need the "
@@ -110,8 +107,10 @@ def require_store(store: Any, keeps_with_driver: bool) -> None:
     )
 
 
-def _has_fully_shard() -> bool:
-    return find_spec("torch.distributed.fsdp._fully_shard") is not None
+def _wrong_torch(param: str) -> list[str]:
+    if find_spec("torch.distributed.fsdp._fully_shard") is not None:
+        return []
+    return [f"{param} needs torch 2.6 or later, and this is {torch.__version__}: update torch"]
 
 
 def _wrong_for_fsdp2(config: FSDP2, model: nn.Module) -> list[str]:

@@ -9,10 +9,22 @@ import torch
 from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
 from torch.distributed.algorithms.model_averaging.utils import average_parameters
 
-from hvd_cluster.estimators.torch.communication import DiLoCo, LocalSGD
-from hvd_cluster.estimators.torch.fully_sharded import ReducedInBackward
-from hvd_cluster.estimators.torch.parts import SHARED_NAME
+from hvd_cluster.estimators.run.world import Collectives
+from hvd_cluster.estimators.torch.strategies.communication import DiLoCo, LocalSGD
+from hvd_cluster.estimators.torch.strategies.parts import SHARED_NAME
+from hvd_cluster.estimators.torch.strategies.ready_gradients import ReadyGradients
+from hvd_cluster.estimators.torch.strategies.strategy import Replicated
 from hvd_cluster.torch.wrapper import wrap
+
+
+class InRounds(Replicated):
+    """Each worker holds the whole model and trains it apart; its parameters become equal at the end of a round."""
+
+    def _distributed(self, base: torch.optim.Optimizer, model: torch.nn.Module, hvd: Collectives) -> Any:
+        return rounds_of(self._spec.communication, base, hvd.rank())
+
+    def equalize(self, optimizer: Any) -> None:
+        optimizer.rounds.end()
 
 
 class Rounds(PeriodicModelAverager):
@@ -82,7 +94,7 @@ class OuterRounds(Rounds):
         self._optimizer.load_state_dict({**self._optimizer.state_dict(), "state": entries})
 
 
-class TrainsApart(ReducedInBackward):
+class TrainsApart(ReadyGradients):
     """The methods of an optimizer whose steps use the gradients of this rank only."""
 
     rounds: Rounds

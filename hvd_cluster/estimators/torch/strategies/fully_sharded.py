@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,14 +17,27 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils._pytree import tree_map_only
 
 from hvd_cluster.estimators.run.world import Collectives
-from hvd_cluster.estimators.torch.fsdp2 import FSDP2
 from hvd_cluster.estimators.torch.initial_model import initial_model, share_weights
 from hvd_cluster.estimators.torch.made_model import MadeModel
 from hvd_cluster.estimators.torch.optimizer_state import OptimizerState
+from hvd_cluster.estimators.torch.precision import HALF_DTYPES
+from hvd_cluster.estimators.torch.strategies.fsdp2 import FSDP2
+from hvd_cluster.estimators.torch.strategies.ready_gradients import ReadyGradients
+from hvd_cluster.estimators.torch.strategies.strategy import Strategy
 from hvd_cluster.torch.functions import broadcast_parameters
-from hvd_cluster.torch.wrapper import Wrapper
+from hvd_cluster.torch.wrapper import wrap
 
-_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+class FullySharded(Strategy):
+    """Each worker holds its part of the parameters, and of what the optimizer knows about them."""
+
+    holds_all = False
+    casts = True
+
+    def begin(self, hvd: Collectives, device: torch.device) -> tuple[nn.Module, Any]:
+        spec = self._spec
+        model = sharded_model(spec.model, hvd, spec.sharding, device, spec.mixed_precision)
+        return model, wrap(sharded_optimizer(spec.optimizer, model), ReadyGradients)
 
 
 def sharded_model(
@@ -76,7 +88,9 @@ def shard(
     mesh = init_device_mesh(device.type, (torch.distributed.get_world_size(),))
     inner, outer = MixedPrecisionPolicy(), MixedPrecisionPolicy()
     if mixed_precision is not None:
-        make = functools.partial(MixedPrecisionPolicy, param_dtype=_DTYPES[mixed_precision], reduce_dtype=torch.float32)
+        make = functools.partial(
+            MixedPrecisionPolicy, param_dtype=HALF_DTYPES[mixed_precision], reduce_dtype=torch.float32
+        )
         inner, outer = make(), make(output_dtype=torch.float32)
     names = [name for name in config.wrapped(model) if name not in outer_names]
     if config.activation_checkpointing:
@@ -126,14 +140,3 @@ def whole(state: Any, keep: bool) -> Any:
         return found.cpu() if keep else torch.empty(0)
 
     return tree_map_only(DTensor, gathered, state)
-
-
-class ReducedInBackward(Wrapper):
-    """The methods of a DistributedOptimizer, where the backward pass has averaged the gradients."""
-
-    def synchronize(self) -> None:
-        """Gradients are ready."""
-
-    @contextlib.contextmanager
-    def skip_synchronize(self) -> Iterator[None]:
-        yield

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from hvd_cluster.estimators.torch.optimizer_state import holder
-from hvd_cluster.estimators.torch.shards import Shards
+from hvd_cluster.estimators.torch.strategies.shards import Shards
 
 #: The name of the state of an optimizer that all ranks share, or of rank 0's.
 SHARED_NAME = "optimizer"

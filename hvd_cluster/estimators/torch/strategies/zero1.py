@@ -8,6 +8,16 @@ from typing import Any
 import torch
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
+from hvd_cluster.estimators.run.world import Collectives
+from hvd_cluster.estimators.torch.strategies.strategy import Replicated
+
+
+class Zero1(Replicated):
+    """As :class:`Replicated`, with the optimizer's state divided among the workers."""
+
+    def _distributed(self, base: torch.optim.Optimizer, model: torch.nn.Module, hvd: Collectives) -> Any:
+        return super()._distributed(zero_optimizer(base), model, hvd)
+
 
 def zero_optimizer(base: torch.optim.Optimizer) -> Any:
     """A ZeroRedundancyOptimizer of the parameters, options and state of ``base``; every rank takes part."""

@@ -1,0 +1,1 @@
+"""``sharding=`` and ``communication=``: what each worker holds of a model, and when workers exchange updates."""

@@ -1,0 +1,64 @@
+"""How the workers of a fit hold and update one model: the interface, and the model that is whole on every worker."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import torch
+
+from hvd_cluster.estimators.run.world import Collectives
+from hvd_cluster.estimators.spec import TrainSpec
+from hvd_cluster.estimators.torch.initial_model import initial_model, share_weights
+
+
+class Strategy(ABC):
+    """How the workers of a fit hold and update one model.
+
+    Args:
+        spec: of the fit.
+    """
+
+    #: Whether each worker holds all parameters.
+    holds_all = True
+    #: Whether the modules cast to the dtype of ``mixed_precision`` themselves.
+    casts = False
+
+    def __init__(self, spec: TrainSpec) -> None:
+        self._spec = spec
+
+    @abstractmethod
+    def begin(self, hvd: Collectives, device: torch.device) -> tuple[torch.nn.Module, Any]:
+        """What this worker holds of the model, and an optimizer with the methods of a ``DistributedOptimizer``.
+
+        Every rank takes part.
+        """
+
+    def equalize(self, optimizer: Any) -> None:  # noqa: B027 - most are equal after each step
+        """Make the parameters that several workers hold equal; every rank takes part."""
+
+
+class Replicated(Strategy):
+    """Each worker holds the whole model, and the mean of the workers' gradients updates it in each step."""
+
+    def begin(self, hvd: Collectives, device: torch.device) -> tuple[torch.nn.Module, Any]:
+        from hvd_cluster.torch import broadcast_optimizer_state
+
+        model = initial_model(self._spec.model, hvd).to(device)
+        base = self._spec.optimizer.build(model)
+        share_weights(model, self._spec.model)
+        if base.state:  # the given optimizer has made steps; an empty state is equal on all ranks
+            broadcast_optimizer_state(base, root_rank=0)
+        return model, self._distributed(base, model, hvd)
+
+    def _distributed(self, base: torch.optim.Optimizer, model: torch.nn.Module, hvd: Collectives) -> Any:
+        """The optimizer that the workers step together; ``base`` has this worker's parameters."""
+        from hvd_cluster.torch import Compression, DistributedOptimizer
+
+        held = {id(parameter) for group in base.param_groups for parameter in group["params"]}
+        return DistributedOptimizer(
+            base,
+            named_parameters=[(name, one) for name, one in model.named_parameters() if id(one) in held],
+            compression=self._spec.gradient_compression or Compression.none,
+            backward_passes_per_step=self._spec.backward_passes_per_step,
+        )
