@@ -34,12 +34,13 @@ class CommonSchema:
         places = {field.name: index for index, field in enumerate(fields)}
         sources = dict.fromkeys(places, files[0])
         conflicts: dict[str, tuple[str, str, str]] = {}
-        # Most files have one of a few schemas.
-        seen = {schemas[0]: frozenset(schemas[0].names)}
-        for schema, file in zip(schemas[1:], files[1:], strict=True):
-            if schema in seen:
+        # Most files have one of a few schemas. pyarrow 14 cannot hash those with metadata, such as Spark's and pandas'.
+        keys = [schema.remove_metadata().serialize().to_pybytes() for schema in schemas]
+        seen = {keys[0]: schemas[0]}
+        for key, schema, file in zip(keys[1:], schemas[1:], files[1:], strict=True):
+            if key in seen:
                 continue
-            seen[schema] = frozenset(schema.names)
+            seen[key] = schema
             for field in schema:
                 if field.name not in places:
                     places[field.name] = len(fields)
@@ -54,10 +55,11 @@ class CommonSchema:
                 elif common != fields[index].type:
                     fields[index] = field.with_type(common)
         names = list(places)
-        missing = {schema: tuple(name for name in names if name not in had) for schema, had in seen.items()}
+        held = {key: frozenset(schema.names) for key, schema in seen.items()}
+        missing = {key: tuple(name for name in names if name not in own) for key, own in held.items()}
         metadata = schemas[0].metadata
-        lacking = tuple(missing[schema] for schema in schemas)
-        stored = [{field.name: field.type for field in schema} for schema in seen]
+        lacking = tuple(missing[key] for key in keys)
+        stored = [{field.name: field.type for field in schema} for schema in seen.values()]
         changed = {
             field.name: field.type for field in fields if any(types.get(field.name) != field.type for types in stored)
         }

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hvd_cluster.data.cache import source_of
+from hvd_cluster.data.files import page_checksums
 from hvd_cluster.data.files.filesystems import as_filesystem
 from hvd_cluster.data.files.retry import retried
 from hvd_cluster.data.filters import RowFilter, Statistics
@@ -86,7 +87,7 @@ class ParquetFragments(FragmentReader):
         with self.filesystem.open_input_file(path) as stream:
             footer = self._footers.get(path, lambda: parquet.read_metadata(stream))
             file = parquet.ParquetFile(
-                stream, metadata=footer, read_dictionary=list(texts), pre_buffer=True, page_checksum_verification=True
+                stream, metadata=footer, read_dictionary=list(texts), pre_buffer=True, **page_checksums.verified()
             )
             table = file.read_row_groups(indices, columns=list(names), use_threads=False)
             return table, [footer.row_group(index).num_rows for index in indices]
