@@ -21,6 +21,7 @@ NAMES = [
     "torch_backend",
     "tf_training_step",
     "monitor",
+    "slow_jobs",
     "two_hosts",
     "transports",
     "control_plane",

@@ -1,5 +1,6 @@
 """Rows that `TorchModel.transform` scores on a local Spark session, against an RDD map that calls the model row by row
-(as Horovod's does): the same rows and model, in turns; both count the rows that come out.
+(as Horovod's does) and against pyspark's `predict_batch_udf` with the same batch size: the same rows and model, in
+turns; all count the rows that come out.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 
 from benchmarks.measure import Table, row
+from benchmarks.report import Reports
 from benchmarks.spark_session import session
 from hvd_cluster.estimators import TorchModel
 
@@ -44,13 +46,42 @@ def by_rows(fitted: TorchModel, frame: Any) -> int:
     return int(frame.rdd.mapPartitions(score).count())
 
 
-def measure() -> Table:
+def by_batch_udf(fitted: TorchModel, frame: Any) -> int:
+    """What Spark offers for it: a UDF that gets NumPy arrays."""
+    from pyspark.ml.functions import predict_batch_udf
+    from pyspark.sql.types import ArrayType, FloatType
+
+    shared = frame.sparkSession.sparkContext.broadcast(fitted.getModel())
+
+    def make_predict() -> Callable[[Any], Any]:
+        net = shared.value
+
+        def predict(inputs: Any) -> Any:
+            with torch.no_grad():
+                return net(torch.from_numpy(inputs).float()).numpy()
+
+        return predict
+
+    score = predict_batch_udf(
+        make_predict,
+        return_type=ArrayType(FloatType()),
+        batch_size=fitted.getBatchSize(),
+        input_tensor_shapes=[[FEATURES]],
+    )
+    return int(frame.withColumn("c__output", score("x")).selectExpr("count(c__output)").first()[0])
+
+
+def measure() -> Reports:
     fitted = model()
     with session(2) as spark:
         numbers = ", ".join(f"randn({index})" for index in range(FEATURES))
         frame = spark.range(0, ROWS, 1, 2).selectExpr(f"array({numbers}) AS x").cache()
         frame.count()
-        contenders: dict[str, Callable[[TorchModel, Any], int]] = {"ours": by_batches, "peer": by_rows}
+        contenders: dict[str, Callable[[TorchModel, Any], int]] = {
+            "ours": by_batches,
+            "rows": by_rows,
+            "udf": by_batch_udf,
+        }
         times: dict[str, list[float]] = {name: [] for name in contenders}
         for turn in range(TURNS + 1):
             for name, contender in contenders.items():
@@ -58,4 +89,11 @@ def measure() -> Table:
                 assert contender(fitted, frame) == ROWS
                 if turn:  # the first turn starts Python workers and ships the model
                     times[name].append(time.perf_counter() - began_s)
-    return Table("transform", "RDD map", [row(f"{ROWS:,} rows of {FEATURES} numbers, 2 cores", times)])
+    work = f"{ROWS:,} rows of {FEATURES} numbers, 2 cores"
+    peers = {"rows": "RDD map", "udf": "predict_batch_udf"}
+    return Reports(
+        [
+            Table(f"transform and {peer}", peer, [row(work, {"ours": times["ours"], "peer": times[name]})])
+            for name, peer in peers.items()
+        ]
+    )
