@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from hvd_cluster.estimators.torch.model import TorchModel as TorchModel
     from hvd_cluster.estimators.torch.strategies.communication import DiLoCo as DiLoCo
     from hvd_cluster.estimators.torch.strategies.communication import LocalSGD as LocalSGD
+    from hvd_cluster.estimators.torch.strategies.communication import PowerSGD as PowerSGD
     from hvd_cluster.estimators.torch.strategies.fsdp2 import FSDP2 as FSDP2
 
 #: Public name -> the module that defines it. Loaded on first use: workers import this package and need no Spark.
@@ -46,6 +47,7 @@ _HOMES = {
     "LocalBackend": "backend",
     "LocalSGD": "torch.strategies.communication",
     "ModelFactory": "model_factory",
+    "PowerSGD": "torch.strategies.communication",
     "RayBackend": "ray.backend",
     "SparkBackend": "backend",
     "StopFit": "run.epochs",
@@ -65,6 +67,7 @@ __all__ = [
     "LocalBackend",
     "LocalSGD",
     "ModelFactory",
+    "PowerSGD",
     "RayBackend",
     "SparkBackend",
     "StopFit",

@@ -176,7 +176,7 @@ TORCH_ROWS = (
     Row(
         "communication",
         "every_step",
-        "when workers exchange what they learn: 'every_step', LocalSGD(...) or DiLoCo(...)",
+        "what workers exchange, and when: 'every_step', PowerSGD(...), LocalSGD(...), DiLoCo(...)",
         values.communication,
     ),
     Row("mixed_precision", None, "'bf16' or 'fp16' for the forward pass", values.one_of("bf16", "fp16")),

@@ -259,7 +259,7 @@ class TrainSpec(FitSpec):
     gradient_clip_value: float | None = None
     #: "bf16", "fp16" or None.
     mixed_precision: str | None = None
-    #: "every_step", or a LocalSGD or DiLoCo: workers train apart in rounds.
+    #: "every_step", a PowerSGD, or a LocalSGD or DiLoCo, with which workers train apart in rounds.
     communication: Any = "every_step"
     #: "balanced", or label -> weight of the rows that have it; None: all rows count alike.
     class_weights: Any = None

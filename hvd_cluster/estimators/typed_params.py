@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from hvd_cluster.data.store import Store
     from hvd_cluster.estimators.backend import Backend
     from hvd_cluster.estimators.run.early_stopping import EarlyStopping
-    from hvd_cluster.estimators.torch.strategies.communication import DiLoCo, LocalSGD
+    from hvd_cluster.estimators.torch.strategies.communication import DiLoCo, LocalSGD, PowerSGD
     from hvd_cluster.estimators.torch.strategies.fsdp2 import FSDP2
 
     class Index(Protocol):
@@ -98,7 +98,7 @@ class TorchEstimatorParams:
             gradient_clip_value: float | None = None,
             torch_backend: str | None = None,
             sharding: Literal["none", "zero1", "fsdp2"] | FSDP2 | None = "none",
-            communication: Literal["every_step"] | LocalSGD | DiLoCo | None = "every_step",
+            communication: Literal["every_step"] | PowerSGD | LocalSGD | DiLoCo | None = "every_step",
             mixed_precision: Literal["bf16", "fp16"] | None = None,
             class_weights: Literal["balanced"] | Mapping[float, float] | None = None,
             early_stopping: EarlyStopping | int | None = None,

@@ -189,11 +189,11 @@ def sharding(value: Any) -> Any:
 
 
 def communication(value: Any) -> Any:
-    """ "every_step", or a LocalSGD or DiLoCo."""
-    from hvd_cluster.estimators.torch.strategies.communication import DiLoCo, LocalSGD
+    """ "every_step", or a PowerSGD, LocalSGD or DiLoCo."""
+    from hvd_cluster.estimators.torch.strategies.communication import DiLoCo, LocalSGD, PowerSGD
 
-    if value != "every_step" and not isinstance(value, (LocalSGD, DiLoCo)):
-        raise ValueError("must be 'every_step', LocalSGD(...) or DiLoCo(...)")
+    if value != "every_step" and not isinstance(value, (PowerSGD, LocalSGD, DiLoCo)):
+        raise ValueError("must be 'every_step', PowerSGD(...), LocalSGD(...) or DiLoCo(...)")
     return value
 
 

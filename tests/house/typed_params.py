@@ -30,7 +30,7 @@ TYPES = {
     "anything": "Any",
     "arguments": "Mapping[str, Any]",
     "callables": "Sequence[Callback | Sequence[Callback]]",
-    "communication": "Literal['every_step'] | LocalSGD | DiLoCo",
+    "communication": "Literal['every_step'] | PowerSGD | LocalSGD | DiLoCo",
     "class_weights": "Literal['balanced'] | Mapping[float, float]",
     "column_names": "Columns",
     "flag": "bool",
@@ -71,7 +71,7 @@ if TYPE_CHECKING:
     from hvd_cluster.data.store import Store
     from hvd_cluster.estimators.backend import Backend
     from hvd_cluster.estimators.run.early_stopping import EarlyStopping
-    from hvd_cluster.estimators.torch.strategies.communication import DiLoCo, LocalSGD
+    from hvd_cluster.estimators.torch.strategies.communication import DiLoCo, LocalSGD, PowerSGD
     from hvd_cluster.estimators.torch.strategies.fsdp2 import FSDP2
 
     class Index(Protocol):

@@ -19,6 +19,7 @@ from hvd_cluster.estimators.torch.means import Means
 from hvd_cluster.estimators.torch.objective import Objective
 from hvd_cluster.estimators.torch.optimizer_state import scale_rates
 from hvd_cluster.estimators.torch.steps import Steps
+from hvd_cluster.estimators.torch.strategies.communication import PowerSGD
 from hvd_cluster.estimators.torch.strategies.strategy import Replicated, Strategy
 from hvd_cluster.estimators.torch.worker import Worker
 
@@ -59,6 +60,10 @@ def _train(spec: TrainSpec, hvd: Collectives) -> TrainResult:
 
 def _strategy(spec: TrainSpec) -> Strategy:
     """What ``sharding=`` and ``communication=`` choose."""
+    if isinstance(spec.communication, PowerSGD):
+        from hvd_cluster.estimators.torch.strategies.low_rank import LowRank
+
+        return LowRank(spec)
     if spec.communication != "every_step":
         from hvd_cluster.estimators.torch.strategies.rounds import InRounds
 

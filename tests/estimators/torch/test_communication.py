@@ -1,4 +1,4 @@
-"""Fits whose workers train apart in rounds."""
+"""Fits whose workers train apart in rounds, or exchange approximate gradients."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from hvd_cluster.errors import WorkerFailedError
-from hvd_cluster.estimators import DiLoCo, LocalBackend, LocalSGD, TorchEstimator
+from hvd_cluster.estimators import DiLoCo, LocalBackend, LocalSGD, PowerSGD, TorchEstimator
 from hvd_cluster.torch import Compression
 
 # The workers cannot import a test module.
@@ -107,7 +107,29 @@ def test_weights_are_equal_after_each_round_and_each_epoch_only(frame, two_worke
     assert model.getHistory()[1]["train"]["loss"] < model.getHistory()[0]["train"]["loss"]
 
 
-@pytest.mark.parametrize("communication", [LocalSGD(every=3), DiLoCo(every=3)])
+def test_gradients_are_complete_before_the_first_approximate_step(frame, two_workers):
+    assert_same(fit(frame, two_workers, PowerSGD(start_step=1000)), fit(frame, two_workers, "every_step"))
+
+
+def test_an_approximation_of_full_rank_is_exact(frame, two_workers):
+    full = PowerSGD(rank=8, start_step=2, min_compression_rate=0.01)
+    assert_same(fit(frame, two_workers, full, sgd(0.05)), fit(frame, two_workers, "every_step", sgd(0.05)), atol=1e-5)
+
+
+def test_what_an_approximation_leaves_out_is_sent_later(frame, two_workers):
+    """One of rank 1 alone would leave the other directions of the first layer as they are."""
+    params = {"epochs": 12, "gradient_clip_norm": 5.0, "backward_passes_per_step": 2}
+    approximate = fit(frame, two_workers, PowerSGD(rank=1, start_step=2, min_compression_rate=1), sgd(0.05), **params)
+    exact = fit(frame, two_workers, "every_step", sgd(0.05), **params)
+    first, last = (exact.getHistory()[index]["train"]["loss"] for index in (0, -1))
+    assert approximate.getHistory()[-1]["train"]["loss"] == pytest.approx(last, abs=0.1 * (first - last))
+    assert not torch.equal(*(model.getModel().state_dict()["0.weight"] for model in (approximate, exact)))
+
+
+LOW_RANK = PowerSGD(rank=1, start_step=2, min_compression_rate=1)
+
+
+@pytest.mark.parametrize("communication", [LocalSGD(every=3), DiLoCo(every=3), LOW_RANK])
 def test_a_run_that_was_interrupted_ends_with_the_same_weights(frame, two_workers, tmp_path, communication):
     """Adam's state differs between the ranks."""
 
@@ -127,10 +149,11 @@ def test_a_run_that_was_interrupted_ends_with_the_same_weights(frame, two_worker
     assert_same(continued, undisturbed, atol=0)
 
 
-def test_another_number_of_workers_continues(frame, two_workers, three_workers, tmp_path):
+@pytest.mark.parametrize("communication", [DiLoCo(every=3), LOW_RANK])
+def test_another_number_of_workers_continues(frame, two_workers, three_workers, tmp_path, communication):
     params = {"store": str(tmp_path), "run_id": "r"}
-    fit(frame, two_workers, DiLoCo(every=3), epochs=1, **params)
-    model = fit(frame, three_workers, DiLoCo(every=3), epochs=4, **params)
+    fit(frame, two_workers, communication, epochs=1, **params)
+    model = fit(frame, three_workers, communication, epochs=4, **params)
     losses = [record["train"]["loss"] for record in model.getHistory()]
     assert len(losses) == 4
     assert losses[-1] < losses[0]
@@ -157,7 +180,13 @@ def test_wrong_combinations_are_refused_before_rows_are_written(frame, tmp_path,
         (lambda: LocalSGD(every=1), "every=1: it must be at least 2"),
         (lambda: DiLoCo(outer_lr=0.0), "outer_lr=0.0: it must be above 0"),
         (lambda: DiLoCo(outer_momentum=1.0), "it must be at least 0 and below 1"),
-        (lambda: TorchEstimator(communication="sometimes"), r"must be 'every_step', LocalSGD\(...\) or DiLoCo"),
+        (lambda: PowerSGD(rank=0), "rank=0: it must be at least 1"),
+        (lambda: PowerSGD(start_step=1), "start_step=1: it must be at least 2"),
+        (lambda: PowerSGD(min_compression_rate=0), "min_compression_rate=0: it must be above 0"),
+        (
+            lambda: TorchEstimator(communication="sometimes"),
+            r"must be 'every_step', PowerSGD\(...\), LocalSGD\(...\) or",
+        ),
     ],
 )
 def test_wrong_values_are_refused(make, text):

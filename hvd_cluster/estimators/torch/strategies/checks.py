@@ -78,15 +78,16 @@ def wrong_communication(value: Callable[[str], Any]) -> list[str]:
     wrong = _wrong_torch("communication")
     if value("sharding") != "none":
         wrong.append(
-            f"communication={name}(...) and sharding exclude each other, because workers that train apart need the "
-            "whole model: leave one of the two out"
+            f"communication={name}(...) and sharding exclude each other, because such workers need the whole model: "
+            "leave one of the two out"
         )
     if value("gradient_compression") is not None:
-        wrong.append(f"gradient_compression has no effect with communication={name}(...), which sends no gradients")
-    if value("mixed_precision") == "fp16":  # a skipped step would make the rounds of the ranks differ
+        wrong.append(f"gradient_compression has no effect with communication={name}(...): leave it out")
+    if value("mixed_precision") == "fp16":
+        # The rounds of the ranks would differ after a skipped step; an overflow would stay in PowerSGD's error.
         wrong.append(
-            f"mixed_precision='fp16' skips steps of single workers, which communication={name}(...) does not allow: "
-            "use 'bf16'"
+            f"mixed_precision='fp16' skips steps whose gradients overflow, which communication={name}(...) does not "
+            "allow: use 'bf16'"
         )
     if value("torch_backend") not in (None, "hvd"):
         wrong.append(f"communication={name}(...) needs torch_backend='hvd': leave torch_backend out")

@@ -49,3 +49,31 @@ class DiLoCo:
             raise ValueError(f"DiLoCo with outer_lr={self.outer_lr}: it must be above 0")
         if not 0 <= self.outer_momentum < 1:
             raise ValueError(f"DiLoCo with outer_momentum={self.outer_momentum}: it must be at least 0 and below 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PowerSGD:
+    """``communication=PowerSGD(...)``: each step sends the gradients of matrices as products of two thin matrices.
+
+    What the approximation leaves out is added to the gradient of the next step. A parameter without a gradient counts
+    as one whose gradient is zero. T. Vogels et al., "PowerSGD: Practical Low-Rank Gradient Compression for Distributed
+    Optimization", arXiv:1905.13727.
+
+    Raises:
+        ValueError: a value is out of range.
+    """
+
+    #: Rank of the approximation.
+    rank: int = 1
+    #: Steps at the beginning of a run that send complete gradients.
+    start_step: int = 1000
+    #: A gradient is sent whole unless the two matrices have fewer numbers by this factor.
+    min_compression_rate: float = 2.0
+
+    def __post_init__(self) -> None:
+        if self.rank < 1:
+            raise ValueError(f"PowerSGD with rank={self.rank}: it must be at least 1")
+        if self.start_step < 2:
+            raise ValueError(f"PowerSGD with start_step={self.start_step}: it must be at least 2")
+        if self.min_compression_rate <= 0:
+            raise ValueError(f"PowerSGD with min_compression_rate={self.min_compression_rate}: it must be above 0")

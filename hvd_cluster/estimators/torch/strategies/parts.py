@@ -30,8 +30,8 @@ def tensors_of(model: Mapping[str, Any], optimizer: Any) -> dict[str, torch.Tens
     for index, entry in _entries(optimizer).items():
         name = f"{_own_name(optimizer)}.{index}"
         found |= {f"{name}.{key}": one for key, one in entry.items() if isinstance(one, torch.Tensor)}
-    rounds = getattr(optimizer, "rounds", None)
-    return found if rounds is None else found | {f"rounds.{key}": one for key, one in rounds.state().items()}
+    exchange = getattr(optimizer, "exchange", None)
+    return found if exchange is None else found | {f"exchange.{key}": one for key, one in exchange.state().items()}
 
 
 def _own_name(optimizer: Any) -> str:
@@ -89,7 +89,8 @@ def load(
         {name for name, one in targets.items() if shapes[name][0] != one.shape},
     )
     entries: dict[int, dict[str, Any]] = {}
-    rounds: dict[str, torch.Tensor] = {}
+    exchange = getattr(optimizer, "exchange", None)
+    exchanged: dict[str, torch.Tensor] = {}
     if optimizer is not None:
         parameters = _parameters(optimizer)
         own = _own_positions(optimizer)
@@ -107,8 +108,8 @@ def load(
             index, _, key = place.partition(".")
             if kind == own_name and int(index) in own:
                 entries.setdefault(int(index), {})[key] = targets[name] = _like(parameters[int(index)], shape)
-            elif kind == "rounds" and hasattr(optimizer, "rounds"):
-                rounds[place] = targets[name] = torch.zeros(shape[0], dtype=shape[1])
+            elif kind == "exchange" and exchange is not None and exchange.needs(place):
+                exchanged[place] = targets[name] = torch.zeros(shape[0], dtype=shape[1])
     shards.read(targets, alone=alone)
     model.load_state_dict(others, strict=False)
     if optimizer is not None:
@@ -118,8 +119,8 @@ def load(
         optimizer.load_state_dict({"state": entries, "param_groups": optimizer_rest["param_groups"]})
         if holder(optimizer) is not optimizer:
             optimizer.state.clear()  # ZeRO has copied it
-        if hasattr(optimizer, "rounds"):
-            optimizer.rounds.load(rounds)
+        if exchange is not None:
+            exchange.load(exchanged)
 
 
 def _require(condition: bool, text: str, names: Iterable[str]) -> None:

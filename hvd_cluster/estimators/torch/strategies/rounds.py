@@ -11,6 +11,7 @@ from torch.distributed.algorithms.model_averaging.utils import average_parameter
 
 from hvd_cluster.estimators.run.world import Collectives
 from hvd_cluster.estimators.torch.strategies.communication import DiLoCo, LocalSGD
+from hvd_cluster.estimators.torch.strategies.exchange import Exchange
 from hvd_cluster.estimators.torch.strategies.parts import SHARED_NAME
 from hvd_cluster.estimators.torch.strategies.ready_gradients import ReadyGradients
 from hvd_cluster.estimators.torch.strategies.strategy import Replicated
@@ -24,10 +25,10 @@ class InRounds(Replicated):
         return rounds_of(self._spec.communication, base, hvd.rank())
 
     def equalize(self, optimizer: Any) -> None:
-        optimizer.rounds.end()
+        optimizer.exchange.end()
 
 
-class Rounds(PeriodicModelAverager):
+class Rounds(PeriodicModelAverager, Exchange):
     """Averages the parameters of all ranks at the end of each round.
 
     Args:
@@ -53,13 +54,6 @@ class Rounds(PeriodicModelAverager):
 
     def _exchange(self) -> None:
         average_parameters(iter(self._parameters), self.process_group)
-
-    def state(self) -> dict[str, torch.Tensor]:
-        """What the next rounds depend on, in addition to the parameters: equal on all ranks."""
-        return {}
-
-    def load(self, state: dict[str, torch.Tensor]) -> None:
-        """Continue from :meth:`state`, with the parameters that the model has now."""
 
 
 class OuterRounds(Rounds):
@@ -97,13 +91,13 @@ class OuterRounds(Rounds):
 class TrainsApart(ReadyGradients):
     """The methods of an optimizer whose steps use the gradients of this rank only."""
 
-    rounds: Rounds
+    exchange: Rounds
     #: The name of its state in a checkpoint; see :mod:`.parts`.
     state_name: str
 
     def step(self, closure: Any = None) -> Any:
         loss = super().step(closure)
-        self.rounds.average_parameters()
+        self.exchange.average_parameters()
         return loss
 
 
@@ -112,5 +106,5 @@ def rounds_of(config: LocalSGD | DiLoCo, base: torch.optim.Optimizer, rank: int)
     trained = [one for group in base.param_groups for one in group["params"] if one.requires_grad]
     optimizer = wrap(base, TrainsApart)
     optimizer.state_name = f"{SHARED_NAME}-{rank}" if rank else SHARED_NAME
-    optimizer.rounds = OuterRounds(config, trained) if isinstance(config, DiLoCo) else Rounds(config.every, trained)
+    optimizer.exchange = OuterRounds(config, trained) if isinstance(config, DiLoCo) else Rounds(config.every, trained)
     return optimizer
