@@ -23,6 +23,7 @@ NAMES = [
     "monitor",
     "slow_jobs",
     "two_hosts",
+    "slow_link",
     "transports",
     "control_plane",
     "scaling_model",
