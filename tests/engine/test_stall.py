@@ -97,6 +97,32 @@ def test_after_the_second_time_the_job_ends_with_the_same_text() -> None:
         local.run(fn, num_proc=2, env={**ENV, "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "2"}, stderr=io.StringIO())
 
 
+#: For ten minutes: LONG_STEPS=30 pytest -m slow FILE
+LONG_STEPS = int(os.environ.get("LONG_STEPS", "4"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(LONG_STEPS * 25 + 60)
+def test_steps_of_20_s_cause_no_alarm_with_default_knobs() -> None:
+    """Whether all ranks need the time or one, and whether it releases the interpreter lock or not."""
+
+    def fn(steps: int) -> None:
+        import ctypes
+
+        import hvd_cluster.torch as hvd
+
+        hvd.init()
+        for step in range(steps):
+            if step % 3 == 0 or hvd.rank() == step % 2:
+                (time.sleep if step % 4 < 2 else ctypes.PyDLL(None).sleep)(20)
+            hvd.allreduce(torch.ones(1), name="gradient")
+        hvd.shutdown()
+
+    errors = io.StringIO()
+    local.run(fn, (LONG_STEPS,), num_proc=2, env={"OMP_NUM_THREADS": "1"}, stderr=errors)
+    assert errors.getvalue() == ""
+
+
 @pytest.mark.slow
 def test_it_can_be_switched_off() -> None:
     def fn() -> None:
