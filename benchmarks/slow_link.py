@@ -131,7 +131,7 @@ def measure() -> Report:
         return Report(title, ["not run"], [(reason,)])
     env = {"OMP_NUM_THREADS": "1"}
     with Hosts(2, rate_mbit=RATE_MBIT) as hosts:
-        times, parameters = hosts.run(timed, ranks=[1, 1], env=env)[0]
+        times, parameters = hosts.run(timed, ranks=[1, 1], env={**env, "GLOO_SOCKET_IFNAME": "eth0"})[0]
     mine, theirs = local.run(learned, num_proc=2, env=env)[0]
     found = row("", times)
     rows = [
