@@ -1,4 +1,4 @@
-"""Which params ``sharding=`` excludes, checked in the driver."""
+"""Which params ``sharding=`` and ``communication=`` exclude, checked in the driver."""
 
 from __future__ import annotations
 
