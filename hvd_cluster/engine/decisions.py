@@ -115,7 +115,7 @@ class DecisionRunner:
             self._change_process_sets(bucket.requests[0][0], first)
             return
         # The set may have been removed: at a leader, its removal can enter the log before earlier reports.
-        if self._rank not in ranks_of(self._process_sets, process_set_id):
+        if process_set_id and self._rank not in ranks_of(self._process_sets, process_set_id):
             return
         self._launched_work.latest = keys = [key for key, _ in bucket.requests]
         mine = self._submissions.begin(keys)
@@ -128,10 +128,12 @@ class DecisionRunner:
         now_s = time.monotonic()
         for request in self._deciding:
             request.handle.decided_s = now_s
-        requests = [
-            request if request is not None else neutral_for(key, signature, self._join_device)
-            for request, (key, signature) in zip(mine, bucket.requests, strict=True)
-        ]
+        requests = self._deciding
+        if len(requests) < len(mine):
+            requests = [
+                request if request is not None else neutral_for(key, signature, self._join_device)
+                for request, (key, signature) in zip(mine, bucket.requests, strict=True)
+            ]
         if self._recorder.enabled:
             for request in requests:
                 for name in request.tensor_names:

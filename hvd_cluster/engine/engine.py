@@ -103,14 +103,8 @@ class Engine:
             ValueError: a request of this name is pending, or this rank is not in the process set.
             HorovodInternalError: the world has ended.
         """
-        members = ranks_of(self.process_sets, request.process_set_id)
-        if not members:
-            raise ValueError("Process set does not exist or has not been registered.")
-        if request.process_set_id and self._rank not in members:
-            raise ValueError(
-                f"{request.signature.kind.value.capitalize()}: Rank {self._rank} is not a member of the provided "
-                "process set."
-            )
+        if request.process_set_id:
+            self._check_membership(request)
         if self._alone is not None:
             if request.is_unnamed:
                 request.name += f".{self.next_number(request.process_set_id, request.name)}"
@@ -121,6 +115,16 @@ class Engine:
             if request.is_ordered and not is_waited_for:
                 self.expedite()
         return request.handle
+
+    def _check_membership(self, request: Request) -> None:
+        members = ranks_of(self.process_sets, request.process_set_id)
+        if not members:
+            raise ValueError("Process set does not exist or has not been registered.")
+        if self._rank not in members:
+            raise ValueError(
+                f"{request.signature.kind.value.capitalize()}: Rank {self._rank} is not a member of the provided "
+                "process set."
+            )
 
     def expedite(self) -> None:
         """Have the engine's thread negotiate what was submitted, now and not after the cycle time."""

@@ -214,8 +214,10 @@ class Loop:
         """When there is something to do even if the poll reports nothing, or None."""
         shutdown_s = None if self._closing_since_s is None else self._closing_since_s + SHUTDOWN_TIMEOUT_S
         retry_s = time.monotonic() + _RETRY_S if self._agreement.is_blocked else None
-        times = (self._timeline.next_flush_s, self._stall.next_check_s(), self.steps.next_s(), shutdown_s, retry_s)
-        earliest_s = min(time_s for time_s in (*times, self._submissions.expires_s) if time_s is not None)
+        earliest_s = self._submissions.expires_s
+        for time_s in (self._timeline.next_flush_s, self._stall.next_check_s(), self.steps.next_s, shutdown_s, retry_s):
+            if time_s is not None and time_s < earliest_s:
+                earliest_s = time_s
         return None if earliest_s == math.inf else earliest_s
 
     def handle_events(self, events: list[tuple[int, int]]) -> None:

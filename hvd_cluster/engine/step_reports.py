@@ -86,6 +86,7 @@ class StepReports:
                 self.job = JobMonitor(world.hosts)
                 self._output = MonitorOutput(self.job, settings)
 
+    @property
     def next_s(self) -> float | None:
         """When :meth:`tick` has something to do, or None."""
         return min(self._next_sample_s, self._next_report_s) if self._is_on else None

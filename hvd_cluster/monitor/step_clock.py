@@ -153,10 +153,13 @@ class StepClock:
         if not self._trains_here():
             return
         now_s = time.monotonic()
-        begun_s = max(begun_s, self._since_s)
-        decided_s = max(decided_s, begun_s) if decided_s else now_s
-        self._add(self._current, begun_s)
-        self._add(LATE, decided_s)
+        # An operation that was decided before this thread waited for it has not waited for late ranks.
+        if begun_s > self._since_s:
+            self._add(self._current, begun_s)
+        if not decided_s:
+            decided_s = now_s
+        if decided_s > self._since_s:
+            self._add(LATE, decided_s)
         self._add(TRANSFER, now_s)
 
     def note_data(self, until_s: float) -> None:
@@ -207,7 +210,8 @@ class StepClock:
 
     def _add(self, activity: int, until_s: float) -> None:
         """The time since the last call was ``activity``."""
-        self._times[activity] += max(0.0, until_s - self._since_s)
+        if until_s > self._since_s:
+            self._times[activity] += until_s - self._since_s
         observer = self.observer
         if observer is not None and activity != _BETWEEN_STEPS:
             observer.note_activity(activity, self._since_s, until_s)

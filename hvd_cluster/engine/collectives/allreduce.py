@@ -108,9 +108,10 @@ def reduce_inline(requests: list[Request], transport: Transport) -> list[list[to
         return None
     results = [request.outputs or [torch.empty_like(tensor) for tensor in request.inputs] for request in requests]
     inputs = [tensor for request in requests for tensor in request.inputs]
-    part = _Part(inputs, [tensor for result in results for tensor in result], [], signature)
-    if any(tensor.dtype != part.dtype for tensor in part.inputs):
+    dtype = inputs[0].dtype
+    if any(tensor.dtype != dtype for tensor in inputs):
         return None
+    part = _Part(inputs, [tensor for result in results for tensor in result], [], signature)
     return None if part.begin_directly(transport, part.bucketing(transport)) is None else results
 
 

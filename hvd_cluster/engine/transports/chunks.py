@@ -220,17 +220,18 @@ def chunks_of(inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], c
     for tensor, output in zip(inputs, outputs, strict=True):
         source = flat(tensor)
         target = source if output is tensor else flat(output)
-        if source.numel() > capacity:
+        num_elements = source.numel()
+        if num_elements > capacity:
             pieces = zip(source.split(capacity), target.split(capacity), strict=True)
             chunks += [Chunk([piece], [place], piece.numel()) for piece, place in pieces]
             continue
-        if filled + source.numel() > capacity:
+        if filled + num_elements > capacity:
             chunks.append(Chunk(sources, targets, filled))
             sources, targets, filled = [], [], 0
-        if source.numel():
+        if num_elements:
             sources.append(source)
             targets.append(target)
-            filled += source.numel()
+            filled += num_elements
     if sources:
         chunks.append(Chunk(sources, targets, filled))
     return chunks
