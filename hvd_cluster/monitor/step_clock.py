@@ -153,7 +153,7 @@ class StepClock:
         if not self._trains_here():
             return
         now_s = time.monotonic()
-        # An operation that was decided before this thread waited for it has not waited for late ranks.
+        # No rank was late if the operation was decided before this thread waited for it.
         if begun_s > self._since_s:
             self._add(self._current, begun_s)
         if not decided_s:

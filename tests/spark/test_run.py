@@ -282,14 +282,13 @@ def test_killing_one_worker_during_a_collective_ends_the_others_and_the_run(spar
             if summed[0] != 2:
                 raise ValueError("a wrong sum")
 
-    shared = set(Path("/dev/shm").iterdir())
+    # Whether any shared memory is left, tests/plugins/leaks.py checks: it knows that of other jobs.
     with pytest.raises(WorkerFailedError, match=r"Rank 1 .* was killed by signal 9") as raised:
         hvd_cluster.spark.run(train, num_proc=2)
     assert (raised.value.rank, raised.value.exit_code) == (1, -9)
     killed, heard = (float((tmp_path / name).read_text()) for name in ("killed", "raised"))
     assert heard - killed < SURVIVORS_RAISE_S
     assert time.time() - killed < 3 * SURVIVORS_RAISE_S
-    assert set(Path("/dev/shm").iterdir()) <= shared
 
 
 def test_a_lost_task_is_named_with_its_rank_and_host(spark: Any) -> None:
