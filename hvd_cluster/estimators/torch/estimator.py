@@ -90,7 +90,8 @@ class TorchEstimator(TorchEstimatorParams, ModuleEstimator):
                 )
         if not all(callable(callback) for callback in value("callbacks") or []):
             wrong.append("callbacks: must be a list of functions (record, model)")
-        return wrong + self._count_mistakes() + self._sharding_mistakes() + wrong_communication(value)
+        wrong += self._count_mistakes() + self._sharding_mistakes()
+        return wrong + wrong_communication(value, self._known_module())
 
     def _train_spec(self, trial: TrialRows, store: Store, run_id: str) -> TrainSpec:
         value, dataset = self._value, trial.dataset

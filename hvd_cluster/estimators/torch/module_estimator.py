@@ -139,7 +139,10 @@ class ModuleEstimator(DistributedEstimator):
         return []
 
     def _sharding_mistakes(self) -> list[str]:
-        return wrong_sharding(self._value, self._given_module() if self._has_model else None)
+        return wrong_sharding(self._value, self._known_module())
+
+    def _known_module(self) -> torch.nn.Module | None:
+        return self._given_module() if self._has_model else None
 
     def _objective_mistakes(self) -> list[str]:
         """Mistakes in optimizer, loss and metrics."""

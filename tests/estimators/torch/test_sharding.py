@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from hvd_cluster.data.store import Store
-from hvd_cluster.estimators import FSDP2, LocalBackend, TorchEstimator
+from hvd_cluster.estimators import FSDP2, LocalBackend, PowerSGD, TorchEstimator
 from hvd_cluster.torch import Compression
 
 
@@ -50,6 +50,7 @@ def mixed():
         ({"sharding": "zero1", "torch_backend": "gloo"}, "sharding needs torch_backend='hvd', and .* leave it out"),
         ({"sharding": "fsdp2", "gradient_compression": Compression.fp16}, "gradient_compression .*'zero1'"),
         ({"sharding": "fsdp2", "net": Words()}, "make table with sparse=False"),
+        ({"communication": PowerSGD(), "net": Words()}, r"PowerSGD\(...\) .* make table with sparse=False"),
         ({"sharding": FSDP2(wrap="Block")}, "names Block, and the model has Linear"),
         ({"sharding": FSDP2(activation_checkpointing=True)}, "a min_num_params below 1000000"),
         ({"sharding": "zero1", "net": mixed()}, "one dtype, and the model has float32, float64"),

@@ -11,6 +11,7 @@ from torch import nn
 
 from hvd_cluster.data.store import Store
 from hvd_cluster.estimators.torch.made_model import is_lazy
+from hvd_cluster.estimators.torch.strategies.communication import PowerSGD
 from hvd_cluster.estimators.torch.strategies.fsdp2 import CONTAINERS, FSDP2
 
 
@@ -69,8 +70,8 @@ def called_modules(module: nn.Module) -> list[str]:
     return found
 
 
-def wrong_communication(value: Callable[[str], Any]) -> list[str]:
-    """Mistakes in the params of an estimator with ``communication=``; ``value`` returns a param by its name."""
+def wrong_communication(value: Callable[[str], Any], model: nn.Module | None) -> list[str]:
+    """Mistakes in the params of an estimator with ``communication=``; the arguments are :func:`wrong_sharding`'s."""
     given = value("communication")
     if given == "every_step":
         return []
@@ -91,6 +92,8 @@ def wrong_communication(value: Callable[[str], Any]) -> list[str]:
         )
     if value("torch_backend") not in (None, "hvd"):
         wrong.append(f"communication={name}(...) needs torch_backend='hvd': leave torch_backend out")
+    if isinstance(given, PowerSGD) and model is not None:
+        wrong += _wrong_for_sparse(f"communication={name}(...)", model)
     return wrong
 
 
@@ -117,11 +120,7 @@ def _wrong_torch(param: str) -> list[str]:
 def _wrong_for_fsdp2(config: FSDP2, model: nn.Module) -> list[str]:
     if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
         return ["sharding='fsdp2' does not work with TorchScript: give the module that was scripted"]
-    wrong = [
-        f"sharding='fsdp2' does not work with sparse gradients: make {name or 'the model'} with sparse=False"
-        for name, module in model.named_modules()
-        if getattr(module, "sparse", False) is True and isinstance(module, (nn.Embedding, nn.EmbeddingBag))
-    ]
+    wrong = _wrong_for_sparse("sharding='fsdp2'", model)
     try:
         names = config.wrapped(model)
     except ValueError as error:
@@ -132,6 +131,14 @@ def _wrong_for_fsdp2(config: FSDP2, model: nn.Module) -> list[str]:
             f"FSDP2(wrap=...), or a min_num_params below {config.min_num_params}"
         )
     return wrong
+
+
+def _wrong_for_sparse(param: str, model: nn.Module) -> list[str]:
+    return [
+        f"{param} does not work with sparse gradients: make {name or 'the model'} with sparse=False"
+        for name, module in model.named_modules()
+        if getattr(module, "sparse", False) is True and isinstance(module, (nn.Embedding, nn.EmbeddingBag))
+    ]
 
 
 def _wrong_for_zero1(model: nn.Module) -> list[str]:
