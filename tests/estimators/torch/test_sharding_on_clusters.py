@@ -1,4 +1,4 @@
-"""Fits whose workers hold parts of the model: on Spark, on Ray and with a store on S3, against fits without sharding."""
+"""Fits whose workers hold parts of the model, on Spark, on Ray and with a store on S3, against fits without it."""
 
 from __future__ import annotations
 
