@@ -8,7 +8,7 @@ PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(PY) -m pytest
 SPARK_KINDS := local local-cluster connect standalone
 # Only the files that have Spark tests: to collect the whole suite costs each kind ten seconds more.
 SPARK_FILES = $$(grep -rl --include='test_*.py' 'mark\.spark' tests)
-MATRIX := petastorm pyfunc spark35 spark40 ray240 serve tf216 mxnet oldest py310 py312 py313
+MATRIX := petastorm pyfunc spark35 spark40 ray240 serve tf216 mxnet oldest py310 py312 py313 py314
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test .lane-1 .lane-2 test-fast test-slow test-matrix notebooks docs bench check wheel clean $(MATRIX:%=matrix-%)
@@ -124,6 +124,12 @@ $(filter matrix-py3%,$(MATRIX:%=matrix-%)): matrix-%: $(READY) .venv-%/.ready
 	@$(PY) -m build --wheel --no-isolation --outdir .venv-$*/dist . >/dev/null
 	@.venv-$*/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --force-reinstall .venv-$*/dist/*.whl
 	@.venv-$*/bin/pytest $(TORCHLESS)
+
+# Debian 12 has no Python 3.14: if there is none on the PATH, it comes from a later release of Debian.
+.venv-py314/.ready: export PATH := $(PATH):$(CURDIR)/.venv-debian-python/usr/bin
+.venv-py314/.ready: | .venv-debian-python
+.venv-debian-python:
+	@python3.14 -c "" 2>/dev/null || tests/matrix/debian_python.sh 3.14 forky $@ || { rm -rf $@; exit 1; }
 
 .venv-%/.ready: tests/matrix/%.txt
 	@for python in $$(sed -n 's/^# python: //p' $<); do \

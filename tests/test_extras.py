@@ -208,3 +208,39 @@ def test_pip_resolves_an_extra_under_the_pins(extra: str, tmp_path: Path) -> Non
     assert "does not provide the extra" not in done.stderr
     names = {canonicalize_name(each["metadata"]["name"]) for each in json.loads(report.read_text())["install"]}
     assert {canonicalize_name(Requirement(text).name) for text in EXTRAS[extra]} <= names
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_pip_resolves_the_core_and_all_extras_for_python_3_14(tmp_path: Path) -> None:
+    """From wheels, without our pins, which are those of 3.11. Of pyspark, which has no wheel, what [connect] brings."""
+    wanted: list[str] = []
+    waiting = [*PROJECT["dependencies"], *EXTRAS["all"]]
+    while waiting:
+        requirement = Requirement(waiting.pop())
+        if requirement.marker is not None and not requirement.marker.evaluate({"python_version": "3.14"}):
+            continue
+        if canonicalize_name(requirement.name) == "hvd-cluster":
+            waiting += [text for extra in requirement.extras for text in EXTRAS[extra]]
+        elif requirement.name == "pyspark":
+            wanted += ["grpcio", "grpcio-status", "googleapis-common-protos", "py4j"]
+        else:
+            wanted.append(str(requirement))
+    assert not any("tensorflow" in text for text in wanted)
+    report = tmp_path / "report.json"
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--dry-run",
+        "--ignore-installed",
+        "--report",
+        str(report),
+    ]
+    pip += ["--python-version", "3.14", "--only-binary=:all:", "--target", str(tmp_path), *dict.fromkeys(wanted)]
+    done = subprocess.run(pip, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    names = {canonicalize_name(each["metadata"]["name"]) for each in json.loads(report.read_text())["install"]}
+    assert {"torch", "ray", "pyarrow", "keras", "lightning"} <= names

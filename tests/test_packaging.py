@@ -69,7 +69,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
     assert not any(name.endswith((".so", ".pyd", ".c")) for name in names)
     assert {"hvd_cluster/py.typed", "hvd_cluster/compat/shim/horovod-0.28.1.dist-info/METADATA"} <= names
     assert f"hvd_cluster-{__version__}.dist-info/licenses/LICENSE" in names
-    assert metadata["Requires-Python"] == "<3.14,>=3.10"
+    assert metadata["Requires-Python"] == "<3.15,>=3.10"
     assert {"spark", "ray", "tensorflow", "lightning", "all"} <= set(metadata.get_all("Provides-Extra"))
     assert "hvdrun = " in scripts
     assert "horovodrun = " in scripts
