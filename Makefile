@@ -11,7 +11,7 @@ SPARK_FILES = $$(grep -rl --include='test_*.py' 'mark\.spark' tests)
 MATRIX := petastorm pyfunc spark35 spark40 ray240 serve tf216 mxnet oldest py310 py312 py313 py314
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test .lane-1 .lane-2 test-fast test-slow test-matrix notebooks docs bench check wheel clean $(MATRIX:%=matrix-%)
+.PHONY: help demo test .lane-1 .lane-2 test-fast test-slow test-matrix notebooks docs bench check wheel dist clean $(MATRIX:%=matrix-%)
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -61,7 +61,23 @@ check: $(READY) ## ruff, mypy (strict), the import layers, and tests/house: cycl
 	@$(PYTEST) -q tests/house
 
 wheel: $(READY) ## dist/hvd_cluster-*.whl, for any platform
+	@rm -rf build
 	@$(PY) -m pip wheel --quiet --no-deps --wheel-dir dist .
+	@ls dist
+
+# The same commit gives the same wheel and SBOM. In CI, TAG is the tag that is released.
+.venv-release/.ready: constraints.txt
+dist: export SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct)
+dist: .venv-release/.ready ## a release in dist/: the wheel, the source archive, and an SBOM of the declared dependencies
+	@rm -rf build dist *.egg-info
+	@.venv-release/bin/python -m build --no-isolation --outdir dist . >.venv-release/log 2>&1 || { cat .venv-release/log; exit 1; }
+	@.venv-release/bin/twine check --strict dist/*
+	@version=$$(sed -n 's/^Version: //p' *.egg-info/PKG-INFO); \
+	[ "$${TAG:-v$$version}" = "v$$version" ] || { echo "The tag is $$TAG, and hvd_cluster/version.py has $$version"; exit 1; }; \
+	sed "s/^dynamic = .*/version = \"$$version\"/" pyproject.toml >.venv-release/pyproject.toml; \
+	awk '/^\[/ { skip = /^\[(dev|docs)/ } /^[a-z]/ && !/^hvd-cluster/ && !skip' *.egg-info/requires.txt | sort -u | \
+	.venv-release/bin/cyclonedx-py requirements --pyproject .venv-release/pyproject.toml --mc-type library --output-reproducible \
+		-o dist/hvd_cluster-$$version.cdx.json - 2>.venv-release/log || { cat .venv-release/log; exit 1; }
 	@ls dist
 
 test-matrix: $(MATRIX:%=matrix-%) ## other versions: petastorm beside its own pyarrow, a logged model without us, Spark 3.5 and 4.0, Ray 2.40, Ray Serve, TensorFlow 2.16, mxnet beside its own numpy, the oldest torch, pyarrow, pandas and Lightning, other Pythons
@@ -120,7 +136,7 @@ TORCHLESS := tests/test_topology.py tests/test_settings.py tests/test_errors.py 
 	tests/oldpaths/test_table.py tests/rendezvous/test_session.py
 
 $(filter matrix-py3%,$(MATRIX:%=matrix-%)): matrix-%: $(READY) .venv-%/.ready
-	@rm -rf .venv-$*/dist
+	@rm -rf .venv-$*/dist build
 	@$(PY) -m build --wheel --no-isolation --outdir .venv-$*/dist . >/dev/null
 	@.venv-$*/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --force-reinstall .venv-$*/dist/*.whl
 	@.venv-$*/bin/pytest $(TORCHLESS)

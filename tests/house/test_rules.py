@@ -95,10 +95,20 @@ def test_the_workflow_only_calls_make_targets() -> None:
         assert set(job["strategy"]["matrix"]["target"]) <= targets, name
 
 
+def test_the_release_workflow_only_calls_make_dist_and_names_no_index() -> None:
+    root = Path(__file__).parents[2]
+    text = (root / ".github/workflows/release.yml").read_text()
+    jobs = yaml.safe_load(text)["jobs"]
+    commands = {name: [step["run"] for step in job["steps"] if "run" in step] for name, job in jobs.items()}
+    assert commands == {"build": ["make dist"], "publish": []}
+    assert "id-token" not in jobs["build"]["permissions"]
+    assert "://" not in text
+
+
 def test_the_makefile_names_tests_that_exist() -> None:
     root = Path(__file__).parents[2]
     lines = [line for line in (root / "Makefile").read_text().splitlines() if not line.startswith("#")]
-    named = set(re.findall(r"tests/[\w/]+(?:\.py)?", "\n".join(lines)))
+    named = set(re.findall(r"tests/[\w/]+(?:\.(?:py|sh))?", "\n".join(lines)))
     assert len(named) > 20
     assert [name for name in sorted(named) if not (root / name).exists()] == []
 
