@@ -8,7 +8,7 @@ PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(PY) -m pytest
 SPARK_KINDS := local local-cluster connect standalone
 # Only the files that have Spark tests: to collect the whole suite costs each kind ten seconds more.
 SPARK_FILES = $$(grep -rl --include='test_*.py' 'mark\.spark' tests)
-MATRIX := petastorm pyfunc spark35 spark40 ray240 serve tf216 mxnet oldest py310 py312 py313 py314
+MATRIX := petastorm pyfunc spark35 spark40 ray240 serve loaders tf216 mxnet oldest py310 py312 py313 py314
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test .lane-1 .lane-2 test-fast test-slow test-matrix notebooks docs bench check wheel dist clean $(MATRIX:%=matrix-%)
@@ -80,7 +80,7 @@ dist: .venv-release/.ready ## a release in dist/: the wheel, the source archive,
 		-o dist/hvd_cluster-$$version.cdx.json - 2>.venv-release/log || { cat .venv-release/log; exit 1; }
 	@ls dist
 
-test-matrix: $(MATRIX:%=matrix-%) ## other versions: petastorm beside its own pyarrow, a logged model without us, Spark 3.5 and 4.0, Ray 2.40, Ray Serve, TensorFlow 2.16, mxnet beside its own numpy, the oldest torch, pyarrow, pandas and Lightning, other Pythons
+test-matrix: $(MATRIX:%=matrix-%) ## other versions: petastorm beside its own pyarrow, a logged model without us, Spark 3.5 and 4.0, Ray 2.40, Ray Serve, LitData and Mosaic Streaming, TensorFlow 2.16, mxnet beside its own numpy, the oldest torch, pyarrow, pandas and Lightning, other Pythons
 
 # A row of the matrix: its environment, .venv-ROW, is made from tests/matrix/ROW.txt, and its tests run in either.
 matrix-petastorm: $(READY) .venv-petastorm/.ready
@@ -109,6 +109,10 @@ matrix-ray240: .venv-ray240/.ready
 
 matrix-serve: .venv-serve/.ready
 	@PYTHONPATH=$(CURDIR) OMP_NUM_THREADS=1 .venv-serve/bin/python -m pytest tests/estimators/ray/test_serve.py
+
+# The peers of benchmarks/images.py, which pin old versions of other packages.
+matrix-loaders: .venv-loaders/.ready
+	@PYTHONPATH=$(CURDIR) OMP_NUM_THREADS=1 .venv-loaders/bin/python -m pytest tests/benchmarks/test_images.py
 
 matrix-tf216: .venv-tf216/.ready
 	@PYTHONPATH=$(CURDIR) OMP_NUM_THREADS=1 .venv-tf216/bin/python -m pytest tests/tensorflow tests/keras -m "not slow"

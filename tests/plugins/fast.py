@@ -62,7 +62,7 @@ def _is_fast() -> Iterator[None]:
 
 def _note(event: str, arguments: tuple[Any, ...]) -> None:
     # The first import of TensorFlow asks platform.processor(), which runs uname.
-    if _is_watching and event in EVENTS and arguments[0] != "uname":
+    if _is_watching and event in EVENTS and arguments[:1] != ("uname",):
         _started.append(f"{event}{arguments[:2]}")
 
 
