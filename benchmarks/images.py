@@ -6,10 +6,11 @@ from `make .venv-loaders/.ready`; those that are not installed are left out.
 
 from __future__ import annotations
 
-import functools
 import importlib.util
 import io
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -51,8 +52,16 @@ def jpegs(count: int) -> Iterator[bytes]:
         yield buffer.getvalue()
 
 
-def _at(index: int, files: list[str]) -> dict[str, Any]:
-    return {"jpeg": Path(files[index]).read_bytes()}
+def write_lit(folder: str) -> None:
+    """Write the files of a folder in LitData's format."""
+    import litdata
+
+    paths = [str(path) for path in Path(folder, "files").iterdir()]
+    litdata.optimize(_sample, paths, output_dir=f"{folder}/litdata", chunk_bytes="8MB", num_workers=1)
+
+
+def _sample(path: str) -> dict[str, Any]:
+    return {"jpeg": Path(path).read_bytes()}
 
 
 def written(folder: Path, count: int) -> dict[str, Loader]:
@@ -65,18 +74,14 @@ def written(folder: Path, count: int) -> dict[str, Loader]:
     pq.write_table(table, folder / "images.parquet", row_group_size=256, compression="none", use_dictionary=False)
     loaders: dict[str, Loader] = {"hvd_cluster": ours, "torch DataLoader": torch_loader}
     if importlib.util.find_spec("litdata"):
-        import litdata
-
-        paths = [str(folder / "files" / f"{index}.jpg") for index in range(count)]
-        litdata.optimize(
-            functools.partial(_at, files=paths),
-            list(range(count)),
-            output_dir=str(folder / "litdata"),
-            chunk_bytes="8MB",
-            num_workers=1,
-        )
+        # In a process of its own: it leaves threads, and another start method of processes.
+        code = "import sys; from benchmarks.images import write_lit; write_lit(sys.argv[1])"
+        subprocess.run([sys.executable, "-c", code, str(folder)], check=True, stdout=subprocess.DEVNULL)
         loaders["LitData"] = lit_loader
     if importlib.util.find_spec("streaming"):
+        # It imports torchvision, whose extension does not load without CUDA and which then misses these operations.
+        for name in ("nms", "qnms"):
+            torch.library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
         from streaming import MDSWriter
 
         with MDSWriter(out=str(folder / "mosaic"), columns={"jpeg": "bytes"}, size_limit=8 << 20) as writer:
@@ -137,14 +142,18 @@ def lit_loader(folder: Path, epoch: int) -> Iterator[torch.Tensor]:
     import litdata
 
     data = litdata.StreamingDataset(str(folder / "litdata"), shuffle=True, seed=epoch)
-    yield from litdata.StreamingDataLoader(data, BATCH_SIZE, num_workers=NUM_WORKERS, collate_fn=_stacked)
+    yield from litdata.StreamingDataLoader(
+        data, batch_size=BATCH_SIZE, num_workers=NUM_WORKERS, collate_fn=_stacked, multiprocessing_context="fork"
+    )
 
 
 def mosaic_loader(folder: Path, epoch: int) -> Iterator[torch.Tensor]:
     from streaming import StreamingDataset
 
     data = StreamingDataset(local=str(folder / "mosaic"), shuffle=True, batch_size=BATCH_SIZE, shuffle_seed=epoch)
-    yield from torch.utils.data.DataLoader(data, BATCH_SIZE, num_workers=NUM_WORKERS, collate_fn=_stacked)
+    yield from torch.utils.data.DataLoader(
+        data, BATCH_SIZE, num_workers=NUM_WORKERS, collate_fn=_stacked, multiprocessing_context="fork"
+    )
 
 
 def measure() -> Report:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,8 @@ from benchmarks import images
 
 @pytest.mark.processes
 @pytest.mark.timeout(200)
-def test_every_loader_gives_each_picture_once(tmp_path: Path) -> None:
+def test_every_loader_gives_each_picture_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # the peers leave files there
     count = 2 * images.BATCH_SIZE + 10
     expected = sorted(int(images.decoded(jpeg).sum()) for jpeg in images.jpegs(count))
     for name, loader in images.written(tmp_path, count).items():
