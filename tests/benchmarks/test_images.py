@@ -15,7 +15,9 @@ from benchmarks import images
 @pytest.mark.processes
 @pytest.mark.timeout(200)
 def test_every_loader_gives_each_picture_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # the peers leave files there
+    # The peers leave files there, and in their processes.
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     count = 2 * images.BATCH_SIZE + 10
     expected = sorted(int(images.decoded(jpeg).sum()) for jpeg in images.jpegs(count))
     for name, loader in images.written(tmp_path, count).items():
