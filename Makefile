@@ -11,7 +11,7 @@ SPARK_FILES = $$(grep -rl --include='test_*.py' 'mark\.spark' tests)
 MATRIX := petastorm pyfunc spark35 spark40 ray240 serve loaders tf216 mxnet oldest py310 py312 py313 py314
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test .lane-1 .lane-2 test-fast test-slow test-matrix notebooks docs bench check wheel dist clean $(MATRIX:%=matrix-%)
+.PHONY: help demo test .lane-1 .lane-2 test-fast test-slow test-matrix notebooks docs docs-version bench check wheel dist clean $(MATRIX:%=matrix-%)
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -171,6 +171,9 @@ docs: $(READY) ## the guides and the API reference as HTML, in site/; fails on a
 	@echo "Installing what the documentation needs into $(VENV)."
 	@$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
 	@$(PY) -m mkdocs build --strict
+
+docs-version: docs ## the documentation of this version beside those before it, in the local branch gh-pages; nothing is published
+	@PATH=$(CURDIR)/$(VENV)/bin:$$PATH mike deploy --update-aliases $$($(PY) -c "import hvd_cluster; print(hvd_cluster.__version__)") latest
 
 bench: $(READY) ## ours and the peers in one run; writes benchmarks/README.md
 	@OMP_NUM_THREADS=1 $(PY) -m benchmarks

@@ -39,7 +39,7 @@ from hvd_cluster.launch.cli.main import parse_args
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-PAGES = sorted(page.name for page in DOCS.glob("*.md"))
+PAGES = sorted(str(page.relative_to(DOCS)) for pattern in ("*.md", "api/*.md") for page in DOCS.glob(pattern))
 #: Pages whose blocks tests of their own run.
 ELSEWHERE = {"spark.md": "tests/spark", "estimators.md": "tests/estimators"}
 ELSEWHERE |= {"keras-estimator.md": "tests/estimators", "lightning.md": "tests/lightning"}

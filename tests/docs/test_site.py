@@ -1,4 +1,4 @@
-"""The guides as HTML: no broken link, no page outside the navigation, no public name outside the reference."""
+"""The guides as HTML: no broken link, no page outside the navigation, a whole reference, notebooks with outputs."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import ast
 import re
 import subprocess
 import sys
+from dataclasses import fields
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -14,6 +15,8 @@ import pytest
 from hvd_cluster.estimators import params
 from hvd_cluster.estimators.keras.params import KERAS_ROWS
 from hvd_cluster.estimators.lightning.params import LIGHTNING_ROWS
+from hvd_cluster.settings import Settings
+from hvd_cluster.topology import is_job_variable
 
 ROOT = Path(__file__).parents[2]
 
@@ -25,12 +28,17 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def reference(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The pages of the API reference, by name."""
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     site = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(site)]
     built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert built.returncode == 0, built.stdout + built.stderr
+    return site
+
+
+@pytest.fixture(scope="module")
+def reference(site: Path) -> dict[str, str]:
+    """The pages of the API reference, by name."""
     return {page.stem: page.read_text() for page in (site / "api").glob("*.html")}
 
 
@@ -50,6 +58,30 @@ def imported_by_the_guides() -> set[str]:
 def test_functions_have_their_arguments(reference: dict[str, str]) -> None:
     assert "DistributedOptimizer" in reference["torch"]
     assert "backward_passes_per_step" in reference["torch"]
+
+
+def test_every_setting_is_in_the_reference_with_its_meaning(reference: dict[str, str]) -> None:
+    names = {knob.metadata["env"] for knob in fields(Settings)}
+    shown = set(
+        re.findall(r"<td><code>(HOROVOD_\w+)</code>\*?</td>\n<td>.*</td>\n<td>\w.*</td>", reference["settings"])
+    )
+    assert sorted(name for name in names - shown if not is_job_variable(name)) == []
+
+
+def test_the_reference_links_to_the_guides_that_show_a_class(reference: dict[str, str]) -> None:
+    assert 'href="../elastic.html#elastic-jobs"' in reference["torch"]
+    assert 'href="../process-sets.html#process-sets"' in reference["tensorflow"]
+
+
+def test_docstrings_have_no_roles_of_sphinx(reference: dict[str, str]) -> None:
+    assert [name for name, page in reference.items() if re.search(r":\w+:<code>|<p>::</p>", page)] == []
+
+
+def test_two_pages_are_notebooks_with_their_outputs(site: Path) -> None:
+    fit = (site / "first-spark-fit.html").read_text()
+    assert "data:image/png;base64," in fit
+    assert "<b>TorchModel</b>" in fit
+    assert "begun at" in (site / "first-ray-job.html").read_text()
 
 
 def test_every_name_that_a_guide_imports_is_in_the_reference(reference: dict[str, str]) -> None:
