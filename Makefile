@@ -143,6 +143,7 @@ $(filter matrix-py3%,$(MATRIX:%=matrix-%)): matrix-%: $(READY) .venv-%/.ready
 	@rm -rf .venv-$*/dist build
 	@$(PY) -m build --wheel --no-isolation --outdir .venv-$*/dist . >/dev/null
 	@.venv-$*/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --force-reinstall .venv-$*/dist/*.whl
+	@.venv-$*/bin/hvdrun --version
 	@.venv-$*/bin/pytest $(TORCHLESS)
 
 # Debian 12 has no Python 3.14: if there is none on the PATH, it comes from a later release of Debian.

@@ -213,7 +213,10 @@ def test_pip_resolves_an_extra_under_the_pins(extra: str, tmp_path: Path) -> Non
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_pip_resolves_the_core_and_all_extras_for_python_3_14(tmp_path: Path) -> None:
-    """From wheels, without our pins, which are those of 3.11. Of pyspark, which has no wheel, what [connect] brings."""
+    """From wheels, without our pins, which are those of 3.11. Of pyspark, which has no wheel, what [connect] brings.
+
+    pip fetches the wheels whose metadata the index does not serve apart: torch's alone has 0.5 GB.
+    """
     wanted: list[str] = []
     waiting = [*PROJECT["dependencies"], *EXTRAS["all"]]
     while waiting:

@@ -128,9 +128,11 @@ def test_make_dist_builds_the_archives_and_an_sbom_of_the_declared_dependencies(
 def test_the_wheel_installs_into_a_fresh_environment_and_runs_two_workers(wheel: Path, tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "venv")], check=True)
     bin = tmp_path / "venv" / "bin"
+    clean = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
     pins = ["-c", str(ROOT / "constraints.txt")]
     installed = subprocess.run(
         [str(bin / "python"), "-m", "pip", "install", "--quiet", *pins, str(wheel)],
+        env=clean,
         capture_output=True,
         text=True,
         check=False,
@@ -140,7 +142,6 @@ def test_the_wheel_installs_into_a_fresh_environment_and_runs_two_workers(wheel:
         "import torch, hvd_cluster.torch as hvd; hvd.init(); print('sum', hvd.allreduce(torch.ones(1), op=hvd.Sum))"
     )
     (tmp_path / "train.py").write_text(program)
-    clean = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
     done = subprocess.run(
         [str(bin / "hvdrun"), "-np", "2", str(bin / "python"), "train.py"],
         cwd=tmp_path,
