@@ -28,6 +28,10 @@ _PROCESS_STATES = {
 }
 
 
+#: How the engine waits, and how this module looks, does not help.
+_OWN = ("hvd_cluster/engine/", "hvd_cluster/monitor/stacks.py")
+
+
 def user_stack(submitter: int | None = None) -> str:
     """Where the main thread of this process is: lines of the user's code, the innermost first, and what they call.
 
@@ -68,7 +72,7 @@ def _stack(frame: FrameType | None) -> tuple[list[str], bool]:
     while frame is not None:
         path = library_path(frame.f_code.co_filename)
         if path is not None:
-            if not path.startswith("hvd_cluster/engine/"):  # how the engine waits does not help
+            if not path.startswith(_OWN):
                 library_calls.append(f"{code_name(frame.f_code)} ({path}:{frame.f_lineno})")
         else:
             num_calls += 1

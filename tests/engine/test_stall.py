@@ -48,6 +48,7 @@ def test_one_warning_names_the_missing_rank_and_what_it_did_last() -> None:
     missing, waiting = text.split("Rank 0 waits at:")
     assert "in test_one_warning_names_the_missing_rank_and_what_it_did_last.<locals>.fn: time.sleep([" in missing
     assert 'hvd.allreduce(torch.ones(1), name="late")' in waiting
+    assert "user_stack" not in waiting
 
 
 @pytest.mark.parametrize(
