@@ -17,7 +17,7 @@ from benchmarks.training_step import model_and_loss
 from hvd_cluster.launch import local
 from hvd_cluster.monitor.step_clock import DATA, OPTIMIZER, StepClock
 
-TURNS = 15
+TURNS = 40
 NUM_STEPS = {"MLP": 40, "transformer": 12}
 
 
@@ -28,7 +28,8 @@ def worker(what: str) -> dict[str, list[float]]:
     make, loss_of = model_and_loss(what)
     times: dict[str, list[float]] = {"ours": [], "peer": []}
     for turn in range(TURNS + 1):
-        for name, is_monitored in (("ours", "0"), ("peer", "1")):
+        contenders = [("ours", "0"), ("peer", "1")]
+        for name, is_monitored in contenders[:: 1 if turn % 2 else -1]:
             os.environ["HOROVOD_MONITOR"] = is_monitored
             hvd.init()
             model = make()
