@@ -130,12 +130,8 @@ def torch_loader(folder: Path, epoch: int) -> Iterator[torch.Tensor]:
     )
 
 
-def _decoded_field(sample: dict[str, Any]) -> torch.Tensor:
-    return decoded(sample["jpeg"])
-
-
 def _stacked(samples: list[dict[str, Any]]) -> torch.Tensor:
-    return torch.stack([_decoded_field(sample) for sample in samples])
+    return torch.stack([decoded(sample["jpeg"]) for sample in samples])
 
 
 def lit_loader(folder: Path, epoch: int) -> Iterator[torch.Tensor]:

@@ -18,6 +18,8 @@ _MAX_CALLS = 6
 _MAX_LINE_CHARACTERS = 100
 
 _PACKAGE = str(Path(__file__).parents[2])
+#: How the engine waits, and how this module looks, does not help.
+_OWN = ("hvd_cluster/engine/", "hvd_cluster/monitor/stacks.py")
 #: Kernel states of a process that does not run; see proc_pid_stat(5).
 _PROCESS_STATES = {
     "T": "it is stopped (SIGSTOP or SIGTSTP)",
@@ -26,10 +28,6 @@ _PROCESS_STATES = {
     "Z": "it has ended",
     "X": "it has ended",
 }
-
-
-#: How the engine waits, and how this module looks, does not help.
-_OWN = ("hvd_cluster/engine/", "hvd_cluster/monitor/stacks.py")
 
 
 def user_stack(submitter: int | None = None) -> str:
