@@ -165,12 +165,19 @@ class LaunchedWork:
         return found
 
     def state(self, wait: Wait) -> WaitState | None:
-        """How this rank keeps the ranks waiting that have launched this bucket; None if it has completed it."""
+        """How this rank keeps the ranks waiting that have launched this bucket; None if it has completed it.
+
+        This asks the device: since the last poll, it may have completed what another rank has not.
+
+        Raises:
+            RuntimeError: the device has failed.
+        """
         if wait.bucket > self._last_numbers.get(wait.key[0], 0):
             return WaitState.NOT_LAUNCHED
         for entry in self._entries:
-            if entry.number == wait.bucket:
-                return WaitState.NOT_REACHED if entry.reached_s is None else WaitState.NOT_COMPLETE
+            if entry.number == wait.bucket and not entry.launch.is_complete():
+                has_inputs = entry.reached_s is not None or entry.launch.has_inputs()
+                return WaitState.NOT_COMPLETE if has_inputs else WaitState.NOT_REACHED
         return None
 
     def clear(self) -> None:

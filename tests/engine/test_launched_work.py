@@ -62,6 +62,17 @@ def test_a_bucket_of_the_same_name_is_recognized_by_its_number() -> None:
     assert launched_work.state(Wait((0, "gradient"), 8)) == WaitState.NOT_LAUNCHED
 
 
+def test_the_state_of_a_bucket_does_not_need_a_poll() -> None:
+    launched_work = LaunchedWork(Settings())
+    device = launch(launched_work, 1, "a")
+    device.is_reached = False
+    assert launched_work.state(Wait((0, "a"), 1)) == WaitState.NOT_REACHED
+    device.is_reached = True
+    assert launched_work.state(Wait((0, "a"), 1)) == WaitState.NOT_COMPLETE
+    device.has_completed = True
+    assert launched_work.state(Wait((0, "a"), 1)) is None
+
+
 def test_a_device_that_computes_the_inputs_is_busy_and_not_late() -> None:
     launched_work = LaunchedWork(Settings())
     device = launch(launched_work, 1, "a")
