@@ -94,6 +94,10 @@ class MemoryCache(RowGroupCache):
                 self.held_bytes += table.nbytes
         return table
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Another process begins with an empty one."""
+        return MemoryCache, (self._limit_bytes,)
+
     def clear(self) -> None:
         """Empty the cache."""
         with self._lock:

@@ -2,8 +2,8 @@
 
 Every few seconds each rank sends the times of its steps to the root, which says what slows the job down
 (:mod:`hvd_cluster.monitor`). While other ranks wait for this one, the engine's thread looks 50 times a second where the
-training thread is. The ranks of a host see in the ballot that others wait. Between hosts the root informs ranks that
-have not reported what others have.
+training thread is; while none does, it looks less and less often whether one does. The ranks of a host see in the
+ballot that others wait. Between hosts the root informs ranks that have not reported what others have.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ from hvd_cluster.settings import Settings
 logger = logging.getLogger(__name__)
 
 _SAMPLE_S = 0.02
+#: The longest pause between two looks while no rank waits: each interrupts what the training thread computes.
+_MAX_PAUSE_S = 4 * _SAMPLE_S
 #: How long a rank counts as awaited after it was informed.
 _AWAITED_S = 2.5 * _SAMPLE_S
 #: How long the end of a world waits for the summary to be written.
@@ -77,6 +79,7 @@ class StepReports:
         self._next_sample_s = self._next_report_s = float("inf")
         self._awaited_until_s = 0.0
         self._sampled_s = 0.0
+        self._pause_s = _SAMPLE_S
         if self._is_on:
             usage = NodeMeter().measure if self._position.is_leader else None
             self._reporter = RankReporter(self._rank, world.topology.size, step_clock, usage)
@@ -100,11 +103,12 @@ class StepReports:
 
     def _tick(self, now_s: float) -> None:
         if now_s >= self._next_sample_s:
-            self._sampled_s, self._next_sample_s = now_s, now_s + _SAMPLE_S
-            if self._position.parent is None and self._position.children:
-                self._inform_awaited(now_s)
+            is_active = self._position.parent is None and self._inform_awaited(now_s)
             if threading.get_ident() != step_clock.thread and self._is_awaited(now_s):
                 self._reporter.call_sites.sample()
+                is_active = True
+            self._pause_s = _SAMPLE_S if is_active else min(2 * self._pause_s, _MAX_PAUSE_S)
+            self._sampled_s, self._next_sample_s = now_s, now_s + self._pause_s
         if now_s >= self._next_report_s:
             self._next_report_s = now_s + self._interval_s
             self._report()
@@ -161,14 +165,15 @@ class StepReports:
         voted = sum(request.epoch >= 0 for request in self._submissions.pending().values())
         return self._ballot.is_awaited or self._ballot.num_open > voted
 
-    def _inform_awaited(self, now_s: float) -> None:
-        """At the root: inform the ranks that keep others waiting."""
-        missing = self._negotiator.missing()
+    def _inform_awaited(self, now_s: float) -> bool:
+        """At the root: inform the ranks that keep others waiting; returns whether there are any."""
+        missing = self._negotiator.missing() if self._position.children else set()
         if not missing:
-            return
+            return False
         if missing.intersection(self._position.host_ranks):
             self._note_awaited(now_s)
         self._send_down(Awaited(), [child for child in self._children if child in missing])
+        return True
 
     def _note_awaited(self, now_s: float) -> None:
         if self._ballot is not None:

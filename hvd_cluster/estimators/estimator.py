@@ -48,10 +48,6 @@ _NO_CHECKPOINTS_TEXT = (
     "remote Spark Connect server; if one dies, training restarts. Give the fit a store that the driver and all "
     'workers see, such as store="s3://bucket/work"'
 )
-_NO_CACHE_TEXT = (
-    "inmemory_cache_all has no effect with reader_pool_type='process': a reader process ends after one pass over the "
-    "rows; use reader_pool_type='thread' to keep rows in memory"
-)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -175,8 +171,6 @@ class DistributedEstimator(ColumnRoles, EstimatorParams, Estimator):
     def _preflight(self, data: FitData, names: list[str], backend: Backend) -> Iterator[Preflight]:
         """Everything that a fit can check before its rows are written; holds the run until the context ends."""
         self._check_picklable()
-        if self._value("inmemory_cache_all") and self._value("reader_pool_type") == "process":
-            logger.warning("%s", _NO_CACHE_TEXT)
         run_id = self._value("run_id") or _new_run_id(self.run_prefix)
         given_seed = self._value("random_seed")
         # From the run id, so that a resumed run splits and shuffles as before.

@@ -251,11 +251,6 @@ def test_params_that_train_minibatch_fn_would_ignore_are_named(frame, one_worker
         fit(frame, one_worker, train_minibatch_fn=lambda *given: None, **params)
 
 
-def test_a_cache_that_a_reader_process_cannot_keep_gives_a_warning(frame, one_worker, caplog):
-    fit(frame[["x", "y"]], one_worker, inmemory_cache_all=True, reader_pool_type="process", epochs=1)
-    assert [text for text in caplog.messages if "inmemory_cache_all has no effect" in text]
-
-
 def test_columns_for_a_data_module_need_one(frame, one_worker):
     with pytest.raises(ValueError, match="continuous_cols needs a data_module"):
         fit(frame, one_worker, continuous_cols=["a"])

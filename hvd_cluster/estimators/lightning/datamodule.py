@@ -33,7 +33,7 @@ class PetastormDataModule(_PlainModule, _LightningDataModule):
     def train_dataloader(self) -> Any:
         """The training batches; each epoch has another order."""
         reader = self._train_reader()
-        return self._loader(lambda: self._pass(reader, self.trainer.current_epoch), self.steps_per_epoch_train)
+        return self._loader(lambda: reader.epoch(self.trainer.current_epoch), self.steps_per_epoch_train)
 
     def val_dataloader(self) -> Any:
         """The validation batches, equally many on every rank: a rank without rows for the last one repeats a row.
@@ -44,7 +44,7 @@ class PetastormDataModule(_PlainModule, _LightningDataModule):
             return []
         reader = self._val_reader("partial")
         return self._loader(
-            lambda: with_rows(self._pass(reader, 0), self._first_validation_row),
+            lambda: with_rows(reader.epoch(0), self._first_validation_row),
             min(self.steps_per_epoch_val, reader.steps),
         )
 

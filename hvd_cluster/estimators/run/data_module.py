@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from hvd_cluster.data.reader import ParquetReader
-from hvd_cluster.estimators.run.reader_pool import one_pass, options_of_pool
+from hvd_cluster.estimators.run.reader_pool import PassReader, in_pool, options_of_pool
 
 if TYPE_CHECKING:
     from hvd_cluster.estimators.spec import FitSpec
@@ -90,56 +90,44 @@ class PetastormDataModule(DataModule):
     """This package's Parquet reader as a data module, under Horovod's name."""
 
     short_name = "petastorm"
-    _validation: ParquetReader | None = None
+    _validation: PassReader | None = None
 
     def train_data(self) -> Iterable[Any]:
         reader = self._train_reader()
-        return itertools.chain.from_iterable(self._pass(reader, epoch) for epoch in itertools.count())
+        return itertools.chain.from_iterable(reader.epoch(epoch) for epoch in itertools.count())
 
     def val_data(self) -> Iterable[Any] | None:
         if not self.has_val or self.val_dir is None:
             return None
-        return self._pass(self._val_reader("partial"), 0)
+        return self._val_reader("partial").epoch(0)
 
-    def _train_reader(self) -> ParquetReader:
+    def _train_reader(self) -> PassReader:
         return self._reader(self.train_dir, "train", self.train_batch_size, shuffle=self.shuffle, remainder="pad")
 
-    def _val_reader(self, remainder: Any) -> ParquetReader:
+    def _val_reader(self, remainder: Any) -> PassReader:
         if self._validation is None:  # kept for all epochs, with its cached rows
             self._validation = self._reader(
                 str(self.val_dir), "val", self.val_batch_size, shuffle=False, remainder=remainder
             )
         return self._validation
 
-    def _reader(self, path: str, part: str, batch_size: int, **options: Any) -> ParquetReader:
+    def _reader(self, path: str, part: str, batch_size: int, **options: Any) -> PassReader:
         num_threads = self.kwargs.get(f"{part}_reader_worker_count", 2)
-        return ParquetReader(
+        pool_type = str(self.kwargs.get("reader_pool_type", "thread"))
+        seed = self.kwargs.get("seed", 0)
+        reader = ParquetReader(
             path,
             self.schema_fields,
             batch_size=batch_size,
             rank=self.cur_shard,
             size=self.shard_count,
-            seed=self.kwargs.get("seed", 0),
+            seed=seed,
             transformation_fn=self.transform_fn,
             storage_options=self.storage_options,
-            **options_of_pool(self._pool_type, num_threads, self.inmemory_cache_all),
+            **options_of_pool(pool_type, num_threads, self.inmemory_cache_all),
             **options,
         )
-
-    @property
-    def _pool_type(self) -> str:
-        return str(self.kwargs.get("reader_pool_type", "thread"))
-
-    def _pass(self, reader: ParquetReader, epoch: int) -> Iterator[Any]:
-        return one_pass(
-            reader,
-            epoch,
-            0,
-            self._pool_type,
-            self.kwargs.get("mp_start_method"),
-            seed=self.kwargs.get("seed", 0),
-            rank=self.cur_shard,
-        )
+        return in_pool(reader, pool_type, self.kwargs.get("mp_start_method"), seed=seed, rank=self.cur_shard)
 
 
 class NVTabularDataModule(DataModule):

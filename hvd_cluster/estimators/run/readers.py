@@ -15,7 +15,7 @@ import torch
 from hvd_cluster.data.reader import ParquetReader
 from hvd_cluster.errors import DataError
 from hvd_cluster.estimators.run.data_module import arguments, steps_of
-from hvd_cluster.estimators.run.reader_pool import one_pass, options_of_pool, start_method_of
+from hvd_cluster.estimators.run.reader_pool import PassReader, in_pool, options_of_pool, start_method_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -80,7 +80,7 @@ class ParquetReaders(Readers):
         data = spec.dataset
         self._spec = spec
         self._rank = rank
-        # A reader process ends after a pass, and epochs of a given number of steps may end within a pass.
+        # A reader process draws new random numbers in each pass, and epochs of a given number of steps end within one.
         has_next = spec.reader_pool_type != "process" and spec.train_steps_per_epoch is None
         self._train = self._reader(
             data.train,
@@ -94,7 +94,7 @@ class ParquetReaders(Readers):
             num_epochs=spec.epochs if has_next else None,
             training=True,
         )
-        self._validation: ParquetReader | None = None
+        self._validation: PassReader | None = None
         if data.validation is not None:
             self._validation = self._reader(
                 data.validation,
@@ -112,13 +112,15 @@ class ParquetReaders(Readers):
 
     def __exit__(self, *exc_info: Any) -> None:
         self._train.close()
+        if self._validation is not None:
+            self._validation.close()
 
     def _reader(
         self, split: Split, rank: int, size: int, *, num_threads: int, training: bool = False, **options: Any
-    ) -> ParquetReader:
+    ) -> PassReader:
         spec = self._spec
         preprocess = spec.preprocess
-        return ParquetReader(
+        reader = ParquetReader(
             split,
             spec.dataset.schema,
             spec.dataset.store,
@@ -129,6 +131,8 @@ class ParquetReaders(Readers):
             **options_of_pool(spec.reader_pool_type, num_threads, spec.inmemory_cache_all),
             **options,
         )
+        start_method = start_method_of(spec.mp_start_method, spec.dataset)
+        return in_pool(reader, spec.reader_pool_type, start_method, seed=spec.seed, rank=self._rank)
 
     def train_batches(self, epoch: int, done: int = 0) -> Iterator[dict[str, Tensor]]:
         """As in the base class; an epoch that ends before the last row is continued by the next one."""
@@ -138,12 +142,12 @@ class ParquetReaders(Readers):
             through, offset = divmod(at, self._train.steps)
             taken = min(self._train.steps - offset, end - at)
             # A pass that starts after the first row fills its last batch like a complete pass.
-            yield from itertools.islice(self._pass(self._train, through, offset), taken)
+            yield from itertools.islice(self._train.epoch(through, offset), taken)
             at += taken
 
     def validation_batches(self) -> Iterator[dict[str, Tensor]]:
         if self._validation is not None:
-            batches = itertools.islice(self._pass(self._validation, 0, 0), self._spec.validation_steps_per_epoch)
+            batches = itertools.islice(self._validation.epoch(0), self._spec.validation_steps_per_epoch)
             yield from with_rows(batches, self._first_validation_row)
 
     def _first_validation_row(self) -> dict[str, Tensor]:
@@ -153,11 +157,6 @@ class ParquetReaders(Readers):
             self._spec.dataset.validation, 0, 1, batch_size=1, shuffle=False, remainder="partial", num_threads=1
         )
         return next(batch for batch in reader.epoch(0) if rows_of(batch))
-
-    def _pass(self, reader: ParquetReader, epoch: int, start: int) -> Iterator[dict[str, Tensor]]:
-        spec = self._spec
-        start_method = start_method_of(spec.mp_start_method, spec.dataset)
-        return one_pass(reader, epoch, start, spec.reader_pool_type, start_method, seed=spec.seed, rank=self._rank)
 
 
 def with_rows(
