@@ -77,6 +77,8 @@ class ProgressBar:
     def _show(self, fields: dict[str, Any]) -> None:
         live = TimeShares.from_fields(fields["time_shares"]) if "time_shares" in fields else None
         self._shares = live or self._shares
+        if self._shares is not None:  # they say it of all ranks, and of the recent steps
+            fields = {name: value for name, value in fields.items() if name != "data_wait_share"}
         if self._card is not None:
             self._card.show_step(fields, _text(fields), live)
             return

@@ -70,8 +70,11 @@ def test_a_file_gets_what_the_steps_are_spent_on_once_at_the_end():
 def test_without_tqdm_a_line_says_what_the_steps_are_spent_on(monkeypatch):
     monkeypatch.setitem(sys.modules, "tqdm.auto", None)
     out = Terminal()
+    waited = {"data_wait_share": 0.01}  # since the epoch began, and of rank 0
     with ProgressBar("run-1", file=out) as bar:
-        bar(0, {**event(0, 10), **shares("All ranks wait.")})
+        bar(0, {**event(0, 4), **waited})
+        bar(0, {**event(0, 10), **waited, **shares("All ranks wait.")})
+    assert "step 4/20, epoch 1/2, loss 0.5, 1,234 samples/s, 1% waiting for data\n" in out.getvalue()
     assert "step 10/20, epoch 1/2, loss 0.5, 1,234 samples/s; compute 75%, data 25%. All ranks wait." in out.getvalue()
 
 
