@@ -1,4 +1,4 @@
-"""What torch's C++ knows only of groups that are made of its own backends: names, and devices."""
+"""What torch's C++ knows only of groups that are made of its own backends: names, devices and abilities."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ _TorchGroup: Any = dist.ProcessGroup
 
 class NamedGroup(_TorchGroup):
     """A process group with the name and the description that torch gives it."""
+
+    #: torch asks the backend of a device for these.
+    supports_coalescing = supports_splitting = supports_time_estimate = False
 
     def __init__(self, rank: int, size: int) -> None:
         super().__init__(rank, size)
@@ -40,3 +43,11 @@ class NamedGroup(_TorchGroup):
     def _device_types(self) -> list[torch.device]:
         """The kinds of devices whose tensors it takes."""
         return [torch.device(kind) for kind in ("cpu", "cuda") if kind == "cpu" or torch.cuda.is_available()]
+
+    def _get_backend(self, device: torch.device) -> NamedGroup:
+        """It is its own backend, for every device."""
+        return self
+
+    def supports_tensor_alloc(self, device: torch.device) -> bool:
+        """Whether the backend allocates memory for tensors."""
+        return False
