@@ -20,7 +20,7 @@ from typing import Any
 _MAX_DELAY_S = 5.0
 
 _NUMBERS = range(1, signal.NSIG)
-#: Without the real-time signals, which hardly any program handles: looking at all takes some percent of a small operation.
+#: Without the real-time signals, which hardly any program handles: to look at all of them slows small operations down.
 _STANDARD_NUMBERS = range(1, signal.SIGRTMIN)
 #: How often to look for new handlers of the others.
 _LOOK_S = 0.05
