@@ -100,6 +100,8 @@ class EpochNumbers(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore
         super().__init__()
         self._progress = progress
         self._run = progress.run
+        #: The first batch of the steps that Keras executes at once.
+        self._first = 0
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._run.start_epoch()
@@ -110,6 +112,7 @@ class EpochNumbers(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore
         Not earlier: what Keras draws to make its iterator, at the beginning of a fit, is not a part of an epoch.
         """
         progress, run = self._progress, self._run
+        self._first = batch
         if batch > progress.done:
             return
         rank_state.seed(self.model, run.spec.seed, run.epoch, run.hvd.rank())
@@ -123,7 +126,7 @@ class EpochNumbers(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore
         run.timer.rows = (batch + 1 - progress.done) * run.spec.batch_size
         # Keras gives the mean of the epoch so far. With a scaled loss, an infinite one would stay in it.
         if "loss" in (logs or {}) and not isinstance(self.model.optimizer, keras.optimizers.LossScaleOptimizer):
-            progress.losses.add(batch, logs["loss"])
+            progress.losses.add(batch, logs["loss"], self._first)
         if progress.losses.is_due(batch + 1):
             progress.losses.check(run.epoch)
         if run.reports.is_due(last=batch + 1 == progress.steps):

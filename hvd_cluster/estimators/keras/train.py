@@ -77,7 +77,7 @@ def _train(spec: KerasSpec, hvd: Collectives, folder: str) -> TrainResult:
         log = opened.enter_context(scalar_log(spec)) if hvd.rank() == 0 else None
         states = CallbackStates(extras.callbacks, found.state["callbacks"] if found is not None else None)
         ends_at_nan = any(isinstance(one, keras.callbacks.TerminateOnNaN) for one in extras.callbacks)
-        losses = FiniteCheck(spec.terminate_on_nan and not ends_at_nan, hvd, spec.run_id)
+        losses = FiniteCheck(spec.terminate_on_nan and not ends_at_nan, hvd, spec.run_id, look=readers.not_finite)
         keeper = _checkpoint_callback(spec, extras, folder) if hvd.rank() == 0 else None
         best = KerasBestFile(run, keeper, model) if keeper is not None and keeper.save_best_only else None
         progress = FitProgress(run, readers, factor, states, losses, best)

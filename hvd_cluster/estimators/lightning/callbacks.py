@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,8 @@ class SaveRun(_callbacks.Checkpoint):
         self.run = run
         #: Batches of the current epoch that an earlier start of the run has made.
         self.done = 0
+        #: :meth:`Readers.not_finite`; None for the loaders of a LightningDataModule.
+        self.look: Callable[[int, int], str | None] | None = None
         #: Lightning's hooks that give a copy of the user's module the layers of the trained one.
         self.hooks: tuple[str, ...] = ()
         self._spec = run.spec
@@ -77,7 +79,7 @@ class SaveRun(_callbacks.Checkpoint):
         """Prepare to continue an interrupted epoch: Lightning alone would skip hooks of its start."""
         self._trainer = trainer
         has_scaler = getattr(trainer.precision_plugin, "scaler", None) is not None
-        self._losses = FiniteCheck(self._spec.terminate_on_nan, self._hvd, self._spec.run_id, has_scaler)
+        self._losses = FiniteCheck(self._spec.terminate_on_nan, self._hvd, self._spec.run_id, has_scaler, self.look)
         if self.run.partial_epoch is not None:
             # If ``train_steps_per_epoch`` is given, a smaller number of ranks may have no steps left.
             steps = self.run.partial_epoch.steps(self._spec, self._hvd.size())

@@ -92,7 +92,7 @@ def _data(saving: SaveRun) -> Iterator[dict[str, Any]]:
         yield {"datamodule": module}
         return
     with Readers.of(spec, hvd.rank(), hvd.size()) as readers:
-        run.padding_rows = readers.padding_rows
+        run.padding_rows, saving.look = readers.padding_rows, readers.not_finite
         train = BatchLoader(
             lambda: saved_batches(readers.train_batches(run.epoch, saving.done), saving),
             readers.train_steps,

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from hvd_cluster.errors import DataError
 from hvd_cluster.estimators.run.world import Collectives
+
+if TYPE_CHECKING:
+    from hvd_cluster.estimators.spec import Inputs
+
+logger = logging.getLogger(__name__)
 
 #: Steps between two checks: a check waits for the device, and does one small allreduce.
 _CHECK_EVERY_STEPS = 32
@@ -28,15 +34,24 @@ class FiniteCheck:
         hvd: ``hvd_cluster.torch``.
         run_id: the name of the run.
         has_scaler: a gradient scaler skips steps whose gradients are not finite: single losses do no harm.
+        look: reads the batch of an epoch's step again; see :meth:`Readers.not_finite`.
     """
 
-    def __init__(self, enabled: bool, hvd: Collectives, run_id: str, has_scaler: bool = False) -> None:
+    def __init__(
+        self,
+        enabled: bool,
+        hvd: Collectives,
+        run_id: str,
+        has_scaler: bool = False,
+        look: Callable[[int, int], str | None] | None = None,
+    ) -> None:
         self._enabled = enabled
         self._hvd = hvd
         self._run_id = run_id
         self._needed = _NUM_WITH_SCALER if has_scaler else 1
-        #: (step, loss) since the last check; with a scaler, also earlier ones that were not finite.
-        self._kept: list[tuple[int, Any]] = []
+        self._look = look
+        #: (steps, loss) since the last check; with a scaler, also earlier ones that were not finite.
+        self._kept: list[tuple[range, Any]] = []
         self._last_step = 0
 
     @staticmethod
@@ -44,14 +59,19 @@ class FiniteCheck:
         """Whether to check after ``done`` steps of an epoch: often in its first steps, where most fits diverge."""
         return done % _CHECK_EVERY_STEPS == 0 or done & (done - 1) == 0
 
-    def add(self, step: int, loss: Any) -> None:
-        """Keep a step's loss, a tensor of any framework, without waiting for the device; steps count from 0."""
+    def add(self, step: int, loss: Any, first: int | None = None) -> None:
+        """Keep a step's loss, a tensor of any framework, without waiting for the device.
+
+        Args:
+            step: counts from 0 in the epoch.
+            first: the loss is that of the steps from this one on.
+        """
         if not self._enabled:
             return
         self._last_step = step
         if isinstance(loss, Tensor):  # a copy: with CUDA graphs the next step writes over it
             loss = (loss.detach() if loss.numel() == 1 else loss.detach().float().mean()).reshape(()).clone()
-        self._kept.append((step, loss))
+        self._kept.append((range(step if first is None else first, step + 1), loss))
 
     def check(self, epoch: int, has_finite_weights: Callable[[], bool] | None = None) -> None:
         """Check the losses since the last check, and the weights. Collective, after the same step on every rank.
@@ -65,20 +85,21 @@ class FiniteCheck:
         """
         if not self._enabled:
             return
-        mine = self._problem(has_finite_weights)
+        mine = self._problem(epoch, has_finite_weights)
         is_bad = torch.tensor([int(mine is not None)])
         if not self._hvd.allreduce(is_bad, op=self._hvd.Max, name="hvd_cluster.finite_losses").item():
             return
         problems = self._hvd.allgather_object(mine, name="hvd_cluster.finite_losses.found")
-        step, rank, what = min((one[0], rank, one[1]) for rank, one in enumerate(problems) if one is not None)
+        # In one step, a rank whose batch explains the loss comes first.
+        found = [(one[0], not one[2], rank, *one[1:]) for rank, one in enumerate(problems) if one is not None]
+        step, _, rank, what, columns = min(found, key=lambda one: one[:3])
         raise DataError(
             f"run {self._run_id!r}: {what} on rank {rank} in step {step} of epoch {epoch}, and terminate_on_nan is set "
-            "(True): lower the learning rate, or look for NaN, infinite or very large numbers in the columns (a date "
-            "or time is one large number)"
+            f"(True): {_advice(columns)}"
         )
 
-    def _problem(self, has_finite_weights: Callable[[], bool] | None) -> tuple[int, str] | None:
-        """The first step with a problem and its description, or None."""
+    def _problem(self, epoch: int, has_finite_weights: Callable[[], bool] | None) -> tuple[int, str, str | None] | None:
+        """The first step with a problem, its description, and what :meth:`Readers.not_finite` returns; or None."""
         kept, self._kept = self._kept, []
         losses = _as_floats([loss for _, loss in kept])
         wrong = [index for index, loss in enumerate(losses) if not math.isfinite(loss)]
@@ -89,10 +110,56 @@ class FiniteCheck:
                 self._kept = [kept[index] for index in wrong]  # decided after the next steps
                 wrong = []
         if wrong:
-            return kept[wrong[0]][0], f"the loss is {losses[wrong[0]]}"
+            steps = kept[wrong[0]][0]
+            columns = [self._columns(epoch, step) for step in steps]
+            return steps[-1], f"the loss is {losses[wrong[0]]}", next(filter(None, columns), columns[0])
         if has_finite_weights is not None and not has_finite_weights():
-            return self._last_step, "the weights are not finite, though the loss is,"
+            return self._last_step, "the weights are not finite, though the loss is,", None
         return None
+
+    def _columns(self, epoch: int, step: int) -> str | None:
+        if self._look is None:
+            return None
+        try:
+            return self._look(epoch, step)
+        except Exception:  # whatever reads or preprocesses: the loss is the error to report
+            logger.debug("the batch of step %d cannot be read again", step, exc_info=True)
+            return None
+
+
+def _advice(columns: str | None) -> str:
+    if columns:
+        return f"{columns}. Fill in or leave out such rows before the fit"
+    if columns is None:
+        return (
+            "lower the learning rate, or look for NaN, infinite or very large numbers in the columns (a date or time "
+            "is one large number)"
+        )
+    return (
+        "all numbers of this batch are finite, so lower the learning rate, or scale columns with very large numbers (a "
+        "date or time is one large number)"
+    )
+
+
+def not_finite_text(inputs: Inputs, batch: Mapping[str, Tensor]) -> str:
+    """The columns of a batch that hold NaN or infinities; empty if none does."""
+    return "; ".join(_not_finite_parts(inputs, batch))
+
+
+def _not_finite_parts(inputs: Inputs, batch: Mapping[str, Tensor]) -> Iterator[str]:
+    role = "feature column {!r} holds" if inputs.made is None else "preprocess returned, in {!r},"
+    roles = dict.fromkeys(inputs.arguments, role)
+    roles |= dict.fromkeys(inputs.label_cols, "label column {!r} holds")
+    if inputs.sample_weight_col is not None:
+        roles[inputs.sample_weight_col] = "sample_weight_col {!r} holds"
+    for name, role in roles.items():
+        values = batch.get(name)
+        if values is None or not values.is_floating_point() or not len(values):
+            continue
+        wrong = ~torch.isfinite(values.reshape(len(values), -1)).all(dim=1)
+        if wrong.any():
+            what = "NaN" if values.isnan().any() else "infinities"
+            yield f"{role.format(name)} {what} in {int(wrong.sum())} of {len(values)} rows of this batch"
 
 
 def _as_floats(losses: list[Any]) -> list[float]:

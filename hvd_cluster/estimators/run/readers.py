@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
@@ -15,6 +16,7 @@ import torch
 from hvd_cluster.data.reader import ParquetReader
 from hvd_cluster.errors import DataError
 from hvd_cluster.estimators.run.data_module import arguments, steps_of
+from hvd_cluster.estimators.run.finite_check import not_finite_text
 from hvd_cluster.estimators.run.reader_pool import PassReader, in_pool, options_of_pool, start_method_of
 
 if TYPE_CHECKING:
@@ -61,6 +63,13 @@ class Readers(ABC):
     def train_batches(self, epoch: int, done: int = 0) -> Iterator[dict[str, Tensor]]:
         """The ``train_steps`` batches of an epoch, without the first ``done``."""
 
+    def not_finite(self, epoch: int, step: int) -> str | None:
+        """Which columns of a training batch hold NaN or infinities; empty if none does, None if that is unknown.
+
+        The batch is read once more, which data modules cannot do.
+        """
+        return None
+
     @abstractmethod
     def validation_batches(self) -> Iterator[dict[str, Tensor]]:
         """Batches of the validation rows, equally many on every rank, so that the user's metrics may use collectives.
@@ -82,7 +91,8 @@ class ParquetReaders(Readers):
         self._rank = rank
         # A reader process draws new random numbers in each pass, and epochs of a given number of steps end within one.
         has_next = spec.reader_pool_type != "process" and spec.train_steps_per_epoch is None
-        self._train = self._reader(
+        self._train_reader = functools.partial(
+            self._reader,
             data.train,
             rank,
             size,
@@ -90,9 +100,10 @@ class ParquetReaders(Readers):
             seed=spec.seed,
             shuffle=spec.shuffle,
             remainder="pad",
-            num_threads=spec.train_reader_threads,
-            num_epochs=spec.epochs if has_next else None,
             training=True,
+        )
+        self._train = self._train_reader(
+            num_threads=spec.train_reader_threads, num_epochs=spec.epochs if has_next else None
         )
         self._validation: PassReader | None = None
         if data.validation is not None:
@@ -144,6 +155,12 @@ class ParquetReaders(Readers):
             # A pass that starts after the first row fills its last batch like a complete pass.
             yield from itertools.islice(self._train.epoch(through, offset), taken)
             at += taken
+
+    def not_finite(self, epoch: int, step: int) -> str | None:
+        # Another reader: a thread of TensorFlow may be taking batches of this one.
+        with contextlib.closing(self._train_reader(num_threads=1)) as reader:
+            through, offset = divmod(epoch * self.train_steps + step, reader.steps)
+            return not_finite_text(self._spec.inputs, next(iter(reader.epoch(through, offset))))
 
     def validation_batches(self) -> Iterator[dict[str, Tensor]]:
         if self._validation is not None:

@@ -51,7 +51,8 @@ def _train(spec: TrainSpec, hvd: Collectives) -> TrainResult:
     saving.restore()
     with Readers.of(spec, hvd.rank(), hvd.size()) as readers:
         run.padding_rows = readers.padding_rows
-        losses = FiniteCheck(spec.terminate_on_nan, hvd, spec.run_id, has_scaler=steps.scaler is not None)
+        has_scaler = steps.scaler is not None
+        losses = FiniteCheck(spec.terminate_on_nan, hvd, spec.run_id, has_scaler, readers.not_finite)
         _train_epochs(Worker(run, steps, readers, losses, ClassWeights.of(spec, hvd)), saving)
     state = saving.to_return() if hvd.rank() == 0 else b""
     hvd.barrier()

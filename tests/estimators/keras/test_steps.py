@@ -274,6 +274,7 @@ def test_a_loss_that_is_not_finite_ends_the_fit_on_all_ranks(driver, frame, tmp_
     text = driver(fn, frame, str(tmp_path))
     assert "terminate_on_nan is set" in text
     assert " of epoch 0" in text
+    assert "feature column 'x' holds infinities in " in text
     assert "raised hvd_cluster.errors.DataError" in text.rpartition("Of the others")[2]
 
 

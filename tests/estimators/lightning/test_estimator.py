@@ -359,6 +359,9 @@ def test_rows_are_transformed_and_columns_edited_and_removed(frame, two_workers,
 def test_a_loss_that_is_not_finite_ends_the_fit(frame, two_workers):
     with pytest.raises(WorkerFailedError, match=r"on rank 0 in step \d of epoch 0, and terminate_on_nan is set"):
         estimator(two_workers, Net(lr=1e30), max_restarts=0).fit(frame)
+    labels = [np.inf, *frame["y"][1:]]
+    with pytest.raises(WorkerFailedError, match="label column 'y' holds infinities in 1 of "):
+        estimator(two_workers, Net(), max_restarts=0).fit(frame.assign(y=labels))
 
 
 def test_mistakes_are_named_before_anything_starts(frame, two_workers):

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from hvd_cluster.errors import DataError
-from hvd_cluster.estimators.run.finite_check import FiniteCheck, all_finite
+from hvd_cluster.estimators.run.finite_check import FiniteCheck, all_finite, not_finite_text
+from hvd_cluster.estimators.spec import Inputs
 
 
 class OtherRank:
@@ -31,11 +32,34 @@ def losses(found=None, **given):
 
 
 def test_the_first_non_finite_step_of_all_ranks_is_named():
-    mine = losses((3, "the loss is inf"))
+    mine = losses((3, "the loss is inf", None))
     for step, loss in enumerate([1.0, 2.0, 3.0, 4.0, math.nan]):
         mine.add(step, torch.tensor(loss))
     with pytest.raises(DataError, match=r"the loss is inf on rank 1 in step 3 of epoch 2, and terminate_on_nan is set"):
         mine.check(2)
+
+
+def test_the_batch_of_a_loss_that_is_not_finite_decides_the_advice():
+    inputs = Inputs(feature_cols=("x",), label_cols=("y",), sample_weight_col="w")
+    batches = [
+        {"x": torch.ones(3, 2), "y": torch.ones(3), "w": torch.ones(3)},
+        {"x": torch.tensor([[1.0, math.inf]] * 2), "y": torch.tensor([1.0, math.nan]), "w": torch.ones(2)},
+    ]
+    for first, text in (
+        (0, "feature column 'x' holds infinities in 2 of 2 rows .*; label column 'y' holds NaN in 1 of 2 rows"),
+        (None, "all numbers of this batch are finite, so lower the learning rate"),
+    ):
+        mine = losses(look=lambda epoch, step: not_finite_text(inputs, batches[step]))
+        mine.add(0 if first is None else 1, torch.tensor(math.nan), first)
+        with pytest.raises(DataError, match=text):
+            mine.check(0)
+
+
+def test_a_rank_whose_batch_explains_the_loss_comes_first():
+    mine = losses((0, "the loss is nan", "label column 'y' holds NaN"))
+    mine.add(0, torch.tensor(math.nan))
+    with pytest.raises(DataError, match=r"on rank 1 in step 0 .*: label column 'y' holds NaN\. Fill in"):
+        mine.check(0)
 
 
 def test_weights_are_checked_if_the_loss_is_still_finite():

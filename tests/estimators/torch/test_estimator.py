@@ -151,7 +151,9 @@ def test_a_fit_that_goes_astray_says_so_once(frame, two_workers, caplog):
     labels = frame["y"].to_numpy().copy()
     labels[5] = np.inf
     with pytest.raises(
-        WorkerFailedError, match=r"the loss is inf on rank [01] in step \d+ of epoch 0, and term"
+        WorkerFailedError,
+        match=r"the loss is inf on rank [01] in step \d+ of epoch 0, and terminate_on_nan is set \(True\): "
+        "label column 'y' holds infinities in 1 of 16 rows of this batch",
     ) as caught:
         estimator(two_workers).fit(frame.assign(y=labels))
     assert "raised hvd_cluster.errors.DataError" in str(caught.value).rpartition("Of the others")[2]
