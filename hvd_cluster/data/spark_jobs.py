@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 import re
 import sys
 import threading
@@ -16,6 +17,8 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
+
+from hvd_cluster.errors import LaunchError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -27,6 +30,7 @@ T = TypeVar("T")
 #: Schema and table, or catalog, schema and table.
 _TABLE_NAME = re.compile(r"\w+(\.\w+){1,2}")
 
+_MISSING = re.compile(r"ModuleNotFoundError: No module named '([^']+)'")
 #: Seconds between two attempts to cancel: a cancel that comes before the job was submitted is lost.
 _CANCEL_AGAIN_S = 0.5
 _CANCEL_GIVE_UP_S = 60.0
@@ -62,7 +66,10 @@ def run(spark: Any, action: Callable[[], T], description: str) -> T:
         raise
     submitting.join()
     if errors:
-        raise errors.pop()
+        error = errors.pop()
+        if advice := missing_module(str(error)):
+            raise LaunchError(f"{description}: {advice}") from error
+        raise error
     return found.pop()
 
 
@@ -139,6 +146,30 @@ def _let_tasks_end(spark: Any, tag: str) -> None:
         logger.debug("cannot find out whether tasks still run: %s", error)
 
 
+def use_this_python(spark: Any) -> None:
+    """Let tasks on this machine run with this process's Python, unless the user has chosen one.
+
+    Spark takes the first python3 of the PATH. If a virtual environment is not activated, that is another one, which
+    has none of the user's packages.
+    """
+    if is_connect(spark) or "PYSPARK_PYTHON" in os.environ:
+        return
+    context = spark.sparkContext
+    if context.master.startswith("local") and context.getConf().get("spark.pyspark.python") is None:
+        context.pythonExec = sys.executable
+
+
+def missing_module(text: str) -> str:
+    """Advice, if Spark says that the Python of its tasks has no module of some name; "" if it does not."""
+    found = _MISSING.search(text)
+    if found is None:
+        return ""
+    return (
+        f"the Python that runs Spark's tasks has no module '{found[1]}'. Install it on every host and, before the "
+        f"session starts, set PYSPARK_PYTHON to that Python; this process runs {sys.executable}"
+    )
+
+
 def is_connect(spark: Any) -> bool:
     """Whether a session is one of Spark Connect."""
     return type(spark).__module__.startswith("pyspark.sql.connect")
@@ -165,6 +196,7 @@ def map_batches(frame: Any, fn: OnBatches, schema: Any) -> Any:
     ``mapInArrow`` looks columns up by name, and takes a dot for a field and a backtick for a quote. So it gets columns
     named c0, c1, ... by their places, and ``fn`` gets batches with the names of ``frame``.
     """
+    use_this_python(frame.sparkSession)
     names = list(frame.columns)
     numbered = frame.toDF(*(f"c{index}" for index in range(len(names))))
     return numbered.mapInArrow(functools.partial(_with_names, fn, names), schema)

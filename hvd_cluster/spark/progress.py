@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
+from hvd_cluster.data.spark_jobs import missing_module
 from hvd_cluster.errors import LaunchError, WorkerFailedError
 from hvd_cluster.launch.outcome import Outcome, collect
 from hvd_cluster.spark.messages import Message, RanksAssigned, TaskLost, TaskStarted, WorkerEnded
@@ -84,7 +85,8 @@ class Progress:
             # Results that were too large will be too large again.
             return WorkerFailedError(text, died=True) if _RESULTS_LOST.search(spark_says) else LaunchError(text)
         if not self.lost:
-            text = f"Spark could not run the workers. {reason}"
+            advice = missing_module(spark_says)
+            text = f"Spark could not run the workers{f': {advice}' if advice else f'. {reason}'}"
             return WorkerFailedError(text, died=True) if self.started else LaunchError(text)
         task = self.lost[0]
         rank = next(iter(self._left(task) or self.ranks_of_task[task]))

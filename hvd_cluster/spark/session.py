@@ -48,6 +48,7 @@ class Session(abc.ABC):
             profile: their ``pyspark.resource.ResourceProfile``; None for the session's settings.
             rows: what the tasks read; None for nothing.
         """
+        spark_jobs.use_this_python(self.spark)
         frame: DataFrame = self.spark.range(0, count, 1, count) if rows is None else rows.for_tasks(count)
         more = {} if profile is None else {"profile": profile}
         found: list[Any] = frame.mapInArrow(function, SCHEMA, barrier=barrier, **more).collect()
