@@ -17,7 +17,7 @@ from hvd_cluster.engine.launched_work import LaunchedWork
 from hvd_cluster.engine.messages import StallLimit, StallMessage, StallQuery, StallReply, StallReport, Wait, WaitState
 from hvd_cluster.engine.shared_memory.deadline import Deadline
 from hvd_cluster.engine.signature import ranks_of
-from hvd_cluster.engine.stall_report import describe_stall, indented, is_any_device_busy, names
+from hvd_cluster.engine.stall_report import describe_stall, indented, is_any_device_busy, names, silent_leader
 from hvd_cluster.engine.submission_queue import SubmissionQueue
 from hvd_cluster.engine.tree import tree_positions
 from hvd_cluster.engine.world import World
@@ -30,6 +30,8 @@ logger = logging.getLogger(__name__)
 _REPLY_TIMEOUT_S = 2.0
 #: How long the leader of a host waits for those of its host.
 _HOST_REPLY_TIMEOUT_S = 1.0
+#: How long the root collects reports into one query: ranks that wait for each other begin at about the same time.
+_COLLECT_S = 0.3
 #: How long another rank waits for the query of the root before it assumes that the root is stopped.
 _ROOT_TIMEOUT_S = 5.0
 
@@ -107,6 +109,9 @@ class StallInspector:
         self._last: tuple[str, float] = ("", 0.0)
         self._has_joined = False
         self._warned: dict[Wait, float] = {}
+        #: At the root: what to ask all ranks about, and when.
+        self._collected: list[Wait] = []
+        self._collected_s: float | None = None
         self._queries: list[_OpenQuery] = []
         self._host_queries: list[_OpenHostQuery] = []
         self._num_queries = 0
@@ -144,11 +149,12 @@ class StallInspector:
         """When :meth:`inspect` has something to do, or None."""
         oldest = None if self._is_off else self._submissions.oldest_pending()
         is_reported = oldest is not None and bool(self._reported) and Wait(oldest.key) in self._reported
-        if not (is_reported or self._queries or self._host_queries or self._launched_work or self._root_deadline_s):
+        at_s = self._collected_s or self._root_deadline_s
+        if not (is_reported or self._queries or self._host_queries or self._launched_work or at_s):
             return None if oldest is None else oldest.submitted_s + self._warning_s  # nearly always
         deadlines = [query.deadline_s for query in self._queries] + [query.deadline_s for query in self._host_queries]
-        if self._root_deadline_s is not None:
-            deadlines.append(self._root_deadline_s)
+        if at_s is not None:  # the root has only the one, other ranks the other
+            deadlines.append(at_s)
         if self._launched_work.next_poll_s is not None:
             deadlines.append(self._launched_work.next_poll_s)
         if oldest is not None:
@@ -179,6 +185,10 @@ class StallInspector:
         if self._root_deadline_s is not None and now_s >= self._root_deadline_s:
             self._root_deadline_s = None
             self._report_silent_root()
+        if self._collected_s is not None and now_s >= self._collected_s:
+            self._collected_s = None
+            self._open_query(tuple(self._collected), StallLimit.CHECK)
+            self._collected.clear()
         for host_query in [each for each in self._host_queries if each.deadline_s <= now_s]:
             self._host_queries.remove(host_query)
             self._reply_for_silent(host_query)
@@ -320,11 +330,8 @@ class StallInspector:
 
     def _last_operation(self, rank: int) -> str:
         """The last operation that this rank has finished together with ``rank``, as the end of a sentence."""
-        finished = [
-            (at_s, name)
-            for process_set_id, (name, at_s) in self._submissions.last_finished.items()
-            if rank in ranks_of(self._process_sets, process_set_id)
-        ]
+        last = self._submissions.last_finished.items()
+        finished = [(at_s, name) for set_id, (name, at_s) in last if rank in ranks_of(self._process_sets, set_id)]
         if not finished:
             return ""
         at_s, name = max(finished)
@@ -334,20 +341,22 @@ class StallInspector:
 
     def _query(self, report: StallReport) -> None:
         now_s = time.monotonic()
-        waits = report.waits
         if report.limit == StallLimit.CHECK:
             # Every waiting rank reports the same tensor; one warning is enough until it is decided.
-            waits = tuple(wait for wait in waits if now_s - self._warned.get(wait, -1e9) >= self._warning_s)
-            recent = {wait: at_s for wait, at_s in self._warned.items() if now_s - at_s < self._warning_s}
-            self._warned = recent | dict.fromkeys(waits, now_s)
+            self._warned = {wait: at_s for wait, at_s in self._warned.items() if now_s - at_s < self._warning_s}
+            if fresh := [wait for wait in report.waits if wait not in self._warned]:
+                self._warned |= dict.fromkeys(fresh, now_s)
+                self._collected += fresh
+                self._collected_s = self._collected_s or now_s + _COLLECT_S
         elif same := [each.query for each in self._queries if each.query.limit == report.limit]:
             self._pass_down(same[0])  # again: the rank that has reported waits for a query
-            return
-        if not waits:
-            return
+        elif report.waits:
+            self._open_query(report.waits, report.limit)
+
+    def _open_query(self, waits: tuple[Wait, ...], limit: StallLimit) -> None:
         self._num_queries += 1
-        query = StallQuery(self._num_queries, waits, report.limit)
-        self._queries.append(_OpenQuery(query, now_s + _REPLY_TIMEOUT_S))
+        query = StallQuery(self._num_queries, waits, limit)
+        self._queries.append(_OpenQuery(query, time.monotonic() + _REPLY_TIMEOUT_S))
         self._take_reply(self._reply(query))
         self._pass_down(query)
 
@@ -379,19 +388,11 @@ class StallInspector:
 
     def _has_ended(self, mine: StallReply) -> bool:
         """This rank has completed meanwhile what it had not completed when it replied."""
-        waits = {wait for wait, _ in mine.states}
-        if waits:
-            self._launched_work.poll()
-        return bool(waits) and waits.isdisjoint(self._launched_work.waits())
+        return bool(mine.states) and all(self._launched_work.state(wait) is None for wait, _ in mine.states)
 
     def _silence(self, rank: int, replies: Mapping[int, StallReply]) -> str:
         """Why nothing is known of a rank on another host, as far as this rank knows."""
-        positions = tree_positions(self._world.host_keys)
-        above, silent = positions[rank].parent, None
-        while above is not None:
-            if above not in replies or replies[above].silence:
-                silent = above
-            above = positions[above].parent
+        silent = silent_leader(rank, replies, tree_positions(self._world.host_keys))
         if silent is not None:
             return f"its messages pass through rank {silent}, which does not answer either"
         return f"it is stopped or inside a C call{self._last_operation(rank)}"

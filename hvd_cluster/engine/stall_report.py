@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from hvd_cluster.engine.messages import StallLimit, StallQuery, StallReply, WaitState
 from hvd_cluster.engine.request import Key, SetId
 from hvd_cluster.engine.signature import ranks_of
+from hvd_cluster.engine.tree import TreePosition
 
 #: How many names are listed for each rank.
 _MAX_NAMES = 6
@@ -64,6 +65,16 @@ def describe_stall(
 def is_any_device_busy(replies: Iterable[StallReply]) -> bool:
     """The device of some rank still has to do other work first."""
     return any(state in _BUSY for reply in replies for _, state in reply.states)
+
+
+def silent_leader(rank: int, replies: Mapping[int, StallReply], positions: Sequence[TreePosition]) -> int | None:
+    """Of those that pass on the messages of ``rank``, the one next to the root that has not replied, or None."""
+    above, silent = positions[rank].parent, None
+    while above is not None:
+        if above not in replies or replies[above].silence:
+            silent = above
+        above = positions[above].parent
+    return silent
 
 
 def names(keys: Iterable[Key]) -> str:

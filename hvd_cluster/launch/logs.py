@@ -220,7 +220,7 @@ class RankFiles:
 
 
 #: Seconds that a rank gets to exit after a traceback; then the traceback is shown like other output.
-HOLD_S = 3.0
+HOLD_S = 5.0
 #: The first line of a traceback; a syntax error in a script has no headline.
 _HEADLINE = re.compile(r'\s*(\+ Exception Group )?Traceback \(most recent call last\):$|  File ".*", line \d+$')
 

@@ -51,6 +51,29 @@ def test_one_warning_names_the_missing_rank_and_what_it_did_last() -> None:
     assert "user_stack" not in waiting
 
 
+def test_ranks_that_wait_for_each_other_are_in_one_warning() -> None:
+    def fn() -> None:
+        import hvd_cluster.torch as hvd
+
+        hvd.init()
+        hvd.barrier()
+        if hvd.rank() == 1:
+            hvd.allreduce(torch.ones(1), name="accuracy")
+        hvd.allreduce(torch.ones(1), name="loss")
+        time.sleep(3)
+        if hvd.rank() == 0:
+            hvd.allreduce(torch.ones(1), name="accuracy")
+        hvd.shutdown()
+
+    errors = io.StringIO()
+    with pytest.raises(WorkerFailedError):
+        local.run(fn, num_proc=2, env=ENV | {"HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "3"}, stderr=errors)
+    warning, _, _ = errors.getvalue().partition("Will shutdown")
+    assert warning.count("One or more tensors were submitted to be reduced, gathered or broadcasted by subset") == 1
+    assert "0: [allreduce.accuracy] - rank 0 on 127.0.0.1 last submitted allreduce.loss, " in warning
+    assert "1: [allreduce.loss] - rank 1 on 127.0.0.1 last submitted allreduce.accuracy, " in warning
+
+
 @pytest.mark.parametrize(
     ("victim", "start"),
     [
