@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import os
 import re
 import sys
 import threading
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hvd_cluster.errors import LaunchError
+from hvd_cluster.topology import inherited_env
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -152,7 +152,7 @@ def use_this_python(spark: Any) -> None:
     Spark takes the first python3 of the PATH. If a virtual environment is not activated, that is another one, which
     has none of the user's packages.
     """
-    if is_connect(spark) or "PYSPARK_PYTHON" in os.environ:
+    if is_connect(spark) or "PYSPARK_PYTHON" in inherited_env():
         return
     context = spark.sparkContext
     if context.master.startswith("local") and context.getConf().get("spark.pyspark.python") is None:
