@@ -6,10 +6,12 @@ import dataclasses
 import functools
 import inspect
 import sys
+import traceback
 import types
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import cloudpickle
@@ -34,9 +36,16 @@ ON_ERROR: tuple[OnError, ...] = ("raise", "skip", "null")
 #: The name of what the function returns, unless it returns a dict or there is a single column, for it alone.
 UNNAMED = "features"
 
+#: Rows on each of which the function must fail for the same reason to say that it fails on every row.
+_TRIED_ROWS = 3
+
 
 class AllRowsFailedError(DataError):
     """The function failed on each row of a batch, and rows on which it fails are left out."""
+
+
+class RowFailedError(DataError):
+    """The function failed on a row, and a row on which it fails ends everything."""
 
 
 class _WrongResultError(DataError):
@@ -87,6 +96,7 @@ class Preprocess:
 
         Raises:
             AllRowsFailedError: no row would be left.
+            RowFailedError: the function failed on a row, and not on every row tried.
             DataError: the function raised (its exception is the cause), or returned something else than a row of
                 numbers for each row.
         """
@@ -103,7 +113,9 @@ class Preprocess:
                 raise _failure(f"{len(rows)} row{'s' * (len(rows) > 1)} from {place(0)} on", error) from error
             if self.on_error == "raise":
                 row, cause = next(iter(failed.items()))
-                raise _failure(place(row), cause) from cause
+                if len(failed) > 1 and len({repr(one) for one in failed.values()}) == 1:
+                    raise _failure(None, cause) from cause
+                raise _failure(place(row), cause, RowFailedError) from cause
             if len(failed) == len(rows):
                 where = f"all {len(rows)} rows of a batch, from {place(0)} on"
                 raise _failure(where, failed[0], AllRowsFailedError) from failed[0]
@@ -115,15 +127,18 @@ class Preprocess:
             raise _failure(where, error) from error
 
     def _failed_rows(self, rows: pa.Table, seeds: Sequence[int]) -> dict[int, Exception]:
-        """The rows on which the function fails one by one; only the first one if it ends everything."""
+        """The rows on which the function fails one by one.
+
+        If one ends everything, it is the only one; but the first rows are several if the function fails on each.
+        """
         failed: dict[int, Exception] = {}
         for row in range(len(rows)):
             try:
                 self._call(rows.slice(row, 1), seeds)
             except Exception as error:  # noqa: BLE001 - the user's own code, which may raise anything
                 failed[row] = error
-                if self.on_error == "raise":
-                    break
+            if self.on_error == "raise" and failed and (len(failed) <= row or len(failed) == _TRIED_ROWS):
+                break
         return failed
 
     def _odd_rows(self, rows: pa.Table, seeds: Sequence[int]) -> dict[int, Exception]:
@@ -203,13 +218,23 @@ class Preprocess:
 _UINT64, _INT64_MAX = (1 << 64) - 1, (1 << 63) - 1
 
 
-def _failure(where: str, error: Exception, kind: type[DataError] = DataError) -> DataError:
+def _failure(where: str | None, error: Exception, kind: type[DataError] = DataError) -> DataError:
+    """The error for rows of a place; None: for every row tried."""
+    failed = "preprocess fails on every row tried" if where is None else f"preprocess failed on {where}"
     if isinstance(error, _WrongResultError):
-        return kind(f"preprocess failed on {where}: {error}")
+        return kind(f"{failed}: {error}")
     hint = ""
     if isinstance(error, KeyError):
         hint = "; it gets the feature columns only, because a fitted model has no others when it scores"
-    return kind(f"preprocess failed on {where}: {type(error).__name__}: {error}{hint}")
+    return kind(f"{failed}: {type(error).__name__}: {error}{_line_of(error)}{hint}")
+
+
+def _line_of(error: Exception) -> str:
+    """The innermost line of the function's file that an exception came through, in parentheses; or empty."""
+    places = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    below = [place for place in places if place[0] != __file__]
+    lines = [line for file, line in below if file == below[0][0]]
+    return f" ({Path(below[0][0]).name}:{lines[-1]})" if lines else ""
 
 
 def _shapes_text(shapes: Sequence[tuple[str, tuple[int, ...]]]) -> str:

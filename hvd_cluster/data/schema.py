@@ -144,8 +144,8 @@ class Schema:
         )
 
 
-def missing_columns_text(missing: Sequence[str], existing: Sequence[str]) -> str:
-    """One line per missing column with its near misses, then all columns there are."""
+def missing_columns_text(missing: Sequence[str], existing: Sequence[str], of: str = "the columns") -> str:
+    """One line per missing column with its near misses, then all columns there are, which ``of`` names."""
     import difflib
 
     lines = []
@@ -157,7 +157,7 @@ def missing_columns_text(missing: Sequence[str], existing: Sequence[str]) -> str
         hint = f"; did you mean {' or '.join(repr(other) for other in near)}?" if near else ""
         lines.append(f"there is no column {name!r}{hint}")
     listed = ", ".join(repr(name) for name in existing) or "none"
-    return "\n".join([*lines, f"the columns are: {listed}"])
+    return "\n".join([*lines, f"{of} are: {listed}"])
 
 
 def infer(

@@ -268,7 +268,9 @@ class FittedModel(ModelParams, Model):
         wrong = [text for text in [self._wrong_model()] if text]
         wrong += [f"{name} is required" for name in ("feature_columns", "label_columns") if not self._value(name)]
         if self._predicts_by_batch() and (lost := [n for n in self._value("feature_columns") or [] if n not in names]):
-            wrong.append(missing_columns_text(lost, names))
+            needed = ", ".join(map(repr, self._value("feature_columns")))
+            text = missing_columns_text(lost, names, "the data's columns")
+            wrong.append(f"the data lacks columns that the model needs: its feature columns are {needed}\n{text}")
         scorer = None
         if not wrong:
             try:

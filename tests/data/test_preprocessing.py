@@ -18,7 +18,7 @@ import torch
 
 from hvd_cluster.data.columns.raw_arrays import raw_array
 from hvd_cluster.data.columns.vectors import from_matrix
-from hvd_cluster.data.preprocessing import AllRowsFailedError, Preprocess
+from hvd_cluster.data.preprocessing import AllRowsFailedError, Preprocess, RowFailedError
 from hvd_cluster.data.reader import ParquetReader
 from hvd_cluster.errors import DataError
 
@@ -185,7 +185,7 @@ def test_a_table_comes_and_goes_in_the_format_of_arrow() -> None:
     ],
 )
 def test_what_no_model_can_take_is_named(returned: Any, text: str) -> None:
-    with pytest.raises(DataError, match=f"preprocess failed on .*{text}"):
+    with pytest.raises(DataError, match=f"preprocess fail.* on .*{text}"):
         called(lambda batch: returned, {"x": [1, 2]})
 
 
@@ -199,8 +199,20 @@ def test_the_row_on_which_it_fails_is_named() -> None:
     with pytest.raises(DataError, match="preprocess failed on row 2: ValueError: three") as caught:
         called(fails_on_three, {"x": [1, 2, 3, 4]})
     assert isinstance(caught.value.__cause__, ValueError)
-    with pytest.raises(DataError, match="KeyError: 'label'; it gets the feature columns only"):
-        called(lambda batch: batch["label"], {"x": [1]})
+
+
+def test_what_fails_on_every_row_is_named_without_a_row_but_with_its_line() -> None:
+    def fn(batch: dict[str, Any]) -> Any:
+        return batch["label"]
+
+    line = fn.__code__.co_firstlineno + 1
+    text = rf"^preprocess fails on every row tried: KeyError: 'label' \(test_preprocessing\.py:{line}\); it gets the"
+    with pytest.raises(DataError, match=text):
+        called(fn, {"x": [1, 2, 3, 4]})
+    with pytest.raises(RowFailedError, match="preprocess failed on row 0: KeyError"):
+        called(fn, {"x": [1]})
+    with pytest.raises(RowFailedError, match="preprocess failed on row 0: ValueError: three"):
+        called(fails_on_three, {"x": [3, 4, 3]})
 
 
 def test_a_failure_of_no_single_row_is_one_of_the_batch() -> None:

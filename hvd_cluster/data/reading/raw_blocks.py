@@ -17,6 +17,7 @@ from hvd_cluster.data.reading.row_form import TableRows
 from hvd_cluster.data.reading.row_group_reader import RowGroupReader
 from hvd_cluster.data.reading.shards import Block, RowRange
 from hvd_cluster.data.schema import Schema
+from hvd_cluster.data.tables.parquet import ARROW_SUFFIX
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -62,7 +63,9 @@ class RawBlockReader:
     def place(self, table: pa.Table, row: int) -> str:
         """Where in the data a row of a table is, for messages."""
         group, number = divmod(table.column(_PLACE)[row].as_py(), 1 << _ROW_BITS)
-        return f"row {number} of {self._groups[group].place}"
+        found = self._groups[group]
+        # Files of that suffix are temporary ones of this package.
+        return f"row {number} of {'the data' if found.path.endswith(ARROW_SUFFIX) else found.place}"
 
     def _places(self, piece: RowRange) -> npt.NDArray[np.int64]:
         group = piece.row_group

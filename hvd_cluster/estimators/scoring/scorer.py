@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 
 from hvd_cluster.data.columns.vectors import vector_type
-from hvd_cluster.data.preprocessing import AllRowsFailedError, Preprocess
+from hvd_cluster.data.preprocessing import AllRowsFailedError, Preprocess, RowFailedError
 from hvd_cluster.data.reading.row_transform import RowTransform, apply
 from hvd_cluster.data.reading.tensors import to_arrow, to_tensors
 from hvd_cluster.data.schema import Kind, Schema, infer
@@ -25,6 +25,10 @@ from hvd_cluster.estimators.scoring.output_columns import ARRAY, VECTOR, OutputC
 from hvd_cluster.estimators.spec import Inputs, shapes_text
 
 _CPU = torch.device("cpu")
+_ON_ERROR_TEXT = (
+    'on_error="null" gives rows on which preprocess fails null outputs, and "skip" leaves them out: call '
+    'model.setOnError("null"), see docs/raw-columns.md'
+)
 
 
 @dataclass(frozen=True)
@@ -157,6 +161,8 @@ class Scorer:
                 made, kept = self.preprocess(part, (start,), lambda row: f"row {start + row} of the rows to score")
             except AllRowsFailedError:
                 return Arguments(self.inputs, {}, Schema(()), np.arange(0))
+            except RowFailedError as error:
+                raise DataError(f"{error}\n{_ON_ERROR_TEXT}") from error.__cause__
             inputs = self.inputs
             if inputs.made is None:  # the model was not made by a fit
                 assert self.framework.with_arguments is not None

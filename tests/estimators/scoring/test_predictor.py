@@ -56,6 +56,9 @@ def test_batches_that_cannot_be_scored_are_named():
     predict, table = model.predictor()(), pa.table({"text": ["a"]})
     with pytest.raises(DataError, match="there is no column 'text'; did you mean 'texts'"):
         predict(table.rename_columns(["texts"]))
+    needed = "the data lacks columns that the model needs: its feature columns are 'text'"
+    with pytest.raises(ValueError, match=f"{needed}\nthere is no column 'text'\nthe data's columns are: 'day'"):
+        model.transform(table.rename_columns(["day"]))
     with pytest.raises(DataError, match="there are 2 columns named 'text': rename all but one"):
         model.transform(table.append_column("text", table["text"]))
     with pytest.raises(DataError, match=r"the batch is a builtins.list: .* pandas.DataFrame\(records\)"):

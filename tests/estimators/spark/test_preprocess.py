@@ -108,7 +108,7 @@ def test_raw_columns_train_with_and_without_a_store_and_score_on_spark(frame, tm
 
 def test_what_fails_on_a_few_rows_is_named_before_any_data_is_written(frame, tmp_path):
     store = tmp_path / "store"
-    with pytest.raises(DataError, match=r"preprocess failed on row 0 of .*KeyError: 'y'; it gets the feature columns"):
+    with pytest.raises(DataError, match=r"preprocess fails on every row tried: KeyError: 'y' \(.*\); it gets the"):
         estimator(store=str(store), preprocess=lambda batch: batch["y"]).fit(frame)
     assert not list(store.rglob("*.parquet"))
     with pytest.raises(DataError, match="preprocess=fn of an estimator"):
