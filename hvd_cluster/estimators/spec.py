@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hvd_cluster.data.preprocessing import Preprocess
+from hvd_cluster.data.preprocessing import UNNAMED, Preprocess
 from hvd_cluster.data.schema import Schema
 from hvd_cluster.errors import DataError
 from hvd_cluster.estimators import exactness
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+
+_ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 
 #: The model's positional arguments, or its keyword arguments.
 Features = list[torch.Tensor] | dict[str, torch.Tensor]
@@ -61,6 +64,11 @@ class Inputs:
     def arguments(self) -> tuple[str, ...]:
         """The part of a batch that the model gets: the feature columns, or what ``preprocess`` makes of them."""
         return self.feature_cols if self.made is None else self.made
+
+    @property
+    def unnamed(self) -> bool:
+        """Whether ``preprocess`` returns one array, to which it gives no name, as far as that can be told."""
+        return self.made is not None and len(self.made) == 1 and self.made[0] in {UNNAMED, *self.feature_cols}
 
     def warn_of_inexact(self, batch: Mapping[str, torch.Tensor]) -> None:
         """Warn once for each column with a value that the model's dtype cannot hold."""
@@ -153,16 +161,32 @@ def _require_whole(name: str, values: torch.Tensor, dtype: torch.dtype) -> None:
 
 
 def shapes_text(inputs: Inputs, batch: Mapping[str, torch.Tensor], schema: Schema) -> str:
-    """A line for each column, with its role and shape."""
+    """What ``preprocess`` returned, and a line for each column, with its role and shape."""
     lines = []
-    for index, name in enumerate((*inputs.arguments, *inputs.label_cols)):
-        role = "feature" if index < len(inputs.arguments) else "label"
+    columns = inputs.feature_cols if inputs.made is None else ()
+    for index, name in enumerate((*columns, *inputs.label_cols)):
+        role = "feature" if index < len(columns) else "label"
         stored = f", {schema[name].kind.value} in the data" if name in schema else ""
-        line = f"  {role} {name!r}: batch of shape (rows{''.join(f', {n}' for n in batch[name].shape[1:])}){stored}"
+        line = f"  {role} {name!r}: batch of {_shape_text(batch[name])}{stored}"
         if role == "feature" and inputs.input_shapes is not None:
             line += f", given to the model as {inputs.input_shapes[index]}"
         lines.append(line)
-    return "\n".join(["the columns are:", *lines])
+    if lines:
+        lines.insert(0, "the columns are:")
+    if inputs.made is not None:
+        names = ["one array"] if inputs.unnamed else map(repr, inputs.made)
+        made = [f"{name} of {_shape_text(batch[key])}" for name, key in zip(names, inputs.made, strict=True)]
+        lines.insert(0, f"preprocess returned {', '.join(made)}")
+    return "\n".join(lines)
+
+
+def error_text(error: BaseException) -> str:
+    """The type and the text of an exception, without what makes text bold on a terminal, as in Keras's."""
+    return f"{type(error).__name__}: {_ESCAPES.sub('', str(error))}"
+
+
+def _shape_text(values: torch.Tensor) -> str:
+    return f"shape (rows{''.join(f', {n}' for n in values.shape[1:])})"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -171,13 +171,15 @@ class EpochNumbers(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore
                 rows += rows_of(batch)
                 yield columns.item(batch)
 
-        own, numbers = items(), {}
+        # Keras warns of an iterator that ends unless it knows the number of steps.
+        steps = self._progress.readers.num_validated
+        own, numbers = itertools.islice(items(), steps), {}
         first = next(own, None)
         if first is None:
             self.model.reset_metrics()
         else:
             data = as_taken(spec.model.backend, first, own, spec.prefetch)
-            numbers = self.model.evaluate(data, verbose=0, return_dict=True)
+            numbers = self.model.evaluate(data, steps=steps, verbose=0, return_dict=True)
         metrics = as_tensors(self.model.metrics_variables)
         for batch in itertools.chain(repeated, batches):
             self.model.test_on_batch(*columns.item(batch))

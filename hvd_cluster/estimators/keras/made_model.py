@@ -16,6 +16,7 @@ from hvd_cluster.estimators.keras.packed_model import PackedModel, packed_compil
 from hvd_cluster.estimators.keras.state import as_tensors, contents, weights_of
 from hvd_cluster.estimators.model_factory import name_of
 from hvd_cluster.estimators.run.world import Collectives
+from hvd_cluster.estimators.spec import error_text
 from hvd_cluster.estimators.torch import made_state
 from hvd_cluster.estimators.torch.made_model import GUARD_TEXT, seeded
 
@@ -129,7 +130,7 @@ def made(factory: Callable[[], Any], seed: int) -> Any:
         try:
             model = factory()
         except Exception as error:  # the user's own code, which may raise anything
-            raise DataError(f"model: {name} failed: {type(error).__name__}: {error}") from error
+            raise DataError(f"model: {name} failed: {error_text(error)}") from error
     if wrong_model(model):
         what = "None" if model is None else f"an object of type {type(model).__name__}"
         raise DataError(f"model: {name} must return a keras.Model, and returned {what}")

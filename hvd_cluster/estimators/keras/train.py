@@ -113,6 +113,7 @@ def _fit(model: Any, progress: Any, callbacks: list[Any]) -> None:
     model.fit(
         as_taken(spec.model.backend, example, data, spec.prefetch),  # iterated once: the steps of an epoch are given
         steps_per_epoch=progress.steps,
+        shuffle=False,  # the readers do
         initial_epoch=progress.run.epoch,
         epochs=spec.epochs,
         callbacks=ResumedCallbackList(callbacks, progress, model),

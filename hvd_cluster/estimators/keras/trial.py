@@ -14,7 +14,7 @@ from hvd_cluster.errors import DataError
 from hvd_cluster.estimators.keras.arguments import with_arguments, with_dtypes
 from hvd_cluster.estimators.keras.data import KerasColumns
 from hvd_cluster.estimators.keras.structure import flat, inputs_of, keys_of, structured
-from hvd_cluster.estimators.spec import Inputs, shapes_text
+from hvd_cluster.estimators.spec import Inputs, error_text, shapes_text
 from hvd_cluster.estimators.torch.probe import wrong_outputs
 
 #: Of a message of Keras that is quoted in an error.
@@ -80,7 +80,7 @@ def try_model(
 def _refused(
     complaint: str, error: Exception, inputs: Inputs, batch: Mapping[str, torch.Tensor], schema: Schema
 ) -> DataError:
-    said = str(error)
+    said = error_text(error)
     if len(said) > _MAX_CHARACTERS:  # Keras may print the rows themselves
         said = f"{said[: _MAX_CHARACTERS // 2]} [...] {said[-_MAX_CHARACTERS // 2 :]}"
-    return DataError(f"{complaint}: {type(error).__name__}: {said}\n{shapes_text(inputs, batch, schema)}")
+    return DataError(f"{complaint}: {said}\n{shapes_text(inputs, batch, schema)}")

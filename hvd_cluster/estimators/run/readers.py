@@ -45,6 +45,8 @@ class Readers(ABC):
     train_steps: int
     #: Rows that are repeated in each epoch, over all ranks, to fill the last global batch.
     padding_rows: int
+    #: Batches with rows that this rank has in a validation; None if that is unknown.
+    num_validated: int | None = None
 
     @staticmethod
     def of(spec: FitSpec, rank: int, size: int) -> Readers:
@@ -116,6 +118,10 @@ class ParquetReaders(Readers):
                 remainder="partial",
                 num_threads=spec.val_reader_threads,
             )
+            if spec.preprocess is None or spec.preprocess.on_error == "raise":
+                batches = -(-len(range(rank, data.validation.rows, size)) // spec.val_batch_size)
+                most = spec.validation_steps_per_epoch
+                self.num_validated = batches if most is None else min(batches, most)
         self.train_steps = spec.train_steps_per_epoch or self._train.steps
         self.padding_rows = self._train.steps * spec.batch_size * size - data.train.rows
         if spec.train_steps_per_epoch is not None:

@@ -22,7 +22,7 @@ from hvd_cluster.data.reading.tensors import to_arrow, to_tensors
 from hvd_cluster.data.schema import Kind, Schema, infer
 from hvd_cluster.errors import DataError
 from hvd_cluster.estimators.scoring.output_columns import ARRAY, VECTOR, OutputColumn
-from hvd_cluster.estimators.spec import Inputs, shapes_text
+from hvd_cluster.estimators.spec import Inputs, error_text, shapes_text
 
 _CPU = torch.device("cpu")
 _ON_ERROR_TEXT = (
@@ -198,7 +198,7 @@ class Scorer:
             return self.framework.predict(model, inputs.features(tensors, _CPU))
         except Exception as error:  # the user's model may raise anything
             what = "the feature columns" if inputs.made is None else "what preprocess returned"
-            text = f"the model failed on {what}: {type(error).__name__}: {error}"
+            text = f"the model failed on {what}: {error_text(error)}"
             raise DataError(f"{text}\n{shapes_text(inputs, tensors, schema)}") from error
 
     def _in_trained_units(self, schema: Schema) -> Schema:

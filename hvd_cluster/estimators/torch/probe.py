@@ -12,6 +12,7 @@ import copy
 import dataclasses
 import itertools
 import logging
+import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -312,14 +313,23 @@ def _attempt(what: Callable[[], Any], complaint: str, progress: int, advice: str
     try:
         return what()
     except Exception as error:  # the user's own code, which may raise anything
-        raise _Refused(f"{complaint}: {type(error).__name__}: {error}{advice}", progress) from error
+        raise _Refused(f"{complaint}: {type(error).__name__}: {error}{_layer_text(error)}{advice}", progress) from error
+
+
+def _layer_text(error: Exception) -> str:
+    """The innermost layer of a model that an exception came through; empty if it is not one of a larger model."""
+    selves = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    modules = [one for one in selves if isinstance(one, torch.nn.Module)]
+    names = {id(module): name for name, module in modules[0].named_modules()} if modules else {}
+    name = names.get(id(modules[-1])) if modules else None
+    return f", in layer {name!r}, a {type(modules[-1]).__name__}({modules[-1].extra_repr()})" if name else ""
 
 
 def _advice_on_features(inputs: Inputs, batch: Mapping[str, Tensor]) -> str:
     """Lines on how columns become arguments, if the shapes suggest a misunderstanding; else empty."""
     if inputs.made is not None:
-        how = "by name" if inputs.by_keyword else "in this order"
-        text = f"\nit gets {', '.join(inputs.made)} {how}; names that are all parameters of its forward() go by name"
+        how = "by name" if inputs.by_keyword else "in this order: not all of these are names of its parameters"
+        text = "" if inputs.unnamed else f"\nthe model's forward() gets {', '.join(inputs.made)} {how}"
         whole = [f"{name} ({_name(batch[name].dtype)})" for name in inputs.made if not batch[name].is_floating_point()]
         if whole:
             text += f"\nreturn floats where the model computes with numbers: {', '.join(whole)} is passed as returned"

@@ -612,6 +612,8 @@ def test_mistakes_are_named_before_anything_starts(driver, frame):
     assert "the model returns 1 output(s) for 2 label column(s)" in outputs
     assert "the model does not take the feature columns" in swapped
     assert "feature 'a': batch of shape (rows)" in swapped
+    assert "Exception encountered when calling" in swapped
+    assert "\x1b" not in swapped
     assert "the loss or a metric does not take its output and label" in loss
     assert weight.startswith("sample_weight_col='x' holds 4 numbers a row")
     assert runs == 0
@@ -683,6 +685,25 @@ def test_a_worker_that_is_killed_during_the_fit_is_replaced_and_the_fit_continue
         return Path(folder, "died").exists(), apart(disturbed, fitted("b")), len(disturbed.getHistory()["loss"])
 
     assert driver(fn, frame, str(tmp_path), ENVIRONMENT) == (True, 0, 4)
+
+
+def test_a_fit_with_validation_gets_no_warning_of_keras(driver, frame):
+    fit = estimator
+
+    def fn(workers, frame):
+        import warnings
+
+        import keras
+
+        class Strict(keras.callbacks.Callback):
+            def set_model(self, model):  # the first call of Keras, before it looks at the data
+                super().set_model(model)
+                warnings.filterwarnings("error", "Your input ran out of data|`shuffle=True` was passed")
+
+        given = {"validation": 0.1, "batch_size": 20, "callbacks": [Strict()]}
+        return fit(workers(2), **given).fit(frame[:200]).getHistory()["val_loss"]
+
+    assert len(driver(fn, frame)) == 2
 
 
 def test_ranks_without_validation_rows_make_the_same_steps_and_count_nothing(driver, frame):

@@ -12,13 +12,19 @@ from hvd_cluster.estimators.torch.probe import probe
 ROWS = 3
 
 
-def run(net, loss, *, features=None, label=None, metrics=(), weights=False, row_weights=None, shapes=None, **more):
+def run(
+    net, loss, *, features=None, label=None, metrics=(), weights=False, row_weights=None, shapes=None, made=None, **more
+):
     batch = {"x": torch.randn(ROWS, 4) if features is None else features}
     batch["y"] = torch.randn(ROWS) if label is None else label
     batch["w"] = torch.ones(ROWS) if row_weights is None else row_weights
     schema = Schema(tuple(Column(name, Kind.NUMERIC, "float32", tuple(t.shape[1:])) for name, t in batch.items()))
     inputs = Inputs(
-        feature_cols=("x",), label_cols=("y",), sample_weight_col="w" if weights else None, input_shapes=shapes
+        feature_cols=("x",),
+        label_cols=("y",),
+        sample_weight_col="w" if weights else None,
+        input_shapes=shapes,
+        made=made,
     )
     objective = None if loss is None else MakeObjective((loss,), False, (1.0,), None)
     return probe(net, inputs, objective, [(metric,) for metric in metrics], batch, schema, **more)
@@ -44,6 +50,16 @@ def test_class_labels_stay_integers():
     found = run(torch.nn.Linear(4, 3), F.cross_entropy, label=torch.tensor([0, 1, 2]))
     assert found.inputs.label_dtypes == ("int64",)
     assert found.output_shapes == ((3,),)
+
+
+def test_an_error_names_the_layer_and_what_preprocess_returned():
+    net = torch.nn.Sequential(torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Linear(8, 16)), torch.nn.Linear(16, 1))
+    with pytest.raises(DataError) as caught:
+        run(net, F.mse_loss, features=torch.randn(ROWS, 7), made=("x",))
+    text = str(caught.value)
+    assert "(5x7 and 8x16), in layer '0.1', a Linear(in_features=8, out_features=16, bias=True)\n" in text
+    assert "preprocess returned one array of shape (rows, 7)\nthe columns are:\n  label 'y'" in text
+    assert "forward()" not in text
 
 
 def test_a_small_integer_label_is_widened_for_the_loss():
