@@ -16,7 +16,7 @@ MATRIX := petastorm pyfunc spark35 spark40 ray240 serve loaders tf216 mxnet olde
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: $(READY) ## Spark DataFrame -> two workers -> fitted model, on the handwritten digits
+demo: $(or $(wildcard $(READY)),$(VENV)/.demo-ready) ## Spark DataFrame -> two workers -> fitted model, on the handwritten digits
 	@$(PY) demo/run.py
 
 # `make test LANES=2` runs both lanes side by side: tests wait more than they compute. On two cores that are busy otherwise, a
@@ -183,16 +183,22 @@ clean: ## forget the environment and every cache
 	@rm -rf $(VENV) .venv-* build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 
 # One install command, so that pip sees the package, its extras and the pins together.
-$(READY): pyproject.toml constraints.txt
-	@[ -x $(PY) ] || { \
-		for python in python3.11 python3.12 python3.13 python3.10 python3 python; do \
-			$$python -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] < (3, 14))' 2>/dev/null && break; \
-			python=; \
-		done; \
-		[ -n "$$python" ] || { echo "No Python 3.10 to 3.13 was found: on Debian, apt-get install python3.11 python3.11-venv"; exit 1; }; \
-		echo "Making $(VENV) with $$($$python --version); the first time takes minutes, most of them for packages of several GB."; \
-		$$python -m venv $(VENV) || { rm -rf $(VENV); echo "No venv: on Debian, apt-get install python3-venv"; exit 1; }; \
-	}
-	@echo "Installing hvd_cluster and what it needs into $(VENV)."
+$(READY): pyproject.toml constraints.txt | $(PY)
+	@echo "Installing hvd_cluster and what its tests need into $(VENV): 5 GB or more on the disk, which takes many minutes."
 	@$(PY) -m pip install --disable-pip-version-check -c constraints.txt -e '.[spark,dev]'
 	@touch $@
+
+# What demo/run.py imports. It is part of the above, so a second install adds to the first.
+$(VENV)/.demo-ready: pyproject.toml constraints.txt | $(PY)
+	@echo "Installing hvd_cluster and what the demo needs into $(VENV): 0.8 GB to fetch, several GB more if pip takes the CUDA build of torch."
+	@$(PY) -m pip install --disable-pip-version-check -c constraints.txt -e '.[spark,plot]' scikit-learn
+	@touch $@
+
+$(PY):
+	@for python in python3.11 python3.12 python3.13 python3.10 python3 python; do \
+		$$python -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] < (3, 14))' 2>/dev/null && break; \
+		python=; \
+	done; \
+	[ -n "$$python" ] || { echo "No Python 3.10 to 3.13 was found: on Debian, apt-get install python3.11 python3.11-venv"; exit 1; }; \
+	echo "Making $(VENV) with $$($$python --version)."; \
+	$$python -m venv $(VENV) || { rm -rf $(VENV); echo "No venv: on Debian, apt-get install python3-venv"; exit 1; }

@@ -3,7 +3,8 @@
 Links to files outside of docs/ become text. The info strings of code blocks, which say how
 tests/docs/test_code_blocks.py runs them, become titles if they name a file. Blocks in comments, which are only for the
 tests, are omitted. The tables of params and of settings in the reference are generated from the rows that define them,
-those of examples from the code blocks of the guides. Two pages are notebooks, with their outputs.
+those of examples from the code blocks of the guides. Two pages are notebooks, with their outputs. Paragraphs that end
+with `<!-- checkout -->`, which say where to find that without the site, are omitted.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 _HIDDEN = re.compile(r"^<!--\n```.*?^-->\n+", re.MULTILINE | re.DOTALL)
+_CHECKOUT = re.compile(r"^(?:[^\n]+\n)*[^\n]+ <!-- checkout -->\n+", re.MULTILINE)
 _INFO = re.compile(r"^```(\w+) ([^\n]+)$", re.MULTILINE)
 _PARAMS = re.compile(r"^<!-- params: ([\w.]+)\.(\w+) -->$", re.MULTILINE)
 _SETTINGS = re.compile(r"^<!-- settings -->$", re.MULTILINE)
@@ -55,7 +57,8 @@ def on_page_markdown(markdown: str, *, page: Any, config: Any, **_: Any) -> str:
     def notebook(match: re.Match[str]) -> str:
         return _notebook(docs.parent / "notebooks" / match[1])
 
-    markdown = _SETTINGS.sub(_settings, _PARAMS.sub(_table, _HIDDEN.sub("", markdown)))
+    markdown = _CHECKOUT.sub("", _HIDDEN.sub("", markdown))
+    markdown = _SETTINGS.sub(_settings, _PARAMS.sub(_table, markdown))
     markdown = _NOTEBOOK.sub(notebook, _EXAMPLES.sub(used_in, markdown))
     return _INFO.sub(titled, _LINK.sub(as_text, markdown))
 

@@ -84,6 +84,11 @@ def test_two_pages_are_notebooks_with_their_outputs(site: Path) -> None:
     assert "begun at" in (site / "first-ray-job.html").read_text()
 
 
+def test_the_site_omits_what_is_for_readers_of_the_checkout(site: Path, reference: dict[str, str]) -> None:
+    assert [name for name, page in reference.items() if "In the checkout" in page] == []
+    assert "Read on in" not in (site / "first-spark-fit.html").read_text()
+
+
 def test_every_name_that_a_guide_imports_is_in_the_reference(reference: dict[str, str]) -> None:
     anchors = {anchor for page in reference.values() for anchor in re.findall(r'id="(hvd_cluster\.[\w.]+)"', page)}
     assert {"hvd_cluster.torch.elastic.ElasticSampler", "hvd_cluster.ray.train.HorovodTrainer"} <= anchors

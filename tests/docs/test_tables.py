@@ -57,3 +57,11 @@ def test_a_message_of_troubleshooting_is_one_of_ours(message: str) -> None:
 def test_the_page_on_benchmarks_lists_what_make_bench_runs() -> None:
     listed = [name for cell in first_column("benchmarks.md") for name in re.findall(r"`(\w+)`", cell)]
     assert sorted(listed) == sorted(NAMES)
+
+
+def test_a_page_that_the_site_completes_says_where_to_read_on_in_the_checkout() -> None:
+    completed = re.compile(r"^(?:::: |<!-- (?:params|settings|notebook)\b)", re.MULTILINE)
+    pages = {page: page.read_text() for page in (ROOT / "docs").rglob("*.md")}
+    pages = {page: text for page, text in pages.items() if completed.search(text)}
+    assert len(pages) > 10
+    assert [page.name for page, text in pages.items() if " <!-- checkout -->\n" not in text] == []
