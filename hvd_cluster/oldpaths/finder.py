@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec, spec_from_file_location
@@ -13,7 +14,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from hvd_cluster.oldpaths.forwarder import Forwarder
-from hvd_cluster.oldpaths.table import TABLES, row_of
+from hvd_cluster.oldpaths.table import TABLES, children_of, homes_of, row_of
 
 if TYPE_CHECKING:
     from importlib.metadata import Distribution, DistributionFinder
@@ -47,7 +48,7 @@ class OldPathFinder(MetaPathFinder, Loader):
             # Without name=: otherwise `from horovod.spark import conf` would replace this text by Python's own.
             raise ModuleNotFoundError(
                 f"No module named {fullname!r}: hvd_cluster serves no such path of {self._owner}'s. "
-                f"It serves {', '.join(self._near(below))}"
+                f"{self._instead(below)}; docs/migrating.md and hvd_cluster.oldpaths.table list all of them"
             )
         if row is None or row.module == fullname:  # the new path itself: its file is missing
             return None
@@ -82,14 +83,14 @@ class OldPathFinder(MetaPathFinder, Loader):
             return None
         return spec_from_file_location(fullname, program.origin)
 
-    def _near(self, below: str) -> list[str]:
-        """The served paths beside one that is not served, or beside its nearest parent that has any."""
-        while below:
-            below = below.rpartition(".")[0]
-            inside = sorted(path for path in self._table if path.startswith(f"{below}." if below else "") and path)
-            if inside:
-                return [f"{self.root}.{path}" for path in inside]
-        return [self.root]
+    def _instead(self, below: str) -> str:
+        """The served paths most like one that is not served; of a name, which `from` imports, also where it is now."""
+        parent, _, name = below.rpartition(".")
+        homes = homes_of(name, self._table) if parent else []
+        near = [] if homes else get_close_matches(below, filter(None, self._table))
+        near = near or [".".join(filter(None, (parent, child))) for child in sorted(children_of(parent, self._table))]
+        paths = ", ".join(f"{self.root}.{path}" for path in near)
+        return f"{name!r} is in {' and in '.join(homes)}" if homes else f"The nearest that it serves: {paths}"
 
     @property
     def _owner(self) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 from hvd_cluster.oldpaths.absent import absent
 from hvd_cluster.oldpaths.rows import Row
-from hvd_cluster.oldpaths.table import TABLE, children_of
+from hvd_cluster.oldpaths.table import TABLE, children_of, homes_of
 
 _ABSENT = object()
 
@@ -47,7 +47,7 @@ class Forwarder(ModuleType):
                 return importlib.import_module(f"{self.__name__}.{name}")
             except ImportError as error:
                 raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}: {error}") from error
-        raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}{self._served_by()}")
+        raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}{self._served_by(name)}")
 
     def __setattr__(self, name: str, value: Any) -> None:
         home = self._home_of(name)
@@ -92,9 +92,11 @@ class Forwarder(ModuleType):
             return importlib.import_module(row.module), name
         return None
 
-    def _served_by(self) -> str:
+    def _served_by(self, name: str) -> str:
         row: Row = vars(self)["_row"]
-        return f" (it is served by {row.module})" if row.module else " (it is served by hvd_cluster)"
+        homes = homes_of(name)
+        elsewhere = f"; {' and '.join(homes)} has that name" if homes else ""
+        return f" (it is served by {row.module or 'hvd_cluster'}{elsewhere})"
 
 
 def old_module(name: str) -> ModuleType:

@@ -104,6 +104,11 @@ def row_of(path: str, table: Mapping[str, Row] = TABLE) -> Row | None:
     return Row() if any(known.startswith(f"{path}.") for known in table) else None
 
 
+def homes_of(name: str, table: Mapping[str, Row] = TABLE) -> list[str]:
+    """Our modules that have a name which some row lists."""
+    return sorted({row.names[name].partition(":")[0] for row in table.values() if name in row.names})
+
+
 def children_of(path: str, table: Mapping[str, Row] = TABLE) -> set[str]:
     """The names of the modules one step below ``path``."""
     prefix = f"{path}." if path else ""

@@ -74,8 +74,24 @@ def test_the_private_files_of_the_spark_package_stay_private() -> None:
 def test_a_path_that_is_not_served_names_itself_and_what_is(code: str, tmp_path: Path) -> None:
     text = printed(code, tmp_path)
     assert text.startswith("ModuleNotFoundError: No module named 'horovod.spark.job'")
-    assert "It serves " in text
     assert "horovod.spark.torch" in text
+    assert "docs/migrating.md" in text
+    assert len(text) < 400
+
+
+@pytest.mark.parametrize(
+    ("code", "instead"),
+    [
+        ("import horovod.run", "The nearest that it serves: horovod.runner;"),
+        ("import horovod.nothing_like_it", "horovod.runner, horovod.spark, horovod.tensorflow, horovod.torch;"),
+        ("from horovod.ray import RayHostDiscovery", "'RayHostDiscovery' is in hvd_cluster.ray.elastic;"),
+        ("import horovod.ray; horovod.ray.RayHostDiscovery", "; hvd_cluster.ray.elastic has that name)"),
+    ],
+)
+def test_a_missing_name_costs_one_line_that_says_where_it_is(code: str, instead: str, tmp_path: Path) -> None:
+    text = printed(code, tmp_path)
+    assert instead in text
+    assert len(text) < 400
 
 
 def test_what_is_asked_for_in_a_try_can_be_missing(tmp_path: Path) -> None:
