@@ -16,8 +16,9 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
 
     Args:
         initial_lr: the initial rate.
-        multiplier: a number, raised to the power ``epoch - start_epoch``; or a function of the epoch, which is
-            fractional if ``staircase`` is False.
+        multiplier: a number, raised to the power ``epoch - start_epoch`` as in Horovod, so that 0.1 decays the rate
+            in each epoch and leaves it unchanged in ``start_epoch``; or a function of the epoch, which is fractional
+            if ``staircase`` is False: ``lambda epoch: 0.1`` for one rate from ``start_epoch`` to ``end_epoch``.
         start_epoch: the first epoch in which the callback sets the rate.
         end_epoch: the epoch before which it stops; None for no end.
         staircase: change the rate only at the start of an epoch instead of at every batch.
