@@ -372,18 +372,17 @@ class Loop:
 
     @property
     def _is_broken(self) -> bool:
-        """True after an abort. Decisions are not executed any more.
-
-        They would wait for ranks that are gone without noticing: the ranks that reported the abort have said goodbye.
-        """
+        """True after an abort: decisions are not executed any more, because they would wait for ranks that are gone."""
         return self._submissions.has_ended and self._closing_since_s is None
 
     def _close(self, close: Close) -> None:
         """The world ends in good order: what precedes the end in the log is executed, the rest fails."""
         self._closing_since_s = time.monotonic()
         self.steps.report()
-        who = "this rank" if close.rank == self._rank else f"rank {close.rank} on {self._world.hosts[close.rank]}"
-        self._decisions.fail_pending(f"{SHUT_DOWN_TEXT} ({who} has called shutdown or ended)")
+        is_mine = close.rank == self._rank
+        who = "this rank" if is_mine else f"rank {close.rank} on {self._world.hosts[close.rank]}"
+        hint = "" if is_mine else "; ranks with fewer batches than others call hvd.join() after their last one"
+        self._decisions.fail_pending(f"{SHUT_DOWN_TEXT} ({who} has called shutdown or ended{hint})")
 
     def _abort(self, reason: str, source: int | None = None) -> None:
         """The world is broken: report it to the linked ranks, fail everything, end the waits in the transports."""
