@@ -8,7 +8,7 @@ PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(PY) -m pytest
 SPARK_KINDS := local local-cluster connect standalone
 # Only the files that have Spark tests: to collect the whole suite costs each kind ten seconds more.
 SPARK_FILES = $$(grep -rl --include='test_*.py' 'mark\.spark' tests)
-MATRIX := petastorm pyfunc spark35 spark40 ray240 serve loaders tf216 mxnet oldest py310 py312 py313 py314
+MATRIX := petastorm pyfunc spark35 spark40 ray240 serve loaders tf216 mxnet oldest newest py310 py312 py313 py314
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test .lane-1 .lane-2 test-fast test-slow test-matrix notebooks docs docs-version bench check wheel dist clean $(MATRIX:%=matrix-%)
@@ -80,7 +80,7 @@ dist: .venv-release/.ready ## a release in dist/: the wheel, the source archive,
 		-o dist/hvd_cluster-$$version.cdx.json - 2>.venv-release/log || { cat .venv-release/log; exit 1; }
 	@ls dist
 
-test-matrix: $(MATRIX:%=matrix-%) ## other versions: petastorm beside its own pyarrow, a logged model without us, Spark 3.5 and 4.0, Ray 2.40, Ray Serve, LitData and Mosaic Streaming, TensorFlow 2.16, mxnet beside its own numpy, the oldest torch, pyarrow, pandas and Lightning, other Pythons
+test-matrix: $(MATRIX:%=matrix-%) ## other versions: petastorm beside its own pyarrow, a logged model without us, Spark 3.5 and 4.0, Ray 2.40, Ray Serve, LitData and Mosaic Streaming, TensorFlow 2.16, mxnet beside its own numpy, the oldest and the newest torch, pyarrow, pandas and Lightning, other Pythons
 
 # A row of the matrix: its environment, .venv-ROW, is made from tests/matrix/ROW.txt, and its tests run in either.
 matrix-petastorm: $(READY) .venv-petastorm/.ready
@@ -132,6 +132,12 @@ matrix-oldest: .venv-oldest/.ready
 		tests/estimators/torch tests/estimators/lightning tests/estimators/run tests/estimators/view tests/estimators/scoring \
 		--ignore tests/data/tables --ignore tests/torch/distributed -m "not slow and not spark" \
 		-k "not ($$(echo $(OLDEST) | sed 's/ / or /g'))"
+
+# The examples need the package in the environment.
+matrix-newest: .venv-newest/.ready
+	@PYTHONPATH=$(CURDIR) OMP_NUM_THREADS=1 .venv-newest/bin/python -m pytest tests/data tests/torch tests/lightning \
+		tests/estimators/torch tests/estimators/lightning tests/estimators/run tests/estimators/view tests/estimators/scoring \
+		-m "not slow and not spark" -k "not examples"
 
 # Other Pythons: the wheel, and the tests that need no torch. `pytest` and not `python -m pytest`, which would import the
 # checkout instead.
