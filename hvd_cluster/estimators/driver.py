@@ -87,17 +87,29 @@ class DriverRun:
                         raise
                     restarts += 1
                     logger.warning(
-                        "run %r: %s The workers start again (%d of at most %d times)",
+                        "run %r: %s The workers start again (%d of at most %d times) %s",
                         spec.run_id,
                         str(error).strip().splitlines()[0],
                         restarts,
                         self.max_restarts,
+                        self._restart_text(spec),
                     )
                     self.backend.check_again()  # it takes a while to replace an executor that died
                 else:
                     with contextlib.suppress(StopFit):  # all epochs are done
                         self.epochs.add(results[0].history)
                     return results
+
+    def _restart_text(self, spec: Any) -> str:
+        """Where training continues."""
+        try:
+            if not RunFiles(self.store, spec.run_id).has_last:
+                return "from the beginning"
+        except OSError:  # the store does not answer, which the workers report
+            return "from the last checkpoint, if there is one"
+        if spec.checkpoint_every_epochs > 1:
+            return "from the last checkpoint"
+        return f"after epoch {self.epochs.finished} of {spec.epochs}, from the last checkpoint"
 
     @staticmethod
     def _stopping_call(act: Callable[[], None]) -> None:

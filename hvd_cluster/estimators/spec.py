@@ -255,6 +255,11 @@ class FitSpec:
     return_best: bool = False
 
     @property
+    def trained_with(self) -> tuple[str, ...]:
+        """The modules whose versions a fit logs."""
+        return ("torch",)
+
+    @property
     def has_validation(self) -> bool:
         """Whether there are validation rows."""
         return self.dataset.validation is not None and self.dataset.validation.rows > 0

@@ -24,8 +24,8 @@ _MEANING = (
     ("keras/src/saving/", "save", SAVE),
     ("torch/optim/", "", OPTIMIZER),
 )
-#: Functions that only time what they call.
-_WRAPPERS = ("hvd_cluster/monitor/timed_calls.py", "hvd_cluster/torch/timed_calls.py")
+#: Functions that only time what they call, or call it in a context.
+_WRAPPERS = ("hvd_cluster/monitor/timed_calls.py", "hvd_cluster/torch/timed_calls.py", "contextlib.py")
 #: More different places are not counted.
 _MAX_SITES = 512
 

@@ -32,6 +32,8 @@ def test_the_keras_guide_runs(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    assert re.search(r"; Python \S+, keras \d\S+, torch \d\S+;", done.stderr)
+    assert "ran out of data" not in done.stderr
     accuracies = [float(number) for number in re.findall(r"[0-9.]+", done.stdout.splitlines()[0])]
     assert len(accuracies) == 5
     assert accuracies[-1] > 0.8

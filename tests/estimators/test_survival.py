@@ -27,6 +27,7 @@ def test_a_killed_worker_does_not_change_the_result(frame, two_workers, tmp_path
     (warning,) = [record.getMessage() for record in caplog.records if "start again" in record.getMessage()]
     assert "(1 of at most 3 times)" in warning
     assert "was killed by signal 9" in warning
+    assert warning.endswith(" of 3, from the last checkpoint")
 
 
 @pytest.mark.slow

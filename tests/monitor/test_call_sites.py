@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,11 @@ import torch
 import hvd_cluster
 from hvd_cluster.monitor.call_sites import CallSite, CallSites
 from hvd_cluster.monitor.step_clock import COMPUTE, DATA, SAVE, StepClock
+
+
+@contextlib.contextmanager
+def block() -> Iterator[None]:
+    yield
 
 
 def sample(sites: CallSites, thread: threading.Thread, is_over: threading.Event) -> None:
@@ -52,6 +58,12 @@ def test_a_library_is_named_with_the_line_that_calls_it(tmp_path: Path) -> None:
     found = seen(lambda: torch.save(tensor, tmp_path / "x.pt"))
     assert found.text.startswith("save (tests/monitor/test_call_sites.py:")
     assert found.activity == SAVE  # the calls inside say so
+
+
+def test_a_decorator_of_a_context_is_not_what_the_thread_does(tmp_path: Path) -> None:
+    tensor = torch.zeros(1_000_000)
+    save = block()(torch.save)
+    assert seen(lambda: save(tensor, tmp_path / "x.pt")).text.startswith("save (tests/monitor/test_call_sites.py:")
 
 
 def test_code_of_the_user_is_named_by_its_function() -> None:

@@ -25,6 +25,10 @@ class KerasSpec(FitSpec):
     #: Batches that tf.data reads ahead; 0 lets tf.data choose.
     prefetch: int = 0
 
+    @property
+    def trained_with(self) -> tuple[str, ...]:
+        return ("keras", self.model.backend)
+
 
 @dataclass(frozen=True)
 class Extras:

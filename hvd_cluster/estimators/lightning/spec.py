@@ -34,3 +34,9 @@ class LightningSpec(FitSpec):
     profiler: Any = None
     #: Arguments of ``Trainer``, which replace those of this package.
     trainer_args: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def trained_with(self) -> tuple[str, ...]:
+        from hvd_cluster.lightning.installed import lightning
+
+        return (*super().trained_with, lightning().__name__)

@@ -42,6 +42,12 @@ class RunFiles:
         """Whether the store keeps checkpoints."""
         return self.store.saving_runs
 
+    @property
+    def has_last(self) -> bool:
+        """Whether the store has a checkpoint of the run."""
+        path = self._path(best=False)
+        return path is not None and self.store.exists(path)
+
     def save(self, blob: bytes, best: bool = False) -> None:
         """Save a checkpoint as the last one, or as the best; does nothing in a store that keeps no runs.
 

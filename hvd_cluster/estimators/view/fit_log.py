@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import math
 import platform
 from typing import TYPE_CHECKING, Any
-
-import torch
 
 from hvd_cluster.estimators.backend import Backend
 from hvd_cluster.launch.call import pack
@@ -37,10 +36,14 @@ def preflight_line(backend: Backend, spec: FitSpec, rows: Any = None) -> str:
     parts = [
         f"{backend.num_processes()} workers ({backend.where()})",
         counted if rows is None else "rows go straight to the workers",
-        f"Python {platform.python_version()}, torch {torch.__version__}",
+        f"Python {platform.python_version()}, {', '.join(map(_with_version, spec.trained_with))}",
         f"{len(pack(_nothing, kwargs={'spec': spec})) / 1000:,.0f} kB for each worker",
     ]
     return f"{spec.run_id}: " + "; ".join(parts)
+
+
+def _with_version(package: str) -> str:
+    return f"{package.partition('.')[0]} {importlib.import_module(package).__version__}"
 
 
 def _nothing(spec: Any) -> None: ...

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 
 from hvd_cluster.errors import DataError, WorkerFailedError
 from hvd_cluster.estimators import LightningEstimator, TorchModel
+from hvd_cluster.estimators.lightning.spec import LightningSpec
 
 if find_spec("lightning") is None:
     pytest.skip("needs lightning", allow_module_level=True)
@@ -354,6 +355,10 @@ def test_rows_are_transformed_and_columns_edited_and_removed(frame, two_workers,
     # transform() reads the columns of the data, not those of a training batch.
     assert fit.fit(frame).getFeatureColumns() == ["x", "a", "c", "w"]
     assert (tmp_path / "seen").read_text() == "['a', 'c', 'x', 'y'] (2, 2) torch.int16"
+
+
+def test_a_fit_names_the_version_of_lightning_too():
+    assert object.__new__(LightningSpec).trained_with == ("torch", pl.__name__)
 
 
 def test_a_loss_that_is_not_finite_ends_the_fit(frame, two_workers):
