@@ -89,7 +89,8 @@ def rows_by_rank(tensor: torch.Tensor, given: Sequence[torch.Tensor], process_se
         return (rows // num_ranks,) * num_ranks
     (splits,) = given
     if splits.dim() != 1 or splits.dtype != torch.int32:
-        raise ValueError(f"splits must be a 1-D int32 tensor, not {splits.dtype} of shape {tuple(splits.shape)}")
+        got = f"{str(splits.dtype).removeprefix('torch.')} of shape {tuple(splits.shape)}"
+        raise ValueError(f"splits must be a 1-D int32 tensor, not {got}: pass a list, or convert it to int32")
     counts = tuple(int(count) for count in splits.tolist())
     if len(counts) != num_ranks or min(counts) < 0:
         raise ValueError(f"splits must hold the rows for each of the {num_ranks} ranks, and holds {counts}")

@@ -173,7 +173,7 @@ class Job:
     def _waits_for(self) -> str:
         seen = self._progress.host_of_task
         where = f"; {len(seen)} of {self._num_tasks} tasks have reported" if seen else ""
-        return self._session.slots(self._profile).describe(self._num_tasks) + where
+        return self._session.slots(self._profile).describe_wait(self._num_tasks) + where
 
     def _handle(self, message: Any) -> None:
         if message is _DONE:

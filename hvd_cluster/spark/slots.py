@@ -52,6 +52,13 @@ class SlotCounts:
             parts.append(f"spark.master is {self.master}")
         return "; ".join(parts)
 
+    def describe_wait(self, needed: int) -> str:
+        """:meth:`describe`, and what tasks that were submitted wait for if the slots for them are free."""
+        text = self.describe(needed)
+        if self.free is None or self.free < needed:
+            return text
+        return f"{text}; that is enough, so Spark is still starting Python in its tasks, which is slow on a busy host"
+
 
 def check(needed: int, slots: SlotCounts, *, barrier: bool = True) -> None:
     """Refuse a job that can never start.

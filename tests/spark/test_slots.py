@@ -18,6 +18,12 @@ def test_the_message_says_what_is_needed_what_is_free_and_why() -> None:
     assert "an unknown number free" in SlotCounts().describe(4)
 
 
+def test_tasks_that_wait_although_slots_are_free_wait_for_python() -> None:
+    assert "; that is enough, so Spark is still starting Python" in SlotCounts(total=2).describe_wait(2)
+    for counts in (SlotCounts(), SlotCounts(total=2, busy=1), SlotCounts(total=1)):
+        assert counts.describe_wait(2) == counts.describe(2)
+
+
 def test_more_workers_than_the_session_can_ever_have_are_refused_with_the_remedy() -> None:
     with pytest.raises(NotEnoughSlotsError, match=r"5 slots needed, 4 free.*local\[8\].*num_proc=4"):
         slots.check(5, SlotCounts(total=4, max_total=4, master="local[4]"))

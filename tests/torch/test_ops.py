@@ -703,7 +703,7 @@ def test_wrong_splits_are_refused_at_the_call(two: Any) -> None:
     def fn(hvd: Any) -> None:
         for splits, text in (
             (torch.tensor([[1, 1]], dtype=torch.int32), "1-D int32"),
-            (torch.tensor([1, 1]), "1-D int32"),
+            (torch.tensor([1, 2]), r"1-D int32 tensor, not int64 of shape \(2,\): pass a list"),
             (torch.tensor([2], dtype=torch.int32), "each of the 2 ranks"),
             (torch.tensor([3, 1], dtype=torch.int32), "send 4 rows, but the tensor has 3"),
             (torch.tensor([-1, 1], dtype=torch.int32), "each of the 2 ranks"),

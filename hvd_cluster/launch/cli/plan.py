@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import shlex
 import shutil
-from collections.abc import Mapping
+import socket
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hvd_cluster.launch.allocation import find_allocation
+from hvd_cluster.launch.checks import interface_names
 from hvd_cluster.launch.cli.knobs import knob_environment
 from hvd_cluster.launch.host_options import HostOptions
 from hvd_cluster.launch.hosts import Host, is_local
@@ -67,10 +69,18 @@ def make_plan(parsed: argparse.Namespace, environ: Mapping[str, str], *, as_horo
         notes.append(f"-np was not given: one worker on each of the {num_proc} slots")
     spec = options.spec(task, hosts, settings)
     if parsed.nics and spec.hosts and all(is_local(host.name) for host in spec.hosts):
-        notes.append("--network-interfaces has no effect: all workers are on this host and use its loopback interface")
+        text = "--network-interfaces has no effect: all workers are on this host and use its loopback interface"
+        notes.append(text + _missing_interfaces(interface_names(parsed.nics)))
     if any(is_local(host.name) for host in spec.hosts) and shutil.which(parsed.command[0]) is None:
         raise ValueError(_not_a_program(parsed.command[0]))
     return LaunchPlan(spec, tuple(notes))
+
+
+def _missing_interfaces(names: Iterable[str]) -> str:
+    """The end of a sentence if this host has no interface with one of these names or prefixes."""
+    existing = [name for _, name in socket.if_nameindex()]
+    missing = [repr(name) for name in names if not any(each.startswith(name) for each in existing)]
+    return f". This host has no interface {' or '.join(missing)}; it has {', '.join(existing)}" if missing else ""
 
 
 def _not_a_program(name: str) -> str:

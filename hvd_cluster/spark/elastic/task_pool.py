@@ -233,4 +233,5 @@ class TaskPool(HostDiscovery):
         with self._changed:
             present, reason = len(self._usable()), self._reason
         lost = f"; a task was lost, and Spark says: {reason}" if reason else ""
-        return f"{self._session.slots(self._profile).describe(count)}; {present} of {count} tasks have reported{lost}"
+        slots = self._session.slots(self._profile).describe_wait(count)
+        return f"{slots}; {present} of {count} tasks have reported{lost}"

@@ -93,11 +93,14 @@ def test_a_flag_of_elastic_jobs_costs_a_line_where_the_job_is_none(flag: list[st
 
 
 def test_interfaces_cost_a_line_where_no_worker_is_on_another_host() -> None:
-    def notes(*arguments: str) -> tuple[str, ...]:
-        return make_plan(parse_args([*arguments, "--network-interfaces", "eth0", "true"]), {}, as_horovod=False).notes
+    def notes(*arguments: str, name: str = "lo") -> tuple[str, ...]:
+        return make_plan(parse_args([*arguments, "--network-interfaces", name, "true"]), {}, as_horovod=False).notes
 
     (note,) = notes("-np", "2")
     assert note.startswith("--network-interfaces has no effect: all workers are on this host")
+    assert note.endswith("loopback interface")
+    (note,) = notes("-np", "2", name="lo,nosuch0")
+    assert ". This host has no interface 'nosuch0'; it has lo" in note
     assert notes("-np", "2", "-H", "localhost:1,elsewhere:1") == ()
     assert notes("-np", "2", "--host-discovery-script", "./find.sh") == ()  # nobody knows yet where they will be
 
