@@ -112,7 +112,11 @@ class FiniteCheck:
         if wrong:
             steps = kept[wrong[0]][0]
             columns = [self._columns(epoch, step) for step in steps]
-            return steps[-1], f"the loss is {losses[wrong[0]]}", next(filter(None, columns), columns[0])
+            explained = next(filter(None, columns), columns[0])
+            # Data may spoil the weights in a step whose loss is finite.
+            if explained == "" and steps[0] and (before := self._columns(epoch, steps[0] - 1)):
+                explained = f"in the step before, {before}"
+            return steps[-1], f"the loss is {losses[wrong[0]]}", explained
         if has_finite_weights is not None and not has_finite_weights():
             return self._last_step, "the weights are not finite, though the loss is,", None
         return None

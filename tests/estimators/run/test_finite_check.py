@@ -55,6 +55,13 @@ def test_the_batch_of_a_loss_that_is_not_finite_decides_the_advice():
             mine.check(0)
 
 
+def test_the_batch_of_the_step_before_may_have_spoiled_the_weights():
+    mine = losses(look=lambda epoch, step: ["", "feature column 'x' holds infinities", ""][step])
+    mine.add(2, torch.tensor(math.nan))
+    with pytest.raises(DataError, match=r"in step 2 .*: in the step before, feature column 'x' holds infinities\."):
+        mine.check(0)
+
+
 def test_a_rank_whose_batch_explains_the_loss_comes_first():
     mine = losses((0, "the loss is nan", "label column 'y' holds NaN"))
     mine.add(0, torch.tensor(math.nan))
