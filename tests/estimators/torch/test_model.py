@@ -203,7 +203,8 @@ def test_times_are_counted_in_the_unit_that_the_model_was_trained_on(unit, count
 def test_times_of_a_model_that_was_saved_without_units_are_counted_as_they_come():
     metadata = {"feature_dtypes": ("int64",), "output_types": ("int64",)}
     trained = model(model=First(), label_columns=["y"], _metadata=metadata)
-    assert trained.transform(pa.table({"x": pd.Series([NOON])}))["y__output"].to_pylist() == [NOON.value]
+    times = pa.array([NOON], pa.timestamp("ns"))
+    assert trained.transform(pa.table({"x": times}))["y__output"].to_pylist() == [NOON.value]
 
 
 @pytest.mark.parametrize(("unit", "count"), [("us", 19_849 * 86_400 * 10**6), ("s", 19_849 * 86_400), ("D", 19_849)])

@@ -80,7 +80,7 @@ def estimator(backend, model=None, **params):
 
 
 def local_scores(model, frame, fn=tokens):
-    net, made = model.getModel().eval(), fn({"text": frame["text"].to_numpy()})
+    net, made = model.getModel().eval(), fn({"text": frame["text"].astype(object).to_numpy(na_value=None)})
     with torch.no_grad():
         return net(torch.from_numpy(made["input_ids"]), torch.from_numpy(made["mask"]).float())
 
