@@ -38,9 +38,9 @@ from hvd_cluster.topology import Topology
 
 HOP_S = 25e-6
 BITS_PER_S = 10e9
-#: One hop between processes of a host: a Unix socket took 13 us (ENGINE-FACTS, "Waiting").
+#: One hop between processes of a host: a Unix socket took 13 us.
 LOCAL_HOP_S = 13e-6
-#: From the wakeup of a rank that sleeps to its first instruction: an eventfd (the same table).
+#: From the wakeup of a rank that sleeps to its first instruction: an eventfd.
 WAKE_S = 6.5e-6
 #: TCP, IP and Ethernet headers with preamble and gap.
 HEADER_BYTES = 78

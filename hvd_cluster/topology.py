@@ -145,10 +145,6 @@ class Topology:
         peers = [rank for rank, local_rank in enumerate(local_ranks) if local_rank == self.local_rank]
         return replace(self, cross_rank=peers.index(self.rank), cross_size=len(peers))
 
-    def with_master(self, host: str, port: int) -> Topology:
-        """The same rank, with torch.distributed's rendezvous at ``host:port``."""
-        return replace(self, master=join_address(host, port))
-
 
 def export(
     variables: Mapping[str, str | None], environ: MutableMapping[str, str] | None = None

@@ -219,11 +219,12 @@ def execute_inline(
         return False
     if recorder.enabled:
         end_s = time.monotonic()
+        phase = "BCAST" if kind == Kind.BROADCAST else kind.name  # as Horovod writes it
         for request in requests:
             for name, meta in zip(request.tensor_names, request.signature.tensors, strict=True):
                 recorder.span(name, "QUEUE", start_s, start_s)
                 recorder.span(name, kind.name, start_s, end_s, dtype=meta.dtype, shape=str(list(meta.shape)))
-                recorder.span(name, f"{transport.name}_{kind.name}", start_s, end_s)
+                recorder.span(name, f"{transport.name}_{phase}", start_s, end_s)
     release()
     for request, tensors in zip(requests, results, strict=True):
         value, failure = _outcome(request, tensors)

@@ -10,7 +10,7 @@ Requests that were seen before travel as a short id. The ids come from the log i
 knows them at the same position. A forgotten id (:class:`Forget`) stays readable until every child is known to have
 applied that position of the log: a report sent earlier may still contain it.
 
-The protocol and what was proved of it: ENGINE-FACTS, "Negotiation". Its ancestors are Horovod's coordinator
+``tests/engine/test_protocol_model.py`` explores the protocol's states. Its ancestors are Horovod's coordinator
 (arXiv:1802.05799, section 3) and its response cache.
 """
 

@@ -35,11 +35,6 @@ class TreePosition:
         """The children on other hosts, which they lead."""
         return [child for child in self.children if child not in self.host_ranks]
 
-    @property
-    def linked_ranks(self) -> list[int]:
-        """The parent, if any, and the children."""
-        return ([] if self.parent is None else [self.parent]) + list(self.children)
-
 
 def tree_positions(hosts: Sequence[str]) -> list[TreePosition]:
     """The position of every rank.

@@ -78,7 +78,9 @@ class DriverRun:
                 except WorkerFailedError as error:
                     if stops:
                         self.store.delete(reports.stop_path_of(self.store, spec.run_id))
-                        spec = self._stopped(spec, stops.pop())
+                        first = stops[0]
+                        stops.clear()
+                        spec = self._stopped(spec, first)
                         continue
                     if not error.died or restarts >= self.max_restarts:
                         if restarts:
@@ -149,7 +151,11 @@ class DriverRun:
 
     @contextlib.contextmanager
     def _watched(self, spec: Any, on_event: OnEvent) -> Iterator[list[StopCall]]:
-        """Poll the store for progress if workers report through it; yields a list that gets what stops the workers."""
+        """Poll the store for progress if workers report through it; yields a list that gets what stops the workers.
+
+        Raises:
+            BaseException: what a driver callback raised after the workers had ended, or too late to stop them.
+        """
         stops: list[StopCall] = []
         if not spec.report_through_store:
             yield stops
@@ -176,6 +182,9 @@ class DriverRun:
             ended.set()
             watcher.join()
             self.store.delete(stop_path)
+        for stop in stops:
+            if not isinstance(stop.__cause__, StopFit):  # all epochs are done
+                raise stop.__cause__ or stop
 
     def _watch(
         self,

@@ -148,6 +148,20 @@ def test_an_exception_of_a_driver_callback_ends_a_fit_that_reports_through_the_s
     assert [path.name for path in tmp_path.rglob("stop")] == []
 
 
+def test_an_exception_that_comes_when_the_workers_have_ended_is_raised(tmp_path):
+    def late(record):
+        if record["epoch"] == 0:  # the workers report it through the store, and go on
+            time.sleep(20)
+            raise TrialPruned
+
+    columns = {"feature_cols": ["x"], "label_cols": ["y"]}
+    short = torch_fit(
+        driver_callbacks=[late], backend=Unheard(1, verbose=0), store=tmp_path, epochs=30, verbose=0, **columns
+    )
+    with pytest.raises(TrialPruned):
+        short.fit(data())
+
+
 @pytest.mark.spark("local", "connect")
 @pytest.mark.parametrize("where", ["store", "no store"])
 def test_an_exception_of_a_driver_callback_ends_a_fit_on_spark(spark, long_fit, where, tmp_path):

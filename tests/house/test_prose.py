@@ -1,4 +1,4 @@
-"""Words that CONTRIBUTING.md bans from the package, its documentation, its messages and the names of tests."""
+"""Words that are banned from the package, its documentation, its messages and the names of tests."""
 
 from __future__ import annotations
 

@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 CLASSES = runpy.run_path(str(HERE / "typed_params.py"))["CLASSES"]
@@ -44,6 +46,7 @@ def test_the_estimators_use_every_param() -> None:
     assert not unused
 
 
+@pytest.mark.timeout(600)  # mypy has no cache yet
 def test_mypy_refuses_a_param_that_does_not_exist_or_has_another_type(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(

@@ -239,7 +239,7 @@ class TransportTable:
         devices = _from_each(world.client, prefix, ranks, self._settings.gloo_timeout_s)
         if len(set(devices)) < len(ranks) or not is_nccl_available():
             logger.warning(
-                "process set %d: ranks share a GPU or NCCL is missing, so its GPU tensors travel over Gloo",
+                "process set %s: ranks share a GPU or NCCL is missing, so its GPU tensors travel over Gloo",
                 process_set_id,
             )
             return self._transports[process_set_id, "cpu"]
