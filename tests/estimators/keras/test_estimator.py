@@ -698,7 +698,11 @@ def test_a_fit_with_validation_gets_no_warning_of_keras(driver, frame):
         class Strict(keras.callbacks.Callback):
             def set_model(self, model):  # the first call of Keras, before it looks at the data
                 super().set_model(model)
+                self.before = warnings.filters[:]
                 warnings.filterwarnings("error", "Your input ran out of data|`shuffle=True` was passed")
+
+            def on_train_end(self, logs=None):  # the workers serve other tests, too
+                warnings.filters[:] = self.before
 
         given = {"validation": 0.1, "batch_size": 20, "callbacks": [Strict()]}
         return fit(workers(2), **given).fit(frame[:200]).getHistory()["val_loss"]
