@@ -98,7 +98,8 @@ class ActorGroup:
             return self._group.reports()
 
         with self._calling(workers, ignore_log if callbacks is None else callbacks.put):
-            outcomes = work() if callbacks is None else callbacks.until(work, self.close)
+            failed = partial(self.close, "a callback of an earlier call has raised an exception, or it was interrupted")
+            outcomes = work() if callbacks is None else callbacks.until(work, failed)
             if is_last:
                 outcomes = [worker.detached(outcome) for worker, outcome in zip(workers, outcomes, strict=True)]
         return collect(outcomes)

@@ -200,7 +200,7 @@ def in_use(group: Any, resources: WorkerResources, needed: str, timeout_s: float
     return StartTimeoutError(
         f"{described(group, resources)}. Others use it: there is room for {free} after {timeout_s:g} s, but {needed}. "
         "End what else runs there, give it more bundles, or pass use_current_placement_group=False; "
-        "create_settings(placement_group_timeout_s=...) sets how long to wait."
+        "create_settings(placement_group_timeout_s=...), or placement_group_timeout of ray.run, sets how long to wait."
     )
 
 
@@ -245,7 +245,8 @@ def _await(group: Any, bundle: Mapping[str, float], num_bundles: int, timeout_s:
                 "Placement group creation timed out. Make sure your cluster either has enough resources or use an "
                 f"autoscaling cluster. After {timeout_s:g} s: {missing(bundle, num_bundles, strategy)}. "
                 "Ask for fewer workers or less for each, end what else runs there, or add nodes; "
-                "create_settings(placement_group_timeout_s=...) sets how long to wait for them."
+                "create_settings(placement_group_timeout_s=...), or placement_group_timeout of ray.run, sets how long "
+                "to wait for them."
             )
         if now_s >= explain_s:
             explain_s = now_s + 10 * _EXPLAIN_S

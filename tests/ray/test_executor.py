@@ -52,6 +52,23 @@ def test_run_takes_none_for_every_argument() -> None:
 
 
 @pytest.mark.usefixtures("_ray_cluster")
+def test_a_callback_that_raises_ends_the_workers_and_the_next_call_says_so() -> None:
+    def log() -> None:
+        from hvd_cluster.ray import ray_logger
+
+        ray_logger.log({"step": 1})
+
+    def fail(_: Any) -> None:
+        raise ValueError("the tracking server is down")
+
+    with RayExecutor(num_workers=1) as executor:
+        with pytest.raises(ValueError, match="the tracking server is down"):
+            executor.run(log, callbacks=[fail])
+        with pytest.raises(LaunchError, match=r"no workers: a callback of an earlier call .* Call start\(\) first"):
+            executor.run(int)
+
+
+@pytest.mark.usefixtures("_ray_cluster")
 def test_the_group_of_torch_distributed_exists_if_asked_for() -> None:
     def total() -> tuple[str, float]:
         import torch

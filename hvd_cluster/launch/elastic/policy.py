@@ -226,8 +226,8 @@ def _short(view: View, num_ready: int, needed: int, base: Decision) -> Decision:
             stop=base.stop,
             text="Timed out waiting for minimum number of slots to become available. Please check that you have enough "
             f"resources to run at least {needed} Horovod processes. ({num_ready} workers are ready, {slots} slots are "
-            f"usable, {_names(view.blacklisted)} excluded, after {view.timeout_s:g} s; --elastic-timeout sets how long "
-            "to wait.)",
+            f"usable, {_names(view.blacklisted)} excluded, after {view.timeout_s:g} s; elastic_timeout, or hvdrun's "
+            "--elastic-timeout, sets how long to wait.)",
         )
     no_more = bool(view.blacklisted) and not view.may_return and not (view.may_come and view.hosts)
     if no_more and slots < needed and not view.workers:
@@ -235,7 +235,7 @@ def _short(view: View, num_ready: int, needed: int, base: Decision) -> Decision:
             step=Step.RAISE,
             stop=base.stop,
             text=f"{needed} workers are needed, {slots} slots are usable, and {_names(view.blacklisted)} excluded "
-            "permanently after a failure. --blacklist-cooldown-range lets failed hosts come back.",
+            "permanently after a failure. cooldown_range, or hvdrun's --blacklist-cooldown-range, lets them come back.",
         )
     text = f"{needed} workers needed, {num_ready} ready, {slots} slots usable"
     return replace(base, text=text)
