@@ -67,6 +67,8 @@ class ActorGroup:
             WorkerFailedError: a worker died, or its executable raised an exception.
             LaunchError: they cannot work together.
         """
+        if self._running is not None:
+            logger.warning("start() was called again: the workers of the earlier call end, with all that they hold")
         self.close()
         try:
             with ExitStack() as stack:

@@ -15,8 +15,8 @@ from hvd_cluster.rendezvous.channel import Channel
 
 #: Seconds after which a driver that accepts no more output counts as stalled.
 _STALLED_S = 60.0
-#: The beginnings of lines that Ray writes for its own log reader.
-_RAY_LINE_PREFIXES = (":actor_name:", ":task_name:", ":job_id:")
+#: The beginnings of lines that Ray writes for its own log reader; the last ones are its progress bars.
+_RAY_LINE_PREFIXES = (":actor_name:", ":task_name:", ":job_id:", '{"__magic_token__": "__ray_tqdm_magic_token__"')
 _STREAMS = {"stdout": 1, "stderr": 2}
 
 

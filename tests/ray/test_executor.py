@@ -166,6 +166,19 @@ def test_output_comes_with_the_rank_in_front_and_before_the_result(
         assert f"[{rank}]<stderr>:déjà vu\n" in captured.err
 
 
+def test_the_progress_bars_of_ray_are_not_output(four: RayExecutor, capsys: pytest.CaptureFixture[str]) -> None:
+    def draw() -> None:
+        from ray.experimental import tqdm_ray
+
+        for step in tqdm_ray.tqdm(range(3), total=3):
+            print("step", step)
+
+    four.run(draw)
+    captured = capsys.readouterr().out
+    assert "[0]<stdout>:step 2\n" in captured
+    assert "magic_token" not in captured
+
+
 def test_callbacks_get_what_workers_log(four: RayExecutor) -> None:
     def train() -> None:
         from hvd_cluster.ray import ray_logger
