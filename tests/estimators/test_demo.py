@@ -28,20 +28,21 @@ def run_demo(out, environ):
     return done.stdout
 
 
-def test_the_first_make_shows_what_pip_installs(tmp_path):
+@pytest.mark.parametrize(("target", "what"), [(".demo-ready", "the demo needs"), (".ready", "its tests need")])
+def test_the_first_make_shows_what_pip_installs(tmp_path, target, what):
     pip = tmp_path / "venv/bin/python"
     pip.parent.mkdir(parents=True)
     # Like pip: prints what it installs, unless --quiet is given.
     pip.write_text('#!/bin/sh\ncase "$*" in *--quiet*) ;; *) echo "Collecting torch";; esac\n')
     pip.chmod(0o755)
     made = subprocess.run(
-        ["make", "--no-print-directory", f"VENV={tmp_path / 'venv'}", str(tmp_path / "venv/.ready")],
+        ["make", "--no-print-directory", f"VENV={tmp_path / 'venv'}", str(tmp_path / "venv" / target)],
         cwd=DEMO.parents[1],
         capture_output=True,
         text=True,
         check=True,
     )
-    assert made.stdout.startswith("Installing hvd_cluster and what it needs into ")
+    assert made.stdout.startswith(f"Installing hvd_cluster and what {what} into ")
     assert "Collecting torch" in made.stdout
 
 
