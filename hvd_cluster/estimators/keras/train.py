@@ -99,8 +99,9 @@ def _training_items(run: WorkerRun[KerasSpec], readers: Readers, done: int) -> I
     """The items of all epochs from the run's current one on, without its first ``done``."""
     first_epoch = run.epoch
     for epoch in range(first_epoch, run.spec.epochs):
-        batches = readers.train_batches(epoch, done if epoch == first_epoch else 0)
-        yield from map(run.spec.columns.item, run.timed(batches))  # Keras and tf.data read ahead of the epoch
+        skipped = done if epoch == first_epoch else 0
+        batches = run.timed(readers.train_batches(epoch, skipped), epoch, skipped)
+        yield from map(run.spec.columns.item, batches)  # Keras and tf.data read ahead of the epoch
 
 
 def _fit(model: Any, progress: Any, callbacks: list[Any]) -> None:

@@ -73,7 +73,7 @@ def saved_batches(batches: Iterator[Any], saving: SaveRun) -> Iterator[Any]:
     """The remaining training batches of an epoch, within which the run is saved."""
     # Random generators are restored now and not earlier: a loader may have drawn from them for the batches before.
     saving.before_first_batch()
-    for batch in saving.run.timed(batches):
+    for batch in saving.run.timed(batches, saving.run.epoch, saving.done):
         yield batch
         saving.between_batches()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import math
 import time
@@ -20,7 +21,7 @@ from hvd_cluster.monitor.timed_calls import timed_items
 
 logger = logging.getLogger(__name__)
 
-#: Key of :attr:`EpochTimer.left_out_rows` in what a rank holds of a partial epoch.
+#: Key of the number of rows left out, in what a rank holds of a partial epoch.
 _LEFT_OUT = "left_out_rows"
 
 S = TypeVar("S", bound=FitSpec)
@@ -33,9 +34,7 @@ class EpochTimer:
     def __init__(self) -> None:
         #: Rows that this rank has trained on; the training loop adds them.
         self.rows = 0
-        #: Rows that batches lacked, because ``preprocess`` failed on them.
-        self.left_out_rows = 0
-        #: The same in the last validation.
+        #: Rows that the batches of the last validation lacked, because ``preprocess`` failed on them.
         self.validation_left_out_rows = 0
         self._start_s = time.perf_counter()
         self._waited_s = 0.0
@@ -90,10 +89,11 @@ class WorkerRun(Generic[S]):
             self.history = list(self.resumed.history)
             self.partial_epoch = self.resumed.partial_epoch
             logger.info("run %s resumes after epoch %d", spec.run_id, self.epoch)
-        #: Rows that the interrupted epoch left out on all ranks: rank 0 counts them on.
-        self._left_out_before = 0
+        #: Rows that training batches lacked, by epoch and step: batches are read ahead, also of the next epoch. The
+        #: step -1 has those of the interrupted epoch before it continues, on all ranks: rank 0 counts them on.
+        self._left_out: dict[tuple[int, int], int] = {}
         if self.partial_epoch is not None and hvd.rank() == 0:
-            self._left_out_before = sum(rank.get(_LEFT_OUT, 0) for rank in self.partial_epoch.ranks)
+            self._left_out[self.epoch, -1] = sum(rank.get(_LEFT_OUT, 0) for rank in self.partial_epoch.ranks)
         #: Of the current epoch.
         self.timer = EpochTimer()
         self._shares = EpochShares(hvd.local_rank() == 0)
@@ -111,16 +111,21 @@ class WorkerRun(Generic[S]):
         """Whether the run has its last epoch, or early stopping ends it."""
         return self.checkpoint({}).is_over(self.spec)
 
-    def timed(self, batches: Iterable[T]) -> Iterator[T]:
-        """The same batches; the time to get each of them counts as waiting in the current epoch."""
+    def timed(self, batches: Iterable[T], epoch: int, done: int) -> Iterator[T]:
+        """The same batches; the time to get each of them counts as waiting in the current epoch.
+
+        Args:
+            batches: those of an epoch, without its first ``done``.
+        """
         iterator = timed_items(batches)
-        while True:
+        for step in itertools.count(done):
             try:
                 with self.timer.waiting():
                     batch = next(iterator)
             except StopIteration:
                 return
-            self.timer.left_out_rows += getattr(batch, "num_left_out", 0)
+            if num_left_out := getattr(batch, "num_left_out", 0):
+                self._left_out[epoch, step] = num_left_out
             yield batch
 
     def validated(self, batches: Iterable[T]) -> Iterator[T]:
@@ -137,7 +142,7 @@ class WorkerRun(Generic[S]):
         """
         if self.spec.preprocess is None or self.spec.preprocess.on_error == "raise":
             return {}
-        own = {"left_out_rows": self.timer.left_out_rows}
+        own = {"left_out_rows": self._left_out_before()}
         if self.spec.has_validation:
             own["validation_left_out_rows"] = self.timer.validation_left_out_rows
         gathered = self.hvd.allgather_object(own, name="hvd_cluster.left_out_rows")
@@ -146,11 +151,15 @@ class WorkerRun(Generic[S]):
     def start_epoch(self) -> None:
         """Measure from now on."""
         self.timer = EpochTimer()
-        self.timer.left_out_rows, self._left_out_before = self._left_out_before, 0
+        self._left_out = {place: rows for place, rows in self._left_out.items() if place[0] >= self.epoch}
 
     def partial(self, done: int, own: dict[str, Any]) -> PartialEpoch:
         """The epoch after ``done`` steps, where this rank holds ``own``; every rank takes part."""
-        return PartialEpoch.after(done, self.spec, self.hvd, {**own, _LEFT_OUT: self.timer.left_out_rows})
+        return PartialEpoch.after(done, self.spec, self.hvd, {**own, _LEFT_OUT: self._left_out_before(done)})
+
+    def _left_out_before(self, done: float = math.inf) -> int:
+        """Rows left out on this rank in the first ``done`` steps of the current epoch."""
+        return sum(rows for (epoch, step), rows in self._left_out.items() if epoch == self.epoch and step < done)
 
     def report_step(self, step: int, steps: int, loss: Any, metrics: Mapping[str, Any]) -> None:
         """Report the numbers of a step, which counts from 0, if it is time."""

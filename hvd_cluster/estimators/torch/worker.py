@@ -46,7 +46,7 @@ class Worker:
         if sums is not None:
             means.restore(sums)
         self.steps.model.train()
-        for step, batch in enumerate(run.timed(self.readers.train_batches(epoch, done)), start=done):
+        for step, batch in enumerate(run.timed(self.readers.train_batches(epoch, done), epoch, done), start=done):
             inputs, labels, weights = self._arguments(batch)
             rows = len(labels[0])
             outputs, loss = self.steps.train(inputs, labels, weights, step, steps)
