@@ -11,7 +11,7 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib import import_module
 from types import FrameType
 from typing import Any
@@ -20,10 +20,6 @@ from typing import Any
 _MAX_DELAY_S = 5.0
 
 _NUMBERS = range(1, signal.NSIG)
-#: Without the real-time signals, which hardly any program handles: to look at all of them slows small operations down.
-_STANDARD_NUMBERS = range(1, signal.SIGRTMIN)
-#: How often to look for new handlers of the others.
-_LOOK_S = 0.05
 # Not the signal module, whose functions make an enum of each number: that takes longer than everything else here.
 _signal: Any = import_module("_signal")
 _get: Callable[[int], Any] = _signal.getsignal
@@ -54,19 +50,22 @@ class Interrupts:
         self._is_installed = False
         self._kept: BaseException | None = None
         self._kept_s = 0.0
-        #: Those of the standard signals.
         self._handlers: list[Any] = []
-        self._looks_s = 0.0
         self._wrappers: list[tuple[int, _DeferringHandler]] = []
 
     def begin(self) -> bool:
         """Keep what handlers raise from now on; True if :meth:`end` must be called, False if it is kept already."""
         if self._is_installed or threading.get_ident() != threading.main_thread().ident:
             return False
-        handlers = [*map(_get, _STANDARD_NUMBERS)]
-        if handlers != self._handlers or time.monotonic() >= self._looks_s:
-            self._handlers, self._looks_s = handlers, time.monotonic() + _LOOK_S
-            self._wrappers = [*_wrapped()]
+        handlers = [*map(_get, _NUMBERS)]
+        if handlers != self._handlers:
+            # A wrapper is found if an exception was raised between the lines of end().
+            found = [
+                (n, h.handler if isinstance(h, _DeferringHandler) else h)
+                for n, h in zip(_NUMBERS, handlers, strict=True)
+            ]
+            self._wrappers = [(number, _DeferringHandler(handler)) for number, handler in found if callable(handler)]
+            self._handlers = handlers
         try:
             self._kept = None
             self._is_installed = self.is_held_back = True
@@ -121,16 +120,6 @@ class Interrupts:
         if threading.get_ident() == threading.main_thread().ident:
             self._kept_s = math.inf
             raise self._kept
-
-
-def _wrapped() -> Iterator[tuple[int, _DeferringHandler]]:
-    """A wrapper for each handler."""
-    for number in _NUMBERS:
-        handler = _get(number)
-        if isinstance(handler, _DeferringHandler):  # an exception was raised between the lines of end()
-            handler = handler.handler
-        if callable(handler):
-            yield number, _DeferringHandler(handler)
 
 
 interrupts = Interrupts()
