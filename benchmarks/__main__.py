@@ -59,7 +59,7 @@ def main(arguments: list[str]) -> None:
         module = importlib.import_module(f"benchmarks.{name}")
         with _nothing_on_stdout():
             table = module.measure()
-        found[name] = section(name, table.markdown(), module.__doc__, where_and_when)
+        found[name] = section(name, table.markdown(), module.__doc__ or "", where_and_when)
         print(found[name], flush=True)
     if names is NAMES or parsed.write:
         target = Path(__file__).with_name("README.md")

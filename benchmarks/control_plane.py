@@ -187,7 +187,8 @@ class Simulation:
         self.memories: dict[int, mmap.mmap] = {}
         self.nodes: list[Node] = []
         for position in positions:
-            links = {other: ends[position.rank, other] for other in position.linked_ranks}
+            parent = [] if position.parent is None else [position.parent]
+            links = {other: ends[position.rank, other] for other in [*parent, *position.children]}
             topology = Topology(rank=position.rank, size=len(hosts))
             world = World(topology, position, links, [], [], [], [], "", None, "")  # type: ignore[arg-type]
             negotiator = Negotiator(position, self.members, 1024, lambda: 128 << 20)
@@ -199,7 +200,7 @@ class Simulation:
             node = Node(position.rank, hosts[position.rank], TreeLinks(world, NoPoll()), links, ballot)  # type: ignore[arg-type]
             node.agreement = self.agreement(position, node, negotiator)
             for other, link in links.items():
-                link.on_send = lambda data, node=node, other=other: self.send(node, other, data)  # type: ignore[misc]
+                link.on_send = lambda data, node=node, other=other: self.send(node, other, data)
             self.nodes.append(node)
 
     def ballot(self, position: tree.TreePosition, host: int, negotiator: Negotiator) -> SimulatedBallot:
@@ -213,7 +214,7 @@ class Simulation:
             index=here.index(position.rank),
             wakeups=[-1] * len(here),
             plan=negotiator.plan if len(here) == len(self.members[0]) else None,
-            check=lambda: None,
+            check=lambda wait=None: None,
             timeout_s=60.0,
             spins=False,
         )
@@ -259,7 +260,7 @@ class Simulation:
         requests = list(requests)
         for node in self.nodes:
             node.num_messages = node.num_bytes = 0
-            self.at(begin_s, lambda node=node: self.work(node, requests))  # type: ignore[misc]
+            self.at(begin_s, lambda node=node: self.work(node, requests))
         self.run()
         assert not any(node.pending for node in self.nodes)
         self.now_s = max(node.done_s for node in self.nodes)
@@ -301,7 +302,7 @@ class Simulation:
         self.sent_costs_s += self.costs.ring_s * len(ranks)
         for rank in ranks:
             node = self.nodes[rank]
-            self.at(self.work_begin_s + self.elapsed() + WAKE_S, lambda node=node: self.rouse(node))  # type: ignore[misc]
+            self.at(self.work_begin_s + self.elapsed() + WAKE_S, lambda node=node: self.rouse(node))
 
     def rouse(self, node: Node) -> None:
         if not node.is_awake:
@@ -431,14 +432,14 @@ def fan_outs(costs: Costs, ranks_per_host: int = 8) -> Report:
     before = tree.FANOUT
     try:
         for fan_out in (2, 4, 6, 8, 12, 16, 64):
-            tree.FANOUT = fan_out  # type: ignore[misc]
+            tree.FANOUT = fan_out
             cells = [str(fan_out) + (" (the tree's)" if fan_out == before else "")]
             for num_ranks, num_requests in SHAPES:
                 hosts = [rank // ranks_per_host for rank in range(num_ranks)]
                 cells.append(microseconds(simulate(hosts, num_requests, costs).cpu_s))
             rows.append(cells)
     finally:
-        tree.FANOUT = before  # type: ignore[misc]
+        tree.FANOUT = before
     return Report(
         "Control plane: the fan-out of the tree over hosts, with CPU",
         ("fan-out", *(f"{num_ranks} ranks, requests: {num_requests}" for num_ranks, num_requests in SHAPES)),

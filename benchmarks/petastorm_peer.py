@@ -10,25 +10,28 @@ import os
 import sys
 import time
 import warnings
+from typing import Any
 
 
-def padding(length):
+def padding(length: int) -> Any:
     """What petastorm needs to make tensors of ragged lists: they are padded row by row in its workers."""
     import numpy as np
     from petastorm.transform import TransformSpec
 
-    def pad(frame):
+    def pad(frame: Any) -> Any:
         frame["t"] = [np.pad(values[:length], (0, max(0, length - len(values)))) for values in frame["t"]]
         return frame
 
     return TransformSpec(pad, edit_fields=[("t", np.int32, (length,), False)])
 
 
-def read(path, batch_size, num_threads, ragged_length, shuffle_rows, cache):
+def read(
+    path: str, batch_size: int, num_threads: int, ragged_length: int, shuffle_rows: int, cache: str | None
+) -> dict[str, float]:
     from petastorm import make_batch_reader
     from petastorm.pytorch import BatchedDataLoader
 
-    options = {"transform_spec": padding(ragged_length)} if ragged_length else {}
+    options: dict[str, Any] = {"transform_spec": padding(ragged_length)} if ragged_length else {}
     if cache:
         options |= {"cache_type": "local-disk", "cache_location": cache, "cache_size_limit": 1 << 30}
         options |= {"cache_row_size_estimate": 128}
@@ -42,7 +45,7 @@ def read(path, batch_size, num_threads, ragged_length, shuffle_rows, cache):
     return {"rows": rows, "seconds": time.perf_counter() - start_s}
 
 
-def main():
+def main() -> None:
     warnings.simplefilter("ignore")
     import torch
 

@@ -75,7 +75,12 @@ def history(path: Path, features: list[str], preprocess: Any, pool: Any) -> list
     from transformers import BertConfig, BertForSequenceClassification
 
     torch.manual_seed(0)
-    sizes = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 512}
+    sizes: dict[str, Any] = {
+        "hidden_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 512,
+    }
     net = BertForSequenceClassification(BertConfig(vocab_size=len(VOCABULARY) + 4, **sizes))
     fitted = TorchEstimator(
         model=net,

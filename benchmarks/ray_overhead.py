@@ -7,6 +7,7 @@ step is one of the MLP 784-2048-2048-10 with batch 64, as in ``training_step``.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import statistics
 import tempfile
@@ -106,7 +107,7 @@ def measure() -> Table:
         import ray
 
         # A CPU more than there are workers: Ray Train's controller takes none, but its start may.
-        ray.init(num_cpus=3, include_dashboard=False, log_to_driver=False, logging_level="error")
+        ray.init(num_cpus=3, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
         try:
             starts: dict[str, list[float]] = {"ours": [], "peer": []}
             steps: dict[str, list[float]] = {"ours": [], "peer": []}

@@ -196,7 +196,7 @@ def petastorm(python: Path) -> Iterator[Callable[[Work, Path], dict[str, Any]]]:
                 }
                 process.stdin.write(json.dumps(request) + "\n")  # type: ignore[union-attr]
                 process.stdin.flush()  # type: ignore[union-attr]
-                return json.loads(process.stdout.readline())  # type: ignore[union-attr, no-any-return]
+                return json.loads(process.stdout.readline())  # type: ignore[union-attr]
 
             yield read
             process.stdin.close()

@@ -252,7 +252,7 @@ def worker(name: str) -> dict[str, Any]:
         layer = torch.nn.TransformerEncoderLayer(320, 8, 1280, dropout=0.0, batch_first=True)
         model = torch.nn.TransformerEncoder(layer, 8, enable_nested_tensor=False)
         x = torch.randn(4, 64, 320)
-    found = {"step": _alone(model, x, hvd.barrier), "costs": [], "together": []}
+    found: dict[str, Any] = {"step": _alone(model, x, hvd.barrier), "costs": [], "together": []}
     for length in (1 << 10, 1 << 18, 1 << 20, 4 << 20):
         tensor = torch.ones(length)
         times = []

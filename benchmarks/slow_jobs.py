@@ -102,10 +102,10 @@ def train(kind: str, victim: int, delay_s: float, folder: str) -> dict[str, Any]
             torch.save([torch.zeros(int(delay_s * 5e7))], f"{folder}/checkpoint.pt")
     hvd.barrier()
     time.sleep(0.8)  # each rank reports its last steps
-    if feeder is not None:
+    if feeder is not None and disk is not None:
         os.killpg(feeder.pid, 9)
         feeder.wait()
-        feeder.stdout.close()
+        disk.close()
     found = None
     if hvd.rank() == 0:
         job_monitor = current.engine().job_monitor

@@ -8,6 +8,7 @@ the weights twice and scatters the gradients once in each step. All contenders r
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -93,8 +94,9 @@ def fsdp2(turns: int) -> Found:
             block = torch.nn.Sequential(
                 torch.nn.Linear(WIDTH, 4 * WIDTH), torch.nn.ReLU(), torch.nn.Linear(4 * WIDTH, WIDTH)
             )
-            model.append(fully_shard(block, mesh=mesh))
-        model = fully_shard(model, mesh=mesh)
+            fully_shard(block, mesh=mesh)
+            model.append(block)
+        fully_shard(model, mesh=mesh)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
         return Trained(model, optimizer, lambda net: net(x).square().mean())
 
@@ -121,8 +123,8 @@ def calls(turns: int) -> Found:
             ),
             "broadcast": lambda group, whole=whole: dist.broadcast(whole, 0, group=group),
         }.items():
-            contenders = [lambda call=call, group=group: call(group) for group in (ours, peer)]
-            found[f"{name} of {text}"] = compare(*contenders, turns, per_turn)
+            on_hvd, on_gloo = functools.partial(call, ours), functools.partial(call, peer)
+            found[f"{name} of {text}"] = compare(on_hvd, on_gloo, turns, per_turn)
     return found, 0.0
 
 
