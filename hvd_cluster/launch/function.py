@@ -12,13 +12,13 @@ from hvd_cluster.launch.host_options import HostOptions
 from hvd_cluster.launch.job import run_job
 from hvd_cluster.launch.logs import also_written
 from hvd_cluster.launch.outcome import collect
-from hvd_cluster.launch.run_options import none_is_default, renamed
+from hvd_cluster.launch.run_options import checked_arguments, renamed
 from hvd_cluster.launch.ssh.fleet import SshFleet
 
 logger = logging.getLogger(__name__)
 
 
-@none_is_default
+@checked_arguments
 def run(
     func: Callable[..., Any],
     args: Sequence[Any] = (),

@@ -14,7 +14,7 @@ from hvd_cluster.launch.call import pack
 from hvd_cluster.launch.outcome import collect
 from hvd_cluster.launch.placement import Slot, place
 from hvd_cluster.launch.process import WorkerProcess
-from hvd_cluster.launch.run_options import RunOptions, none_is_default
+from hvd_cluster.launch.run_options import RunOptions, checked_arguments
 from hvd_cluster.launch.worker_group import OnEvent, WorkerGroup
 from hvd_cluster.rendezvous.secret import new_secret
 from hvd_cluster.rendezvous.server import KeyValueServer
@@ -24,7 +24,7 @@ from hvd_cluster.topology import join_address
 logger = logging.getLogger(__name__)
 
 
-@none_is_default
+@checked_arguments
 def run(
     fn: Callable[..., Any],
     args: Sequence[Any] = (),
@@ -87,6 +87,7 @@ class Executor:
     The arguments are those of :func:`run`. Not thread-safe.
     """
 
+    @checked_arguments
     def __init__(
         self,
         num_proc: int = 1,

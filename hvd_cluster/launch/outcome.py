@@ -74,14 +74,24 @@ class ErrorReport:
 
     def exception(self) -> BaseException | None:
         """The exception; None if it cannot be rebuilt in this process."""
-        if self.pickled is None:
-            return None
         try:
-            error = loads(self.pickled, self.references)
+            return self.rebuilt()
         except Exception as why:  # noqa: BLE001 - rebuilding it runs user code, which may raise anything
             logger.debug("the worker's %s cannot be rebuilt here: %s", self.type_name, why)
             return None
-        return error if isinstance(error, BaseException) else None
+
+    def rebuilt(self) -> BaseException:
+        """The exception.
+
+        Raises:
+            Exception: of any kind: it could not be pickled there, or cannot be rebuilt here.
+        """
+        if self.pickled is None:
+            raise TypeError("it cannot be pickled")
+        error = loads(self.pickled, self.references)
+        if not isinstance(error, BaseException):
+            raise TypeError(f"unpickling it gives {type(error).__qualname__}")
+        return error
 
 
 @dataclass(frozen=True)
@@ -175,9 +185,14 @@ def collect(outcomes: Sequence[Outcome]) -> list[Any]:
     """
     failed = first_failure(outcomes)
     if failed is not None:
-        cause = failed.error.exception() if failed.error is not None else None
+        cause, text = None, failure_text(failed, outcomes)
+        if failed.error is not None:
+            try:
+                cause = failed.error.rebuilt()
+            except Exception as why:  # noqa: BLE001 - see ErrorReport.exception()
+                text += f"\n\nThis error has no __cause__: {failed.error.type_name} cannot be rebuilt here ({why})."
         died = failed.error is None or failed.is_secondary
-        raise WorkerFailedError(failure_text(failed, outcomes), failed.rank, failed.exit_code, died) from cause
+        raise WorkerFailedError(text, failed.rank, failed.exit_code, died) from cause
     return [_value(outcome) for outcome in sorted(outcomes, key=lambda outcome: outcome.rank)]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 import inspect
 import logging
@@ -152,19 +153,38 @@ class RunOptions:
         return minimum if self.num_proc is None else self.num_proc, minimum
 
 
-def none_is_default(fn: Callable[P, R]) -> Callable[P, R]:
-    """Let None mean "not given" for each argument of ``fn`` that has another default, as in Horovod's functions."""
-    parameters = inspect.signature(fn).parameters.values()
-    defaults = {p.name: p.default for p in parameters if p.default not in (None, p.empty)}
-    names = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+def checked_arguments(fn: Callable[P, R]) -> Callable[P, R]:
+    """Let None mean "not given" for each argument of ``fn`` that has another default, as in Horovod's functions.
+
+    An argument that does not exist raises a TypeError that suggests a similar one.
+    """
+    parameters = inspect.signature(fn).parameters
+    defaults = {p.name: p.default for p in parameters.values() if p.default not in (None, p.empty)}
+    names = [p.name for p in parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    takes_all = any(p.kind == p.VAR_KEYWORD for p in parameters.values())
+    known = [name for name in parameters if name not in ("self", "cls") and not name.startswith("_")]
 
     @functools.wraps(fn)
     def wrapper(*args: Any, **kwargs: Any) -> R:
+        if not takes_all and (unknown := sorted(kwargs.keys() - parameters.keys())):
+            raise TypeError(_unknown_text(fn.__qualname__.removesuffix(".__init__"), unknown, known))
         named = [defaults.get(name) if value is None else value for name, value in zip(names, args, strict=False)]
         kwargs = {name: defaults.get(name) if value is None else value for name, value in kwargs.items()}
         return fn(*named, *args[len(names) :], **kwargs)  # type: ignore[arg-type]
 
     return wrapper
+
+
+def _unknown_text(callee: str, unknown: Iterable[str], known: Sequence[str]) -> str:
+    hints = []
+    for name in unknown:
+        # Horovod's own documentation says "slot" and "np" where its code says "worker" and "num_proc".
+        spelt = name.replace("slot", "worker").replace("_np", "_workers").replace("num_proc", "num_workers")
+        others = [spelt, name, name.replace("num_workers", "num_proc")]
+        near = [other for other in others if other in known]
+        near += [found for other in others for found in difflib.get_close_matches(other, known, n=1, cutoff=0.6)]
+        hints.append(f"{name} (did you mean {near[0]}?)" if near else name)
+    return f"{callee} has no argument {', '.join(hints)}; it has {', '.join(sorted(known))}"
 
 
 def fields_of(cls: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -173,7 +193,7 @@ def fields_of(cls: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def renamed(old: str, given: Any, new: str, value: Any) -> Any:
-    """The value of an argument that may be given under its old name; for :func:`none_is_default` functions."""
+    """The value of an argument that may be given under its old name; for :func:`checked_arguments` functions."""
     if given is None:
         return value
     warnings.warn(f"{old} is deprecated, use {new}", DeprecationWarning, stacklevel=4)

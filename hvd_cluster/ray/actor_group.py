@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 import hvd_cluster
-from hvd_cluster.errors import LaunchError, StartTimeoutError
+from hvd_cluster.errors import LaunchError, StartTimeoutError, WorkerFailedError
 from hvd_cluster.launch.call import PackedCall
 from hvd_cluster.launch.outcome import Outcome, collect
 from hvd_cluster.launch.placement import Placement, Slot, place
@@ -58,6 +58,7 @@ class ActorGroup:
         self._connection = Connection()
         self._group: WorkerGroup[ActorWorker] = WorkerGroup()
         self._why_closed = "start() has not been called"
+        self._settled = True
 
     def start(self, executable: PackedCall | None) -> None:
         """Start the workers, and let each create its executable (a packed call).
@@ -95,9 +96,8 @@ class ActorGroup:
         workers, call = self._workers(), shared(call)
 
         def work() -> list[Outcome]:
-            for worker in workers:
-                worker.submit(call)
-            return self._group.reports()
+            self._settle()
+            return self._reports_of(call)
 
         with self._calling(workers, ignore_log if callbacks is None else callbacks.put):
             failed = partial(self.close, "a callback of an earlier call has raised an exception, or it was interrupted")
@@ -110,6 +110,7 @@ class ActorGroup:
         """Run ``call`` on rank 0 only. Returns its result; raises as :meth:`call`."""
         worker, call = self._workers()[0], shared(call)
         with self._calling([worker]):
+            self._settle()
             worker.submit(call)
             outcome = self._group.report_of(worker)
         return collect([outcome])[0]
@@ -133,7 +134,39 @@ class ActorGroup:
         workers, call = self._workers(), shared(call)
         for worker in workers:
             worker.on_log = ignore_log  # without the callbacks of an earlier call
+        self._settled = False
         return [worker.submit_remote(call) for worker in workers]
+
+    def _settle(self) -> None:
+        """Wait for the calls of :meth:`call_remote`, so that no rank begins a call while others are in an earlier one.
+
+        Raises:
+            WorkerFailedError: one of them failed on a rank, and did not end on another one; all workers have ended.
+            LaunchError: a worker has died since.
+        """
+        if self._settled:
+            return
+        outcomes = self._reports_of(ActorCall("settle", ()))
+        self._settled = True
+        if self._group.all_live:
+            return  # whatever they raised is in the caller's references
+        self.close("a worker died or hung in an earlier call")
+        try:
+            collect(outcomes)
+        except WorkerFailedError as error:
+            raise WorkerFailedError(
+                f"{error}\nThis happened in an earlier run_remote(), which did not end on the other ranks: all workers "
+                "were ended. Pass what run_remote() returns to ray.get() to meet such errors where they occur.",
+                error.rank,
+                error.exit_code,
+                error.died,
+            ) from error.__cause__
+        self._workers()  # raises: they have ended
+
+    def _reports_of(self, call: ActorCall) -> list[Outcome]:
+        for worker in self._group.workers:
+            worker.submit(call)
+        return self._group.reports()
 
     def close(self, why: str = "shutdown() has been called") -> None:
         """End the workers and remove their placement group. May be called twice."""

@@ -7,12 +7,12 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import Any, NoReturn
+from typing import Any
 
 from hvd_cluster.launch.elastic.discovery import HostDiscovery
+from hvd_cluster.launch.run_options import checked_arguments
 from hvd_cluster.ray import nodes
 from hvd_cluster.ray.resources import WorkerResources, bundles_of
-from hvd_cluster.ray.settings import refuse_unknown
 
 logger = logging.getLogger(__name__)
 
@@ -113,6 +113,7 @@ class TestDiscovery(RayHostDiscovery):
 
     __test__ = False  # pytest collects classes called Test...
 
+    @checked_arguments
     def __init__(
         self,
         min_hosts: int,
@@ -125,10 +126,7 @@ class TestDiscovery(RayHostDiscovery):
         seed: int = 0,
         *,
         _graceful: bool = True,
-        **unknown: NoReturn,
     ) -> None:
-        names = ("min_hosts", "max_hosts", "change_frequency_s", "use_gpu", "cpus_per_slot", "gpus_per_slot", "verbose")
-        refuse_unknown("TestDiscovery", unknown, (*names, "seed"))
         super().__init__(use_gpu, cpus_per_slot, gpus_per_slot)
         self._min_hosts = min_hosts
         self._max_hosts = max_hosts

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NoReturn
+from typing import Any
 
 from hvd_cluster.launch.elastic.discovery import HostDiscovery
-from hvd_cluster.launch.run_options import fields_of, none_is_default
+from hvd_cluster.launch.run_options import checked_arguments, fields_of
 from hvd_cluster.ray.adapter import Callback
 from hvd_cluster.ray.discovery import RayHostDiscovery, TestDiscovery
 from hvd_cluster.ray.elastic_adapter import ElasticAdapter
 from hvd_cluster.ray.session import connect, refuse_client
-from hvd_cluster.ray.settings import ElasticSettings, refuse_unknown
+from hvd_cluster.ray.settings import ElasticSettings
 from hvd_cluster.ray.spec import resource_problems, worker_resources
 
 __all__ = ["ElasticRayExecutor", "RayHostDiscovery", "TestDiscovery"]
@@ -33,7 +33,7 @@ class ElasticRayExecutor:
         ValueError: arguments contradict each other.
     """
 
-    @none_is_default
+    @checked_arguments
     def __init__(
         self,
         settings: ElasticSettings,
@@ -56,7 +56,7 @@ class ElasticRayExecutor:
         self._adapter = ElasticAdapter(self.settings, worker_resources(cpus_per_slot, use_gpu, gpus_per_slot))
 
     @classmethod
-    @none_is_default
+    @checked_arguments
     def create_settings(
         cls,
         min_num_proc: int = 1,
@@ -76,7 +76,6 @@ class ElasticRayExecutor:
         placement_group_timeout_s: float = 100,
         cooldown_range: tuple[float, float] | None = None,
         discovery: HostDiscovery | None = None,
-        **unknown: NoReturn,
     ) -> ElasticSettings:
         """The settings of an executor; :class:`~hvd_cluster.ray.settings.ElasticSettings` describes them.
 
@@ -85,7 +84,6 @@ class ElasticRayExecutor:
         Raises:
             TypeError: an argument does not exist; the message suggests a similar one.
         """
-        refuse_unknown("ElasticRayExecutor.create_settings", unknown, ElasticSettings.__dataclass_fields__)
         min_num_proc = min_num_proc if min_np is None else min_np
         max_num_proc = max_num_proc if max_np is None else max_np
         return ElasticSettings(**fields_of(ElasticSettings, locals()))

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import fields
-from typing import Any, NoReturn
+from typing import Any
 
-from hvd_cluster.launch.run_options import fields_of, none_is_default
+from hvd_cluster.launch.run_options import checked_arguments, fields_of
 from hvd_cluster.ray.adapter import Adapter, Callback
 from hvd_cluster.ray.client import ClientAdapter
 from hvd_cluster.ray.elastic_adapter import ElasticAdapter
 from hvd_cluster.ray.session import connect, is_client
-from hvd_cluster.ray.settings import MiniSettings, refuse_unknown, store_key
+from hvd_cluster.ray.settings import MiniSettings, store_key
 from hvd_cluster.ray.spec import ExecutorSpec
 from hvd_cluster.ray.static import StaticAdapter
 
@@ -47,7 +46,7 @@ class RayExecutor:
         ValueError: arguments contradict each other; the message lists all contradictions.
     """
 
-    @none_is_default
+    @checked_arguments
     def __init__(
         self,
         settings: MiniSettings | None = None,
@@ -64,9 +63,7 @@ class RayExecutor:
         cooldown_range: Sequence[float] | None = None,
         elastic_timeout: float = 600,
         override_discovery: bool = True,
-        **unknown: NoReturn,
     ) -> None:
-        refuse_unknown("RayExecutor", unknown, [field.name for field in fields(ExecutorSpec)])
         self.settings = settings = self.create_settings() if settings is None else settings
         self.num_workers = num_workers
         self._spec = ExecutorSpec(**fields_of(ExecutorSpec, locals()))
@@ -79,7 +76,7 @@ class RayExecutor:
             )
 
     @classmethod
-    @none_is_default
+    @checked_arguments
     def create_settings(
         cls,
         timeout_s: float = 30,
@@ -88,7 +85,6 @@ class RayExecutor:
         placement_group_timeout_s: float = 100,
         nics: str | Iterable[str] | None = None,
         verbose: int | bool = 1,
-        **unknown: NoReturn,
     ) -> MiniSettings:
         """The settings of an executor.
 
@@ -100,11 +96,10 @@ class RayExecutor:
             nics: network interface for the workers' data; by default the one on the route to the driver's node.
             verbose: 0 drops the workers' output.
         """
-        given = fields_of(MiniSettings, locals())
-        refuse_unknown("RayExecutor.create_settings", unknown, [*given, "ssh_str"])
         store_key(ssh_str, ssh_identity_file)
-        return MiniSettings(**given)
+        return MiniSettings(**fields_of(MiniSettings, locals()))
 
+    @checked_arguments
     def start(
         self,
         executable_cls: type | None = None,
@@ -133,6 +128,7 @@ class RayExecutor:
             self.adapter = ClientAdapter(self._spec, RayExecutor)
         self.adapter.start(executable_cls, executable_args, executable_kwargs, extra_env_vars)
 
+    @checked_arguments
     def execute(self, fn: Callable[[Any], Any], callbacks: Sequence[Callback] | None = None) -> list[Any]:
         """Run ``fn(executable)`` on every worker.
 
@@ -151,6 +147,7 @@ class RayExecutor:
         """
         return self.adapter.execute(fn, callbacks)
 
+    @checked_arguments
     def run(
         self,
         fn: Callable[..., Any],
@@ -161,6 +158,7 @@ class RayExecutor:
         """Run ``fn(*args, **kwargs)`` on every worker; otherwise like :meth:`execute`."""
         return self.adapter.run(fn, args, kwargs, callbacks)
 
+    @checked_arguments
     def run_remote(
         self, fn: Callable[..., Any], args: Sequence[Any] | None = None, kwargs: Mapping[str, Any] | None = None
     ) -> list[Any]:

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TextIO
 
-from hvd_cluster.launch.run_options import RunOptions, none_is_default
+from hvd_cluster.launch.run_options import RunOptions, checked_arguments
 from hvd_cluster.launch.worker_group import OnEvent
 from hvd_cluster.ray.actor import ActorCall
 from hvd_cluster.ray.actor_group import ActorGroup
@@ -16,7 +16,7 @@ from hvd_cluster.ray.spec import packed_strategy, resource_problems, worker_reso
 from hvd_cluster.settings import Settings
 
 
-@none_is_default
+@checked_arguments
 def run(
     fn: Callable[..., Any],
     args: Sequence[Any] = (),

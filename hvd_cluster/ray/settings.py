@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -104,21 +103,3 @@ def store_key(ssh_str: str | None, ssh_identity_file: str | None) -> None:
         path.touch(mode=0o600)
         path.write_text(ssh_str, encoding="utf-8")
     path.chmod(0o600)
-
-
-def refuse_unknown(callee: str, unknown: Mapping[str, Any], known: Iterable[str]) -> None:
-    """Raise for arguments that do not exist, and suggest similar ones.
-
-    Raises:
-        TypeError: there is one.
-    """
-    if not unknown:
-        return
-    names = sorted(known)
-    hints = []
-    for name in sorted(unknown):
-        # Horovod's own documentation says "slot" and "np" where its code says "worker" and "num_proc".
-        spelt = name.replace("slot", "worker").replace("_np", "_workers").replace("num_proc", "num_workers")
-        near = difflib.get_close_matches(spelt, names, n=1, cutoff=0.6)
-        hints.append(f"{name} (did you mean {near[0]}?)" if near else name)
-    raise TypeError(f"{callee} has no argument {', '.join(hints)}; it has {', '.join(names)}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +14,7 @@ from hvd_cluster.launch import progress
 from hvd_cluster.launch.call import PackedCall, unpack
 from hvd_cluster.launch.checks import checked_variables
 from hvd_cluster.launch.environment import enable_horovod_import, thread_variables
-from hvd_cluster.launch.outcome import Outcome
+from hvd_cluster.launch.outcome import ErrorReport, Outcome
 from hvd_cluster.launch.wire.messages import ProgressEvent
 from hvd_cluster.launch.worker import perform
 from hvd_cluster.ray import ray_logger
@@ -57,6 +58,7 @@ class BaseHorovodWorker:
         self._driver: DriverConnection | None = None
         self._topology: Topology | None = None
         self._master: ReservedPort | None = None
+        self._remote_failure: ErrorReport | None = None
 
     # --- Horovod's own methods ---------------------------------------------------------------------------------------
 
@@ -148,12 +150,25 @@ class BaseHorovodWorker:
         return self._finished(perform(call, self._own_topology(), *more, dumps=dumps))
 
     def call(self, call: PackedCall) -> Any:
-        """Run a packed call; Ray transports its result or exception."""
+        """Run a packed call; Ray transports its result or exception, which is also kept for :meth:`settle`."""
         try:
             return unpack(call)()
+        except BaseException as error:
+            self._remote_failure = self._remote_failure or ErrorReport.of(error, dumps)
+            raise
         finally:
             if self._driver is not None:
                 self._driver.catch_up()
+
+    def settle(self) -> Outcome:
+        """The outcome of all uses of :meth:`call` since this was last called: the first failure, if there was one."""
+        failure, self._remote_failure = self._remote_failure, None
+        topology = self._own_topology()
+        value, _ = dumps(None)
+        ended_s = time.time()
+        return self._finished(
+            Outcome(topology.rank, topology.host, None if failure else value, failure, finished_at=ended_s)
+        )
 
     def _make(self, executable: PackedCall) -> Outcome:
         def keep(made: Any) -> None:

@@ -10,7 +10,7 @@ from typing import Any, TextIO
 from hvd_cluster.launch.call import pack
 from hvd_cluster.launch.checks import num_proc_problems
 from hvd_cluster.launch.outcome import collect
-from hvd_cluster.launch.run_options import RunOptions, none_is_default
+from hvd_cluster.launch.run_options import RunOptions, checked_arguments
 from hvd_cluster.spark import preflight
 from hvd_cluster.spark.active_session import active
 from hvd_cluster.spark.job import Job
@@ -20,7 +20,7 @@ from hvd_cluster.spark.task_function import MODULE_REMEDY, Rows
 logger = logging.getLogger(__name__)
 
 
-@none_is_default
+@checked_arguments
 def run(
     fn: Callable[..., Any],
     args: Sequence[Any] = (),

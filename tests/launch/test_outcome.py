@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import signal
 import textwrap
 import threading
@@ -115,12 +116,14 @@ def test_an_exception_that_cannot_be_pickled_still_gives_its_text() -> None:
     with pytest.raises(WorkerFailedError, match="Unpicklable: deep inside") as caught:
         collect([raised(0, Unpicklable("deep inside"))])
     assert caught.value.__cause__ is None
+    assert "Unpicklable cannot be rebuilt here (it cannot be pickled)" in str(caught.value)
 
 
 def test_an_exception_that_cannot_be_rebuilt_still_gives_its_text() -> None:
     with pytest.raises(WorkerFailedError, match="TwoArguments: 1 and 2") as caught:
         collect([raised(0, TwoArguments(1, 2))])
     assert caught.value.__cause__ is None
+    assert re.search(r"TwoArguments cannot be rebuilt here \(.* missing 1 required", str(caught.value))
 
 
 def test_an_exception_without_a_text_is_reported_too() -> None:

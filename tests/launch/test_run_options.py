@@ -13,7 +13,7 @@ import pytest
 import hvd_cluster
 from hvd_cluster.launch import local
 from hvd_cluster.launch.host_options import HostOptions
-from hvd_cluster.launch.run_options import RunOptions, none_is_default, renamed
+from hvd_cluster.launch.run_options import RunOptions, checked_arguments, renamed
 from hvd_cluster.launch.spec import ElasticSpec
 from hvd_cluster.settings import Settings
 
@@ -47,6 +47,15 @@ def test_every_launcher_refuses_a_wrong_value_of_a_shared_argument_before_it_sta
             positional = () if run is local.Executor else (print,)
             with pytest.raises(ValueError, match=text):
                 run(*positional, **{name: value}, **more)
+
+
+def test_every_launcher_suggests_the_argument_that_was_meant() -> None:
+    for run in run_functions():
+        positional = () if run is local.Executor else (print,)
+        with pytest.raises(TypeError, match=r"no argument nun_proc \(did you mean num_proc\?\); it has .*env"):
+            run(*positional, nun_proc=2)
+        with pytest.raises(TypeError, match=r"num_workers \(did you mean num_proc\?\)"):
+            run(*positional, num_workers=2)
 
 
 def test_the_options_are_those_of_a_functions_arguments_that_are_given() -> None:
@@ -108,7 +117,7 @@ def test_each_option_has_one_default() -> None:
                 assert parameter.default == defaults[name], (run, name)
 
 
-@none_is_default
+@checked_arguments
 def function(a: int, b: int = 2, *more: int, c: Any = "c", d: Any = None, e: int = 0, **others: Any) -> tuple[Any, ...]:
     return a, b, more, c, d, e, others
 
@@ -123,7 +132,7 @@ def test_none_stands_for_a_default_wherever_it_is_given() -> None:
 
 
 def test_an_old_name_warns_where_it_is_used() -> None:
-    @none_is_default
+    @checked_arguments
     def run(np: int | None = None, num_proc: int | None = None) -> Any:
         return renamed("np", np, "num_proc", num_proc)
 

@@ -148,6 +148,7 @@ def test_run_remote_returns_references_and_leaves_errors_to_ray(four: RayExecuto
     for ref in four.run_remote(fail):
         with pytest.raises(ZeroDivisionError, match="on purpose"):
             ray.get(ref)
+    assert four.run(lambda: 7) == [7] * 4
 
 
 def test_output_comes_with_the_rank_in_front_and_before_the_result(

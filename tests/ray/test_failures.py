@@ -117,6 +117,20 @@ def test_one_that_raises_while_others_wait_for_it_is_the_cause(ray_cluster: Test
         executor.run(uneven)
     assert raised.value.rank == 1
 
+    executor.start()
+    executor.run_remote(uneven)
+    with pytest.raises(WorkerFailedError, match=r"(?s)ValueError: only here.*in an earlier run_remote\(\)") as raised:
+        executor.run(os.getpid)
+    assert raised.value.rank == 1
+    assert isinstance(raised.value.__cause__, ValueError)
+    with pytest.raises(LaunchError, match=r"in an earlier call. Call start\(\) first"):
+        executor.run(os.getpid)
+    executor.start()
+    executor.run_remote(uneven)
+    with pytest.raises(WorkerFailedError, match="ValueError: only here"):
+        executor.execute_single(lambda executable: os.getpid())
+    assert await_nothing_left() == []
+
 
 def test_a_node_that_dies_in_mid_training_fails_the_call(ray_cluster: TestCluster, tmp_path: Path) -> None:
     third = ray_cluster.add_node(resources={"third": 1})

@@ -2,17 +2,19 @@ from __future__ import annotations
 
 import inspect
 import stat
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from hvd_cluster import ray
 from hvd_cluster.errors import LaunchError
 from hvd_cluster.estimators import RayBackend, SparkBackend
 from hvd_cluster.launch.checks import checked_variables
 from hvd_cluster.ray import ElasticRayExecutor, RayExecutor, nodes
 from hvd_cluster.ray.adapter import packed
-from hvd_cluster.ray.discovery import RayHostDiscovery
+from hvd_cluster.ray.discovery import RayHostDiscovery, TestDiscovery
 from hvd_cluster.ray.settings import MiniSettings, nics_to_env_var
 
 
@@ -43,6 +45,12 @@ def test_the_text_of_an_ssh_key_is_written_for_this_user_alone(tmp_path: Path) -
         (RayExecutor, {"use_gpus": True}, "use_gpu"),
         (RayExecutor.create_settings, {"timeout": 3}, "timeout_s"),
         (ElasticRayExecutor.create_settings, {"elastic_timeout_s": 3}, "elastic_timeout"),
+        (partial(ElasticRayExecutor, None), {"cpus_per_worker": 3}, "cpus_per_slot"),
+        (partial(TestDiscovery, 1, 2, 3.0), {"frequency_s": 3}, "change_frequency_s"),
+        (RayExecutor(num_workers=1).start, {"executable_class": int}, "executable_cls"),
+        (partial(RayExecutor(num_workers=1).run, int), {"callback": []}, "callbacks"),
+        (partial(ray.run, int), {"num_workers": 2}, "num_proc"),
+        (partial(ray.run, int), {"use_gpus": True}, "use_gpu"),
     ],
 )
 def test_an_argument_that_does_not_exist_is_refused_with_the_one_that_was_meant(

@@ -12,7 +12,7 @@ from typing import Any, TextIO
 from hvd_cluster.launch.call import pack
 from hvd_cluster.launch.elastic.controller import ElasticController
 from hvd_cluster.launch.outcome import Outcome, collect
-from hvd_cluster.launch.run_options import RunOptions, none_is_default, renamed
+from hvd_cluster.launch.run_options import RunOptions, checked_arguments, renamed
 from hvd_cluster.launch.spec import ElasticSpec
 from hvd_cluster.launch.worker_group import Callbacks
 from hvd_cluster.rendezvous.secret import new_secret
@@ -27,7 +27,7 @@ from hvd_cluster.spark.task_function import MODULE_REMEDY
 logger = logging.getLogger(__name__)
 
 
-@none_is_default
+@checked_arguments
 def run_elastic(
     fn: Callable[..., Any],
     args: Sequence[Any] = (),
