@@ -99,8 +99,10 @@ def test_the_release_workflow_only_calls_make_dist_and_names_no_index() -> None:
     root = Path(__file__).parents[2]
     text = (root / ".github/workflows/release.yml").read_text()
     jobs = yaml.safe_load(text)["jobs"]
-    commands = {name: [step["run"] for step in job["steps"] if "run" in step] for name, job in jobs.items()}
-    assert commands == {"build": ["make dist"], "publish": []}
+    assert jobs["ci"].pop("uses") == "./.github/workflows/ci.yml"
+    assert (jobs["build"]["needs"], jobs["publish"]["needs"]) == ("ci", "build")
+    commands = {name: [step["run"] for step in job.get("steps", []) if "run" in step] for name, job in jobs.items()}
+    assert commands == {"ci": [], "build": ["make dist"], "publish": []}
     assert "id-token" not in jobs["build"]["permissions"]
     assert "://" not in text
 
