@@ -7,6 +7,7 @@ import dataclasses
 import datetime as dt
 import logging
 import secrets
+import sys
 import tempfile
 import zlib
 from abc import abstractmethod
@@ -172,6 +173,7 @@ class DistributedEstimator(ColumnRoles, EstimatorParams, Estimator):
         """Everything that a fit can check before its rows are written; holds the run until the context ends."""
         self._check_picklable()
         run_id = self._value("run_id") or _new_run_id(self.run_prefix)
+        self._say(f"{run_id}: checking the data, and the model on a few rows")
         given_seed = self._value("random_seed")
         # From the run id, so that a resumed run splits and shuffles as before.
         seed = zlib.crc32(run_id.encode()) if given_seed is None else given_seed
@@ -195,6 +197,7 @@ class DistributedEstimator(ColumnRoles, EstimatorParams, Estimator):
                     if sample is not None:
                         self._train_spec(self._trial_rows(sample, seed), store, run_id)
                 backend.check_unpickles(self._fit_name, self._unpickled_params())
+                self._say(f"{run_id}: preparing the rows")
                 yield Preflight(
                     backend=backend,
                     store=store,
@@ -204,6 +207,12 @@ class DistributedEstimator(ColumnRoles, EstimatorParams, Estimator):
                     checkpoint=checkpoint,
                     reports_through_store=is_out_of_reach and has_store,
                 )
+
+    def _say(self, text: str) -> None:
+        """Show what a fit does before its progress bar, unless it is silent."""
+        if self._value("verbose") > 0:
+            sys.stderr.write(f"{text}\n")
+            sys.stderr.flush()
 
     @contextlib.contextmanager
     def _naming_checkpoint(self, store: Store, run_id: str) -> Iterator[None]:
