@@ -128,9 +128,7 @@ class Outcome:
         if self.ok or self.stopped:
             return True
         if self.error is None:
-            # Of a command's error only Python's last line of output is known.
-            last = self.output_tail.rpartition("\n")[2]
-            return self.exit_code == 1 and last.partition(":")[0].rpartition(".")[2] in _PEER_LOST_ERRORS
+            return self.exit_code == 1 and ends_in_peer_loss(self.output_tail)
         return self.error.is_secondary or any(text in self.error.message for text in _PEER_LOST_TEXTS)
 
     @property
@@ -147,6 +145,12 @@ class Outcome:
         if self.error is not None and self.exit_code is None:
             return f"raised {self.error.type_name}"
         return self.ending_text or describe_exit(self.exit_code)
+
+
+def ends_in_peer_loss(output: str) -> bool:
+    """Whether the last line of a command's output is Python's for an error that another rank's failure has caused."""
+    last = output.rpartition("\n")[2]
+    return last.partition(":")[0].rpartition(".")[2] in _PEER_LOST_ERRORS
 
 
 def describe_exit(exit_code: int | None) -> str:

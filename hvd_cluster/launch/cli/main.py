@@ -19,7 +19,7 @@ from hvd_cluster.launch.cli.parser import build_parser
 from hvd_cluster.launch.cli.plan import LaunchPlan, describe, make_plan
 from hvd_cluster.launch.job import run_job
 from hvd_cluster.launch.logs import LinePrinter, Tracebacks, also_written
-from hvd_cluster.launch.outcome import Outcome, failure_text, first_failure, ranges
+from hvd_cluster.launch.outcome import Outcome, ends_in_peer_loss, failure_text, first_failure, ranges
 from hvd_cluster.launch.spec import ElasticSpec
 from hvd_cluster.launch.ssh.fleet import SshFleet
 from hvd_cluster.launch.worker_group import Callbacks
@@ -119,13 +119,12 @@ def _log_failure(failed: Outcome) -> None:
 def _report_end(failed: Outcome, outcomes: Sequence[Outcome], folder: str | None, tracebacks: Tracebacks) -> None:
     """Show the tracebacks that ended ranks, each once and the cause first, and how the ranks ended."""
     others = [outcome.rank for outcome in outcomes if outcome is not failed]
-    shown = tracebacks.take([failed.rank, *others])
-    secondary = {outcome.rank for outcome in outcomes if outcome is not failed and outcome.is_secondary}
+    # A rank whose interpreter does not exit is stopped in the end, but may have written the cause.
+    shown = sorted(tracebacks.take([failed.rank, *others]), key=lambda shown: ends_in_peer_loss(shown[1]))
     parts = [
         f"[Rank {ranges(ranks)}]:\n{text}"
         for ranks, text in shown
-        # Ranks that were stopped, or failed because another rank did, have no cause of their own.
-        if failed.rank in ranks or not secondary.issuperset(ranks)
+        if failed.rank in ranks or not ends_in_peer_loss(text)
     ]
     if any(failed.rank in ranks for ranks, _ in shown):
         failed = dataclasses.replace(failed, output_tail="")

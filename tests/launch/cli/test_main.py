@@ -127,6 +127,16 @@ def test_a_rank_that_merely_noticed_the_end_of_another_is_not_blamed() -> None:
     assert result.stderr.endswith("Last output of rank 1:\n  ValueError: the cause\n")
 
 
+def test_the_traceback_of_a_rank_that_hangs_after_it_is_shown_before_its_consequences() -> None:
+    script = """echo 'Traceback (most recent call last):' >&2
+    if [ $RANK = 1 ]; then echo 'ValueError: the cause' >&2; sleep 300; fi
+    sleep 0.5; echo 'hvd_cluster.errors.HorovodInternalError: rank 1 left' >&2; exit 1"""
+    result = hvdrun("-np", "3", "bash", "-c", script)
+    assert result.returncode == 1
+    assert result.stderr.count("ValueError: the cause") == 1
+    assert result.stderr.index("ValueError: the cause") < result.stderr.index("HorovodInternalError")
+
+
 def test_a_dry_run_runs_nothing_and_obsolete_flags_cost_a_line(tmp_path: Path) -> None:
     result = hvdrun("-np", "2", "--dry-run", "--mpi", "--tcp", "touch", str(tmp_path / "file"))
     assert result.returncode == 0
