@@ -76,7 +76,8 @@ class ElasticController:
         self._lost: list[Outcome] = []
         self._generation = -1
         self._num_resets = 0
-        self._short_since_s: float | None = time.monotonic()
+        #: None until the first turn, which follows the first discovery: the time that it takes does not count.
+        self._short_since_s: float | None = None
         self._ready_since_s: float | None = None
         self._broken_since_s: float | None = None
         self._last_log = ("", 0.0)

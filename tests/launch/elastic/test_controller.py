@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 
 from hvd_cluster.launch.elastic.controller import ElasticController
 from hvd_cluster.launch.elastic.discovery import FixedHosts
@@ -30,3 +31,18 @@ def test_a_request_that_is_told_twice_counts_once() -> None:
                 assert member.phase is then
                 member.phase = Phase.RUNNING  # it is given its place
             controller._members.clear()
+
+
+def test_the_time_of_the_first_discovery_does_not_count_as_a_shortage() -> None:
+    class SlowHosts(FixedHosts):
+        def find_available_hosts_and_slots(self) -> dict[str, int]:
+            time.sleep(2 * spec.elastic_timeout_s)
+            return super().find_available_hosts_and_slots()
+
+    hosts = (Host("localhost", 1), Host("127.0.0.1", 1))
+    task = Task(command=("true",))
+    spec = ElasticSpec(task=task, hosts=hosts, num_proc=1, min_num_proc=1, elastic_timeout_s=0.5)
+    with SshFleet(new_secret()) as fleet:
+        fleet.open(others=False)
+        with ElasticController(spec, fleet, SlowHosts(hosts), Callbacks()) as controller:
+            assert all(outcome.ok for outcome in controller.run())
