@@ -22,6 +22,8 @@ _SUFFIXES = (".parquet", ".parq", ".pq")
 INCOMPLETE = "_INCOMPLETE"
 #: A file of this name says that the data is complete.
 SUCCESS = "_SUCCESS"
+#: The unit of timestamps that are stored as INT96, which is Spark's own: nanoseconds wrap before 1677 and after 2262.
+INT96_UNIT = "us"
 
 #: Table format -> how its current rows become a DataFrame.
 _TABLE_READERS = {
@@ -201,6 +203,16 @@ def footers_of(filesystem: Any, paths: Iterable[str]) -> list[Any]:
     """The footers of several files, read side by side; see :func:`footer_of`."""
     with ThreadPoolExecutor(NUM_THREADS) as pool:
         return list(pool.map(lambda path: footer_of(filesystem, path), paths))
+
+
+def arrow_schema_of(footer: Any) -> Any:
+    """The ``pyarrow.Schema`` in which a file is read."""
+    leaves = map(footer.schema.column, range(footer.num_columns))
+    if all(leaf.physical_type != "INT96" for leaf in leaves):
+        return footer.schema.to_arrow_schema()
+    nothing = load_pyarrow().BufferReader(b"")  # of the file itself
+    file = load_pyarrow("pyarrow.parquet").ParquetFile(nothing, metadata=footer, coerce_int96_timestamp_unit=INT96_UNIT)
+    return file.schema_arrow
 
 
 def leaves_of(footer: Any, names: Iterable[str]) -> dict[str, list[int]]:

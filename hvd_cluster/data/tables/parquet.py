@@ -21,7 +21,7 @@ from hvd_cluster.data.reading import hive
 from hvd_cluster.data.reading.common_schema import CommonSchema
 from hvd_cluster.data.reading.footers import FooterCache, memory_bytes, row_group_bytes
 from hvd_cluster.data.reading.hive import Partition
-from hvd_cluster.data.reading.parquet_files import footers_of, leaves_of, statistics_of
+from hvd_cluster.data.reading.parquet_files import INT96_UNIT, arrow_schema_of, footers_of, leaves_of, statistics_of
 from hvd_cluster.data.row_group import RowGroup
 from hvd_cluster.data.schema import Column, Kind
 from hvd_cluster.data.tables import deletions
@@ -87,7 +87,12 @@ class ParquetFragments(FragmentReader):
         with self.filesystem.open_input_file(path) as stream:
             footer = self._footers.get(path, lambda: parquet.read_metadata(stream))
             file = parquet.ParquetFile(
-                stream, metadata=footer, read_dictionary=list(texts), pre_buffer=True, **page_checksums.verified()
+                stream,
+                metadata=footer,
+                read_dictionary=list(texts),
+                pre_buffer=True,
+                coerce_int96_timestamp_unit=INT96_UNIT,
+                **page_checksums.verified(),
             )
             table = file.read_row_groups(indices, columns=list(names), use_threads=False)
             return table, [footer.row_group(index).num_rows for index in indices]
@@ -217,7 +222,7 @@ class ParquetFolder(ParquetTable):
         schemas = []
         unstored = {field.name for field in folder_fields}
         for number, footer in enumerate(self.footers.values()):
-            stored = footer.schema.to_arrow_schema()
+            stored = arrow_schema_of(footer)
             own = [field for field in folder_fields if field.name not in stored.names]
             schemas.append(load_pyarrow().schema([*stored, *own], metadata=stored.metadata))
             names = {field.name for field in own}

@@ -1,0 +1,40 @@
+"""What footers say about files of other writers."""
+
+from __future__ import annotations
+
+import datetime as dt
+from pathlib import Path
+
+import deltalake
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from hvd_cluster.data import ParquetReader
+from hvd_cluster.petastorm import make_batch_reader
+
+MOMENTS = [dt.datetime(9999, 12, 31), dt.datetime(2024, 1, 1), dt.datetime(1, 1, 1)]  # noqa: DTZ001
+
+
+@pytest.mark.parametrize("kind", ["parquet", "delta"])
+def test_int96_moments_outside_of_nanoseconds_are_read_as_they_are(tmp_path: Path, kind: str) -> None:
+    table = pa.table({"t": pa.array(MOMENTS, pa.timestamp("us", "UTC"))})
+    path = tmp_path / "a.parquet"
+    if kind == "delta":
+        deltalake.write_deltalake(str(tmp_path), table)
+        (path,) = tmp_path.glob("*.parquet")
+    pq.write_table(table, path, use_deprecated_int96_timestamps=True, store_schema=False)
+    reader = ParquetReader(tmp_path, batch_size=3, shuffle=False)
+    assert reader.schema["t"].unit == "us"
+    (batch,) = reader
+    assert batch["t"].numpy().astype("datetime64[us]").tolist() == MOMENTS
+
+
+def test_int96_moments_and_lists_of_them_are_petastorms_too(tmp_path: Path) -> None:
+    table = pa.table({"t": pa.array(MOMENTS, pa.timestamp("us")), "l": pa.array([MOMENTS] * 3)})
+    pq.write_table(table, tmp_path / "a.parquet", use_deprecated_int96_timestamps=True)
+    with make_batch_reader(tmp_path.as_uri()) as reader:
+        (rows,) = reader
+    assert np.array_equal(rows.t, np.array(MOMENTS, "datetime64[us]"))
+    assert np.array_equal(rows.l, [rows.t] * 3)
