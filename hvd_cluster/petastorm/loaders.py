@@ -18,7 +18,9 @@ _ALL_ROWS = 1 << 62
 
 
 class PytorchDataLoader(BaseDataLoader):
-    """Dicts of tensors, as many per epoch as ``limit_step_per_epoch`` says; the reader starts again for each epoch.
+    """Dicts of tensors, as many per epoch as ``limit_step_per_epoch`` says.
+
+    The reader starts again for each epoch, also after one that was left early; a reader without an end continues.
 
     Args:
         reader: what ``make_reader`` or ``make_batch_reader`` returned.
@@ -57,8 +59,8 @@ class PytorchDataLoader(BaseDataLoader):
         return self.limit_step_per_epoch
 
     def _iterate(self) -> Iterator[dict[str, torch.Tensor]]:
-        if self._begun and self.reader.last_row_consumed:
-            self.reader.reset()
+        if self._begun and self.reader.num_epochs is not None:
+            self.reader.restart()
         self._begun = True
         yield from self._limited(iter(self._loader()))
 

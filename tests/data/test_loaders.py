@@ -112,6 +112,19 @@ def test_a_loader_begins_again_in_each_epoch(url: str, kind: str) -> None:
             len(loader)
 
 
+@pytest.mark.parametrize(("batch_size", "limit"), [(5, 4), (8, 2), (10, 1), (20, 1), (5, -1)])
+@pytest.mark.parametrize("kind", ["PytorchDataLoader", "PytorchAsyncDataLoader"])
+def test_each_epoch_begins_at_the_first_row_and_has_as_many_batches_as_the_limit_says(
+    url: str, kind: str, batch_size: int, limit: int
+) -> None:
+    with make_batch_reader(url, shuffle_row_groups=False) as reader:
+        own = {"async_loader_queue_size": 2} if "Async" in kind else {}
+        loader = getattr(loaders, kind)(reader=reader, batch_size=batch_size, limit_step_per_epoch=limit, **own)
+        next(iter(loader))  # an epoch that is left early
+        for _ in range(3):
+            assert ids(loader) == list(range(20 if limit == -1 else batch_size * limit))
+
+
 @pytest.mark.parametrize("kind", ["PytorchInfiniteDataLoader", "PytorchInfiniteAsyncDataLoader"])
 def test_an_infinite_loader_continues_where_the_last_epoch_ended(url: str, kind: str) -> None:
     with make_batch_reader(url, shuffle_row_groups=False, num_epochs=None) as reader:
