@@ -68,7 +68,8 @@ class PytorchDataLoader(BaseDataLoader):
         return BatchedDataLoader(self.reader, self.batch_size, shuffling_queue_capacity=self.shuffling_queue_capacity)
 
     def _limited(self, batches: Iterator[Any]) -> Iterator[Any]:
-        return batches if self.limit_step_per_epoch == -1 else itertools.islice(batches, self.limit_step_per_epoch)
+        # Also without a limit: unlike a generator, a slice that is left early does not close what it takes from.
+        return itertools.islice(batches, None if self.limit_step_per_epoch == -1 else self.limit_step_per_epoch)
 
 
 class PytorchInfiniteDataLoader(PytorchDataLoader):
@@ -88,7 +89,7 @@ class PytorchInmemDataLoader(BaseDataLoader):
     Args:
         reader: it is stopped when the rows are there.
         batch_size: rows of a batch.
-        num_epochs: passes over the rows; None for no end.
+        num_epochs: passes over the rows, over all epochs; None for no end.
         name: for messages.
         shuffle: whether each pass has an order of its own.
         limit_step_per_epoch: batches of an epoch; -1 for all of one pass.
@@ -106,22 +107,20 @@ class PytorchInmemDataLoader(BaseDataLoader):
         verbose: bool = False,
     ) -> None:
         self.name = name
-        self.limit_step_per_epoch = limit_step_per_epoch
         self.verbose = verbose
         self._inner = InMemBatchedDataLoader(
             reader, batch_size, num_epochs=num_epochs, rows_capacity=_ALL_ROWS, shuffle=shuffle
         )
+        self.limit_step_per_epoch = len(self._inner) if limit_step_per_epoch == -1 else limit_step_per_epoch
         self._batches: Iterator[Any] | None = None
 
     def __len__(self) -> int:
-        if self.limit_step_per_epoch == -1:
-            raise TypeError("an epoch in memory has no end of its own: give limit_step_per_epoch")
         return self.limit_step_per_epoch
 
     def _iterate(self) -> Iterator[dict[str, torch.Tensor]]:
         if self._batches is None:
             self._batches = iter(self._inner)
-        yield from itertools.islice(self._batches, None if self.limit_step_per_epoch == -1 else len(self))
+        yield from itertools.islice(self._batches, len(self))
 
 
 class PytorchAsyncDataLoader(AsyncDataLoaderMixin, PytorchDataLoader):
@@ -129,7 +128,10 @@ class PytorchAsyncDataLoader(AsyncDataLoaderMixin, PytorchDataLoader):
 
 
 class PytorchInfiniteAsyncDataLoader(AsyncDataLoaderMixin, PytorchInfiniteDataLoader):
-    """:class:`PytorchInfiniteDataLoader` that loads in advance, and no more than the epoch's batches."""
+    """:class:`PytorchInfiniteDataLoader` that loads in advance, and no more than the epoch's batches.
+
+    An epoch that is left early loses those that were loaded in advance.
+    """
 
 
 class PytorchInmemAsyncDataLoader(AsyncDataLoaderMixin, PytorchInmemDataLoader):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from decimal import Decimal
@@ -202,6 +203,10 @@ class InMemBatchedDataLoader:
         self._random = np.random.default_rng(seed)
         self._rows = self._loaded(rows_capacity)
         self._begun = False
+
+    def __len__(self) -> int:
+        """Batches of one pass."""
+        return math.ceil(self._rows.rows / self.batch_size)
 
     def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
         if self._begun:

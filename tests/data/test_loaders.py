@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import subprocess
 import sys
 import threading
@@ -126,6 +127,17 @@ def test_each_epoch_begins_at_the_first_row_and_has_as_many_batches_as_the_limit
 
 
 @pytest.mark.parametrize("kind", ["PytorchInfiniteDataLoader", "PytorchInfiniteAsyncDataLoader"])
+def test_an_infinite_loader_continues_after_an_epoch_that_was_left_early(url: str, kind: str) -> None:
+    with make_batch_reader(url, shuffle_row_groups=False, num_epochs=None) as reader:
+        loader = getattr(loaders, kind)(reader=reader, batch_size=10)
+        next(iter(loader))
+        later = [ids(itertools.islice(loader, 2)) for _ in range(3)]
+        assert {tuple(sorted(epoch)) for epoch in later} == {tuple(range(20))}
+        if "Async" not in kind:
+            assert later[0] == [*range(10, 20), *range(10)]
+
+
+@pytest.mark.parametrize("kind", ["PytorchInfiniteDataLoader", "PytorchInfiniteAsyncDataLoader"])
 def test_an_infinite_loader_continues_where_the_last_epoch_ended(url: str, kind: str) -> None:
     with make_batch_reader(url, shuffle_row_groups=False, num_epochs=None) as reader:
         loader = getattr(loaders, kind)(reader=reader, batch_size=5, limit_step_per_epoch=3)
@@ -140,6 +152,14 @@ def test_a_loader_in_memory_reads_once(url: str, kind: str) -> None:
     loader = getattr(loaders, kind)(reader=reader, batch_size=10, num_epochs=None, limit_step_per_epoch=2)
     for _ in range(3):
         assert ids(loader) == list(range(20))
+
+
+@pytest.mark.parametrize("kind", ["PytorchInmemDataLoader", "PytorchInmemAsyncDataLoader"])
+def test_an_epoch_in_memory_without_a_limit_is_one_pass(url: str, kind: str) -> None:
+    loader = getattr(loaders, kind)(reader=make_batch_reader(url, shuffle_row_groups=False), batch_size=8)
+    assert len(loader) == 3
+    for _ in range(3):
+        assert ids(itertools.islice(loader, 9)) == list(range(20))
 
 
 @pytest.mark.parametrize("make", [make_reader, make_batch_reader])
