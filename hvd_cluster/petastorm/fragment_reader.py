@@ -10,6 +10,7 @@ import numpy as np
 
 from hvd_cluster.data.optional import load_pyarrow
 from hvd_cluster.data.reading.row_groups import RowGroupTables
+from hvd_cluster.data.reading.row_transform import as_dtype
 from hvd_cluster.data.reading.shards import permutation
 from hvd_cluster.errors import DataError
 from hvd_cluster.petastorm.cache import LocalDiskCache
@@ -121,16 +122,21 @@ class FragmentReader:
         missing = [name for name in self.output.fields if name not in frame.columns]
         if missing:
             raise DataError(f"the transform's DataFrame lacks the fields {missing}: it has {list(frame.columns)}")
-        columns = {name: _of_series(frame[name], field) for name, field in self.output.fields.items()}
+        edited = {name for name, *_ in self.transform.edit_fields}
+        columns = {name: _of_series(frame[name], field, name in edited) for name, field in self.output.fields.items()}
         return RowBatch(columns, len(frame)) if len(frame) else RowBatch({}, 0)
 
 
-def _of_series(series: Any, field: Any) -> Any:
-    """A column of the user's DataFrame, in the dtype and shape that the transform's edit_fields declare."""
-    values = series.to_numpy()
+def _of_series(series: Any, field: Any, is_edited: bool) -> Any:
+    """A column of the user's DataFrame, in the dtype and shape that the transform's edit_fields declare.
+
+    One that they do not declare keeps its dtype where it has values that the field's dtype cannot hold: pandas holds
+    integers with nulls as floating-point numbers with NaN.
+    """
+    values = series.to_numpy(copy=True)
     if values.dtype != object:
         fits = field.shape or values.dtype.kind not in "biuf" or not _is_number(field)
-        return values.copy() if fits else values.astype(field.numpy_dtype, copy=True)
+        return values if fits else _in_dtype(values, field, is_edited)
     first = next((value for value in values if value is not None), None)
     if isinstance(first, (np.ndarray, list, tuple)):
         if any(value is None for value in values):
@@ -141,12 +147,20 @@ def _of_series(series: Any, field: Any) -> Any:
         stacked = np.stack(rows)
         if None not in field.shape and stacked[0].size == int(np.prod(field.shape)):
             stacked = stacked.reshape(len(rows), *field.shape)
-        return (
-            stacked.astype(field.numpy_dtype, copy=False) if _is_number(field) and stacked.dtype != object else stacked
-        )
+        return _in_dtype(stacked, field, is_edited) if _is_number(field) and stacked.dtype.kind in "biufc" else stacked
     if isinstance(first, str) and None not in values:
         return np.array(values.tolist(), dtype=np.str_)
-    return values.copy()
+    return values
+
+
+def _in_dtype(values: Any, field: Any, is_edited: bool) -> Any:
+    converted = as_dtype(values, field.numpy_dtype)
+    if converted is None and is_edited:
+        raise DataError(
+            f"the transform's column {field.name!r} has nulls, or numbers out of the range of "
+            f"{np.dtype(field.numpy_dtype)}, which edit_fields declares: fill them, or declare another dtype"
+        )
+    return values if converted is None else converted
 
 
 def _is_number(field: Any) -> bool:

@@ -275,6 +275,22 @@ def test_a_transform_of_batches_gets_a_dataframe(plain: str) -> None:
     np.testing.assert_array_equal(batch["m"][:, 0, 1], np.arange(GROUP) / 2)
 
 
+def test_nulls_that_pass_through_a_transform_stay_what_they_are_without_it(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"a": pa.array([1, None, 3], pa.int32()), "x": [1.0, 2.0, 3.0]}), tmp_path / "a.parquet")
+    spec = TransformSpec(lambda frame: frame.assign(z=frame.x), edit_fields=[edit_field("z", np.uint8, ())])
+    (batch,) = batches(str(tmp_path), transform_spec=spec)
+    np.testing.assert_array_equal(batch["a"], [1.0, np.nan, 3.0])
+    np.testing.assert_array_equal(batch["a"], next(batches(str(tmp_path)))["a"])
+    assert batch["z"].dtype == np.uint8
+    for wrong in (np.nan, np.inf, -1.0, 256, np.full(2, 256)):
+        spec = TransformSpec(
+            lambda frame, wrong=wrong: frame.assign(z=[wrong] * 3),
+            edit_fields=[edit_field("z", np.uint8, np.shape(wrong))],
+        )
+        with pytest.raises(DataError, match=r"row group 0 of .*'z' has nulls, or numbers out of the range of uint8"):
+            next(batches(str(tmp_path), transform_spec=spec))
+
+
 def test_batches_hold_arrays_that_may_be_written_to(plain: str) -> None:
     batch = next(batches(plain, shuffle_row_groups=False))
     assert (batch["tags"].shape, batch["x"].dtype, batch["name"].dtype.kind) == ((GROUP, 2), np.float32, "U")

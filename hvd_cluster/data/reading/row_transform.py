@@ -176,6 +176,16 @@ def as_array(value: Any) -> npt.NDArray[Any]:
         return np.empty((), dtype=object)
 
 
+def as_dtype(values: npt.NDArray[Any], dtype: Any) -> npt.NDArray[Any] | None:
+    """Numbers in another dtype; None if it is one of integers and has not the range for them. Fractions are cut off."""
+    if np.can_cast(values.dtype, dtype) or np.dtype(dtype).kind not in "iu":
+        return values.astype(dtype, copy=False)
+    with np.errstate(invalid="ignore"):
+        found = values.astype(dtype)
+    whole = np.trunc(values) if values.dtype.kind == "f" else values
+    return found if np.array_equal(found, whole) else None
+
+
 def _values(array: pa.Array | pa.ChunkedArray, column: Column) -> Iterable[Any]:
     """The column's values, row by row."""
     pyarrow = load_pyarrow()
