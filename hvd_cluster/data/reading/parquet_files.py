@@ -238,6 +238,8 @@ def statistics_of(footer: Any, row_group: int, names: Sequence[str]) -> Callable
         if found is None or group.column(leaves[name][0]).path_in_schema != name:
             return Statistics(rows=rows)
         low, high = (found.min, found.max) if found.has_min_max else (None, None)
+        if low != low or high != high:  # NaN bounds nothing
+            low = high = None
         nulls = found.null_count if found.has_null_count else None
         return Statistics(rows=rows, nulls=nulls, low=low, high=high)
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import datetime as dt
+import struct
 from pathlib import Path
+from typing import Any
 
 import deltalake
 import numpy as np
@@ -38,3 +40,21 @@ def test_int96_moments_and_lists_of_them_are_petastorms_too(tmp_path: Path) -> N
         (rows,) = reader
     assert np.array_equal(rows.t, np.array(MOMENTS, "datetime64[us]"))
     assert np.array_equal(rows.l, [rows.t] * 3)
+
+
+def test_row_groups_with_nan_for_a_bound_are_not_passed_over(tmp_path: Path) -> None:
+    """As parquet-mr wrote them before 1.10 for columns with NaNs."""
+    path = tmp_path / "a.parquet"
+    options: dict[str, Any] = {"compression": "none", "use_dictionary": False, "store_schema": False}
+    pq.write_table(pa.table({"x": [1.5, 2.25, 7.125]}), path, **options)
+    content = path.read_bytes()
+    begin = len(content) - 8 - int.from_bytes(content[-8:-4], "little")
+    footer, nan = content[begin:], struct.pack("<d", np.nan)
+    for bound in (1.5, 7.125):
+        assert struct.pack("<d", bound) in footer
+        footer = footer.replace(struct.pack("<d", bound), nan)
+    path.write_bytes(content[:begin] + footer)
+    statistics = pq.read_metadata(path).row_group(0).column(0).statistics
+    assert np.isnan([statistics.min, statistics.max]).all()
+    for condition, rows in ((("x", "<", 2.0), 1), (("x", ">", 2.0), 2), (("x", "==", 2.25), 1)):
+        assert ParquetReader(path, batch_size=1, filters=[condition]).rows == rows
