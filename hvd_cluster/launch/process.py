@@ -19,7 +19,7 @@ from hvd_cluster.errors import AuthenticationError
 from hvd_cluster.launch import die_with_parent
 from hvd_cluster.launch.child import ChildProcess
 from hvd_cluster.launch.environment import worker_environment
-from hvd_cluster.launch.outcome import Outcome
+from hvd_cluster.launch.outcome import Outcome, is_user_code
 from hvd_cluster.launch.wire.messages import END, ProgressEvent, Ready, RunRequest
 from hvd_cluster.launch.worker_group import Callbacks, Worker
 from hvd_cluster.rendezvous.channel import Channel
@@ -83,7 +83,7 @@ class WorkerProcess(ChildWorker):
         self._changed = threading.Condition()
         self._requests: list[bytes] = []
         self._channel: Channel | None = None
-        self._same_python = executable is None
+        self._executable = executable
 
         self._socket, far_end = socket.socketpair()
         self._thread = threading.Thread(target=self._serve, name=f"hvd-worker-{self.rank}", daemon=True)
@@ -117,7 +117,7 @@ class WorkerProcess(ChildWorker):
     def submit(self, call: bytes) -> None:
         """Run a packed call when the previous ones are done."""
         self.reported = None
-        self._send(pickle.dumps(RunRequest(call, list(sys.path) if self._same_python else None)))
+        self._send(pickle.dumps(RunRequest(call, _path_for(self._executable))))
 
     def finish(self) -> None:
         """Let the process exit when the submitted calls are done."""
@@ -203,6 +203,14 @@ class WorkerProcess(ChildWorker):
         with self._changed:
             self._changed.notify_all()
         self._callbacks.on_change()
+
+
+def _path_for(executable: str | None) -> list[str]:
+    """The part of ``sys.path`` that a worker gets: all of it, or if its Python is named, not this one's libraries.
+
+    The rest is the user's code: the script's folder, and in a Spark task the files that the session has shipped.
+    """
+    return [entry for entry in sys.path if executable is None or is_user_code(str(entry))]
 
 
 _NONE = pickle.dumps(None)  # the value of a command that succeeded

@@ -52,8 +52,7 @@ def main() -> int:
     threading.Thread(target=_listen, args=(channel, requests), name="hvd-requests", daemon=True).start()
     while (message := requests.get()) != END:
         request: RunRequest = pickle.loads(message)
-        if request.sys_path is not None:
-            sys.path[:] = dict.fromkeys([*request.sys_path, *sys.path])
+        sys.path[:] = dict.fromkeys([*request.sys_path, *sys.path])
         outcome = perform(request.call, topology)
         flush_prints()
         channel.send(pickle.dumps(outcome))

@@ -4,6 +4,7 @@ import os
 import pickle
 import signal
 import sys
+import sysconfig
 import threading
 import time
 from pathlib import Path
@@ -40,6 +41,25 @@ def test_a_worker_runs_its_call_reports_events_and_ends() -> None:
     assert lines == [(1, "stdout", "from the worker")]
     assert events == [(1, {"step": 3})]
     assert worker.wait() is outcome
+
+
+def test_a_named_python_finds_the_modules_of_the_driver_and_its_own_libraries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = str(Path(sysconfig.get_path("purelib"), "of_this_python"))
+    (tmp_path / "shipped.py").write_text("NAME = __name__")
+
+    def fn() -> tuple[str, bool]:
+        import shipped
+
+        return shipped.NAME, library in sys.path
+
+    monkeypatch.setattr(sys, "path", [str(tmp_path), library, *sys.path])
+    worker = WorkerProcess(TOPOLOGY, pack(fn), Callbacks(), executable=sys.executable)
+    outcome = worker.wait(60)
+    assert outcome is not None
+    assert outcome.error is None, outcome.error.traceback_text
+    assert pickle.loads(outcome.value or b"") == ("shipped", False)
 
 
 def test_the_end_of_the_thread_that_started_a_worker_does_not_end_the_worker() -> None:

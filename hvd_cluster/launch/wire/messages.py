@@ -15,8 +15,8 @@ class RunRequest:
 
     #: What :func:`hvd_cluster.launch.call.pack` returned.
     call: bytes
-    #: The driver's ``sys.path``, which goes before the worker's; None if the worker runs another interpreter.
-    sys_path: list[str] | None
+    #: The entries of the parent's ``sys.path`` that go before the worker's own.
+    sys_path: list[str]
 
 
 @dataclass(frozen=True)
