@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib.machinery
 import inspect
 import linecache
 import pickle
@@ -12,6 +11,8 @@ import socket
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.abc import FileLoader
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -182,11 +183,22 @@ def _importable(name: str) -> bool:
     path: Sequence[str] | None = None
     parts = name.split(".")
     for depth in range(1, len(parts) + 1):
-        spec = importlib.machinery.PathFinder.find_spec(".".join(parts[:depth]), path)
+        spec = _spec_of(".".join(parts[:depth]), path)
         if spec is None:
             return False
         path = list(spec.submodule_search_locations or ())
     return True
+
+
+def _spec_of(name: str, path: Sequence[str] | None) -> ModuleSpec | None:
+    """How an import finds a module: on ``path`` or ``sys.path``, or as an editable install does, with a finder.
+
+    A finder that loads modules in its own way, such as one for notebooks, may exist in this process only.
+    """
+    if (spec := PathFinder.find_spec(name, path)) is not None:
+        return spec
+    specs = [finder.find_spec(name, path) for finder in sys.meta_path if hasattr(finder, "find_spec")]
+    return next((spec for spec in specs if spec is not None and isinstance(spec.loader, FileLoader)), None)
 
 
 @contextlib.contextmanager

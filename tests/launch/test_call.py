@@ -1,11 +1,15 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import socket
 import subprocess
 import sys
 import textwrap
 import threading
+from importlib.abc import Loader
+from importlib.machinery import ModuleSpec, SourceFileLoader
+from importlib.util import spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 
@@ -17,6 +21,18 @@ from hvd_cluster.launch.call import pack, unpack
 from hvd_cluster.spark.task_function import MODULE_REMEDY
 
 LOCK = threading.Lock()
+
+
+class OwnLoader(Loader):
+    """Loads a module in its own way, as finders for notebooks do."""
+
+    def __init__(self, name: str, path: str) -> None:
+        self._code = Path(path).read_text()
+
+    def create_module(self, spec: ModuleSpec) -> None: ...
+
+    def exec_module(self, module: ModuleType) -> None:
+        exec(self._code, module.__dict__)
 
 
 class Model:
@@ -100,6 +116,28 @@ def helper_caller(x: int) -> int:
 
 def test_functions_of_an_importable_module_travel_by_name() -> None:
     assert len(pack(textwrap.dedent, shared_path=False)) < 500
+
+
+@pytest.mark.parametrize(("loader", "by_name"), [(SourceFileLoader, True), (OwnLoader, False)])
+def test_a_module_of_an_editable_install_travels_by_name(
+    loader: type[SourceFileLoader], by_name: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "edited.py"
+    file.write_text("def fn(): return NUMBER\nNUMBER = 1")
+
+    class EditableFinder:
+        @staticmethod
+        def find_spec(name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+            return spec_from_file_location(name, file, loader=loader(name, str(file))) if name == "edited" else None
+
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, EditableFinder])
+    edited = importlib.import_module("edited")
+    try:
+        fn = unpack(pack(edited.fn))
+        edited.NUMBER = 2
+        assert fn() == (2 if by_name else 1)
+    finally:
+        del sys.modules["edited"]
 
 
 def test_a_worker_without_a_module_says_which() -> None:
