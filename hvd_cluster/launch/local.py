@@ -15,7 +15,7 @@ from hvd_cluster.launch.outcome import collect
 from hvd_cluster.launch.placement import Slot, place
 from hvd_cluster.launch.process import WorkerProcess
 from hvd_cluster.launch.run_options import RunOptions, checked_arguments
-from hvd_cluster.launch.worker_group import OnEvent, WorkerGroup
+from hvd_cluster.launch.worker_group import Callbacks, OnEvent, WorkerGroup
 from hvd_cluster.rendezvous.secret import new_secret
 from hvd_cluster.rendezvous.server import KeyValueServer
 from hvd_cluster.rendezvous.sockets import LOOPBACK, ReservedPort
@@ -73,7 +73,7 @@ def run(
             traceback.
     """
     options = RunOptions.of(locals())
-    with _workers(options, pack(fn, args, kwargs)) as group:
+    with _workers(options, options.callbacks(), pack(fn, args, kwargs)) as group:
         outcomes = group.ends()
     return collect(outcomes)
 
@@ -103,6 +103,7 @@ class Executor:
         torch_backend: str | None = None,
     ) -> None:
         self._options = RunOptions.of(locals())
+        self._callbacks = self._options.callbacks()
         self._lock = threading.RLock()
         self._running: ExitStack | None = None
         self._group: WorkerGroup[WorkerProcess] | None = None
@@ -118,7 +119,7 @@ class Executor:
                 return
             self.close()
             with ExitStack() as stack:
-                self._group = stack.enter_context(_workers(self._options, None))
+                self._group = stack.enter_context(_workers(self._options, self._callbacks, None))
                 self._running = stack.pop_all()
 
     def run(
@@ -129,6 +130,7 @@ class Executor:
         with self._lock:
             self.start()
             assert self._group is not None
+            self._callbacks.on_call()
             try:
                 for worker in self._group.workers:
                     worker.submit(call)
@@ -166,7 +168,7 @@ class Executor:
 
 
 @contextmanager
-def _workers(options: RunOptions, call: bytes | None) -> Iterator[WorkerGroup[WorkerProcess]]:
+def _workers(options: RunOptions, callbacks: Callbacks, call: bytes | None) -> Iterator[WorkerGroup[WorkerProcess]]:
     """A group of workers that have reported, with their own secret, key-value store and job id.
 
     When the context ends, the workers have ended too.
@@ -195,7 +197,7 @@ def _workers(options: RunOptions, call: bytes | None) -> Iterator[WorkerGroup[Wo
                 partial(WorkerProcess, topology, call, env=env, executable=options.executable)
                 for topology in topologies
             ]
-            group.start(starters, options.callbacks())
+            group.start(starters, callbacks)
             group.wait_ready(start_timeout_s)
             yield group
         finally:

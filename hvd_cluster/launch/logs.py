@@ -22,7 +22,7 @@ OnLine = Callable[[int, str, str], None]
 
 #: A longer line is cut into parts of this size, so that output without newlines cannot fill the memory.
 MAX_LINE_BYTES = 64 * 1024
-#: Lines of a worker that the driver's output shows by default.
+#: Lines of a worker's call that the driver's output shows by default.
 MAX_SHOWN_LINES = 10_000
 #: Characters written at once to a non-blocking pipe. The stream's buffer of 4 KiB keeps what the pipe does not accept.
 _CHUNK_CHARS = 1000
@@ -91,7 +91,7 @@ class LinePrinter:
             notebooks replace it in every cell.
         stderr: the same for stderr.
         with_timestamp: print the time before each line.
-        max_lines: lines per rank after which the rest is dropped, with a note; None for no limit.
+        max_lines: lines per rank and call after which the rest is dropped, with a note; None for no limit.
     """
 
     def __init__(
@@ -109,6 +109,11 @@ class LinePrinter:
         self._lock = threading.Lock()
         self._broken = False
 
+    def begin_call(self) -> None:
+        """Count lines from zero again: workers that live on begin another call."""
+        with self._lock:
+            self._num_lines.clear()
+
     def __call__(self, rank: int, stream: str, line: str) -> None:
         """Write one line."""
         with self._lock:
@@ -116,7 +121,7 @@ class LinePrinter:
             if self._max_lines is not None and self._num_lines[rank] > self._max_lines:
                 if self._num_lines[rank] > self._max_lines + 1:
                     return
-                line = f"... (more than {self._max_lines} lines; the rest of rank {rank} is not shown)"
+                line = f"... (more than {self._max_lines} lines; verbose=2 shows the rest of rank {rank})"
             self._write(stream, prefixed(rank, stream, line, time.time() if self._with_timestamp else None) + "\n")
 
     def _write(self, stream: str, text: str) -> None:
@@ -167,7 +172,7 @@ def _flush_nonblocking(target: TextIO) -> None:
 def printer(stdout: TextIO | None, stderr: TextIO | None, *, with_timestamp: bool, verbose: int) -> OnLine:
     """What a launcher does with its workers' lines: ``verbose=0`` drops them unless a stream is given.
 
-    A limited number of lines per rank is shown; ``verbose=2`` and streams get all of them.
+    A limited number of lines per rank and call is shown; ``verbose=2`` and streams get all of them.
     """
     shown_here = stdout is None and stderr is None
     if verbose == 0 and shown_here:

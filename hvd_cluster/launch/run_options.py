@@ -8,12 +8,12 @@ import inspect
 import logging
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, ParamSpec, TextIO, TypeVar
 
 from hvd_cluster.launch import checks
 from hvd_cluster.launch.environment import interface_variables
-from hvd_cluster.launch.logs import printer
+from hvd_cluster.launch.logs import LinePrinter, printer
 from hvd_cluster.launch.task import Task
 from hvd_cluster.launch.worker_group import Callbacks, OnEvent, ignore_event
 from hvd_cluster.oldpaths.shim import serves_horovod
@@ -138,7 +138,8 @@ class RunOptions:
         """What to do with the workers' output and progress reports."""
         with_timestamp = self.prefix_output_with_timestamp
         on_line = printer(self.stdout, self.stderr, with_timestamp=with_timestamp, verbose=self.verbose)
-        return Callbacks(on_line=on_line, on_event=self.on_event or ignore_event)
+        callbacks = Callbacks(on_line=on_line, on_event=self.on_event or ignore_event)
+        return replace(callbacks, on_call=on_line.begin_call) if isinstance(on_line, LinePrinter) else callbacks
 
     def task(self, call: bytes, env: Mapping[str, str | None] | None = None) -> Task:
         """The task that runs ``call``, with ``env`` (by default :attr:`variables`) for the workers."""

@@ -47,6 +47,8 @@ class Callbacks:
     on_line: OnLine = drop_line
     #: Called with its progress reports; a command makes none.
     on_event: OnEvent = ignore_event
+    #: Called before each call of workers that may live on after it.
+    on_call: Callable[[], None] = lambda: None
     #: Called whenever its ``ready``, ``reported``, ``outcome`` or ``stop_call`` has changed.
     on_change: Callable[[], None] = lambda: None
 

@@ -117,6 +117,7 @@ class ActorGroup:
 
     @contextmanager
     def _calling(self, workers: Sequence[ActorWorker], on_log: OnLog = ignore_log) -> Iterator[None]:
+        self._callbacks.on_call()
         for worker in workers:
             worker.on_log = on_log
         try:
@@ -132,6 +133,7 @@ class ActorGroup:
     def call_remote(self, call: ActorCall) -> list[Any]:
         """Start ``call`` on every worker. Returns the ``ObjectRef`` of each result, by rank."""
         workers, call = self._workers(), shared(call)
+        self._callbacks.on_call()
         for worker in workers:
             worker.on_log = ignore_log  # without the callbacks of an earlier call
         self._settled = False

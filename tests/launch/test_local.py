@@ -17,6 +17,7 @@ import pytest
 
 from hvd_cluster.errors import LaunchError, StartTimeoutError, WorkerFailedError
 from hvd_cluster.launch.local import Executor, run
+from hvd_cluster.launch.logs import MAX_SHOWN_LINES
 from hvd_cluster.topology import Topology
 
 
@@ -253,6 +254,16 @@ def test_nothing_survives_the_driver_not_even_what_the_workers_started(number: i
         driver.wait()
     assert ("KeyboardInterrupt" in errors) == (number == signal.SIGINT)
     assert psutil.wait_procs(family, timeout=10)[1] == []
+
+
+def test_the_output_of_a_call_does_not_count_against_the_next_one(capsys: pytest.CaptureFixture[str]) -> None:
+    with Executor(1) as executor:
+        executor.run(print, args=["\n" * MAX_SHOWN_LINES])
+        executor.run(print, args=["the second call"])
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == MAX_SHOWN_LINES + 2
+    assert "verbose=2" in lines[-2]
+    assert lines[-1] == "[0]<stdout>:the second call"
 
 
 @pytest.mark.processes

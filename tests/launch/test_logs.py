@@ -67,7 +67,9 @@ def test_the_printer_keeps_the_streams_apart_and_stops_at_its_cap() -> None:
         printer(0, "stdout", f"a{number}")
     printer(1, "stderr", "b")
     assert out.getvalue().splitlines()[:2] == ["[0]<stdout>:a0", "[0]<stdout>:a1"]
-    assert out.getvalue().splitlines()[2:] == ["[0]<stdout>:... (more than 2 lines; the rest of rank 0 is not shown)"]
+    assert out.getvalue().splitlines()[2:] == [
+        "[0]<stdout>:... (more than 2 lines; verbose=2 shows the rest of rank 0)"
+    ]
     assert err.getvalue() == "[1]<stderr>:b\n"
 
 
