@@ -17,6 +17,7 @@ from hvd_cluster.engine.request import REDUCED_DTYPES, describe, element_dtype
 from hvd_cluster.engine.submission import wait_all
 from hvd_cluster.torch import wire
 from hvd_cluster.torch.collectives.broadcast import submit_broadcast
+from hvd_cluster.torch.wrapper import load_in_place
 
 
 def broadcast_parameters(
@@ -106,7 +107,7 @@ def broadcast_optimizer_state(
     wait_all(handles)
     if not is_root:
         state_dict = tree_map_only(_TensorIndex, lambda leaf: sent[leaf.index], skeleton)
-        optimizer.load_state_dict(state_dict)
+        load_in_place(optimizer, optimizer.load_state_dict, state_dict)
         _keep_dtypes(optimizer, parameters, state_dict["state"])
 
 

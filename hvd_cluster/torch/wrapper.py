@@ -34,6 +34,23 @@ def unwrapped(plain_class: type[torch.optim.Optimizer], state: dict[str, Any]) -
     return optimizer
 
 
+def load_in_place(
+    optimizer: torch.optim.Optimizer, load: Callable[[dict[str, Any]], None], state_dict: dict[str, Any]
+) -> None:
+    """Load a state dict with ``load``, and keep the list of parameter groups and its dicts.
+
+    ``load_state_dict`` replaces them, so a program that sets a rate through a group which it read before would set it
+    only on ranks that did not load.
+    """
+    groups = optimizer.param_groups
+    load(state_dict)
+    for group, loaded in zip(groups, optimizer.param_groups, strict=True):
+        if loaded is not group:
+            group.clear()
+            group.update(loaded)
+    optimizer.param_groups = groups
+
+
 class Wrapper(_Base):
     """Keeps the original optimizer valid for code that has a reference to it."""
 
@@ -48,7 +65,7 @@ class Wrapper(_Base):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load the state of this optimizer or of an unwrapped one."""
-        super().load_state_dict(state_dict)
+        load_in_place(self, super().load_state_dict, state_dict)
         original = self._original()
         if original is not None:  # its schedulers must change the groups in use
             original.param_groups, original.state = self.param_groups, self.state

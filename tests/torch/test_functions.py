@@ -186,6 +186,22 @@ def test_an_optimizer_without_state_gets_the_options(two: Any) -> None:
     assert two(fn) == [0.1, 0.1]
 
 
+@pytest.mark.parametrize("is_wrapped", [False, True])
+def test_a_rate_set_through_a_group_read_before_the_broadcast_counts_on_all_ranks(two: Any, is_wrapped: bool) -> None:
+    def fn(hvd: Any) -> list[float]:
+        weight = torch.nn.Parameter(torch.zeros(1))
+        original = optimizer = torch.optim.SGD([weight], lr=0.1, momentum=0.9)
+        (head,) = groups = optimizer.param_groups
+        if is_wrapped:
+            optimizer = hvd.DistributedOptimizer(optimizer)
+        hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+        head["lr"] = 0.5
+        groups.append({**head, "lr": 0.7})
+        return [group["lr"] for one in (optimizer, original) for group in one.param_groups]
+
+    assert two(fn) == [[0.5, 0.7] * 2] * 2
+
+
 def test_an_optimizer_without_state_leaves_gradients_of_zeros(two: Any) -> None:
     def fn(hvd: Any) -> list[Any]:
         net = torch.nn.Linear(2, 1)
