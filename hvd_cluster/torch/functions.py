@@ -19,6 +19,9 @@ from hvd_cluster.torch import wire
 from hvd_cluster.torch.collectives.broadcast import submit_broadcast
 from hvd_cluster.torch.wrapper import load_in_place
 
+#: The end of a state dict's key for what ``Module.get_extra_state`` returns.
+_EXTRA_STATE = "_extra_state"
+
 
 def broadcast_parameters(
     params: Mapping[str, Any] | Iterable[Any], root_rank: int, process_set: ProcessSet = global_process_set
@@ -27,12 +30,12 @@ def broadcast_parameters(
 
     Args:
         params: a state dict, or a list of tensors or of (name, tensor) pairs, with equal names on all ranks. Entries of
-            a state dict that are not tensors are ignored.
+            a state dict that are not tensors are ignored, and so is the extra state of modules.
         root_rank: the global rank whose tensors are broadcast.
         process_set: the ranks that take part.
 
     Raises:
-        ValueError: ``params`` is something else, e.g. a generator.
+        ValueError: ``params`` is something else, e.g. a generator, or its tensors are inside of its entries.
     """
     if isinstance(params, Mapping):
         named = sorted(params.items())
@@ -40,6 +43,7 @@ def broadcast_parameters(
         named = [entry if isinstance(entry, tuple) else (f"{i}", entry) for i, entry in enumerate(params)]
     else:
         raise ValueError(f"invalid params of type: {type(params)}; pass model.state_dict(), or a list of tensors")
+    _require_flat([(name, entry) for name, entry in named if not str(name).endswith(_EXTRA_STATE)])
     tensors = [(name, tensor) for name, tensor in named if isinstance(tensor, torch.Tensor)]
     # A tensor is sent as a copy if it is not contiguous, or if torch has not computed its conjugation or negation yet.
     copies = [(tensor, tensor.data.contiguous().resolve_conj().resolve_neg()) for _, tensor in tensors]
@@ -51,6 +55,19 @@ def broadcast_parameters(
     for tensor, copy in copies:
         if tensor.data_ptr() != copy.data_ptr():
             tensor.data.copy_(copy)
+
+
+def _require_flat(named: Sequence[tuple[Any, Any]]) -> None:
+    """Check that no tensor is inside of an entry, where the broadcast would not find it."""
+    for name, entry in named:
+        if isinstance(entry, (Mapping, list)) and any(isinstance(leaf, torch.Tensor) for leaf in tree_leaves(entry)):
+            raise ValueError(
+                f"invalid params: the entry {name!r} is a {type(entry).__name__} that contains tensors; broadcast it "
+                "by itself, e.g. model.state_dict(), or all of it with broadcast_object"
+            )
+    if named and not any(isinstance(entry, torch.Tensor) for _, entry in named):
+        kinds = ", ".join(sorted({type(entry).__name__ for _, entry in named}))
+        raise ValueError(f"invalid params: no entry is a tensor, but {kinds}; pass model.state_dict()")
 
 
 def broadcast_optimizer_state(

@@ -35,6 +35,19 @@ def test_anything_but_a_dict_or_a_list_is_refused(two: Any) -> None:
     two(fn)
 
 
+def test_tensors_inside_of_entries_are_refused(two: Any) -> None:
+    def fn(hvd: Any) -> None:
+        net = torch.nn.Linear(2, 1)
+        with pytest.raises(ValueError, match="the entry 'model' is a OrderedDict that contains tensors"):
+            hvd.broadcast_parameters({"model": net.state_dict(), "scale": torch.ones(1)}, root_rank=0)
+        with pytest.raises(ValueError, match="no entry is a tensor, but int, str"):
+            hvd.broadcast_parameters({"epoch": 3, "name": "net"}, root_rank=0)
+        hvd.broadcast_parameters({}, root_rank=0)
+        hvd.broadcast_parameters({"layer._extra_state": {"scale": torch.ones(1)}}, root_rank=0)
+
+    two(fn)
+
+
 @pytest.mark.parametrize("kind", ["SGD", "Adam", "AdamW", "Adagrad", "RMSprop", "Adadelta", "Adamax", "ASGD", "Rprop"])
 def test_optimizer_state_becomes_the_roots_and_no_weight_moves(two: Any, kind: str) -> None:
     def fn(hvd: Any) -> tuple[bool, Any, Any]:
