@@ -34,7 +34,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     op: ReduceOp = ReduceOp.AVERAGE,
     gradient_predivide_factor: float = 1.0,
     num_groups: int = 0,
-    groups: int | Sequence[Sequence[torch.Tensor]] | None = None,
+    groups: int | Sequence[Iterable[torch.Tensor]] | None = None,
     sparse_as_dense: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> Any:

@@ -53,13 +53,13 @@ def names_of_last_group(optimizer: torch.optim.Optimizer, known: Container[torch
 
 
 def resolve_groups(
-    groups: int | Sequence[Sequence[torch.Tensor]] | None,
+    groups: int | Sequence[Iterable[torch.Tensor]] | None,
     names: dict[torch.Tensor, str],
 ) -> list[list[torch.Tensor]]:
-    """The user's groups as lists of parameters.
+    """The user's groups as lists of parameters; tensors that the optimizer does not have, as frozen ones, are left out.
 
     Raises:
-        ValueError: ``groups`` is neither a number of groups nor lists of the optimizer's parameters.
+        ValueError: ``groups`` is neither a number of groups nor lists of tensors, or has a tensor twice.
     """
     if groups is None or groups == 0:
         return []
@@ -73,13 +73,16 @@ def resolve_groups(
     if not isinstance(groups, (list, tuple)):  # what follows raises ValueError as Horovod does
         raise ValueError(f"groups should be a non-negative integer or a list of lists of tensors, not {groups!r}")
     members: set[torch.Tensor] = set()
+    resolved: list[list[torch.Tensor]] = []
     for group in groups:
+        resolved.append([])
         for parameter in group:
             if not isinstance(parameter, torch.Tensor):
                 raise ValueError(f"groups must be lists of tensors; one contains a {type(parameter).__name__}")
             if parameter not in names:
-                raise ValueError("groups contains a tensor that is not a parameter of the optimizer")
+                continue
             if parameter in members:
                 raise ValueError(f"a tensor can only appear once in groups; {names[parameter]!r} appears twice")
             members.add(parameter)
-    return [list(group) for group in groups if len(group) > 1]
+            resolved[-1].append(parameter)
+    return [group for group in resolved if len(group) > 1]

@@ -102,6 +102,22 @@ def test_gradients_are_reduced_with_every_op(three: Any, op: str, expected: list
     assert three(fn) == [[[-2 * value for value in expected]] * 2] * 3
 
 
+def test_groups_may_be_generators_and_have_parameters_that_the_optimizer_does_not_have(two: Any) -> None:
+    def fn(hvd: Any) -> list[list[int]]:
+        net = make_net()
+        net[0].requires_grad_(False)
+        found = []
+        for groups in ([list(layer.parameters()) for layer in net], [layer.parameters() for layer in net]):
+            optimizer = torch.optim.SGD([p for p in net.parameters() if p.requires_grad], lr=0.1)
+            optimizer = hvd.DistributedOptimizer(optimizer, net.named_parameters(), groups=groups)
+            net(torch.ones(1, 6)).sum().backward()
+            optimizer.step()
+            found.append([len(group) for group in optimizer._reducer.index.groups])
+        return found
+
+    assert two(fn) == [[[2], [2]]] * 2
+
+
 def test_num_groups_is_the_old_name_of_groups(two: Any) -> None:
     def fn(hvd: Any) -> torch.Tensor:
         with pytest.warns(DeprecationWarning, match="num_groups is deprecated: use groups"):
