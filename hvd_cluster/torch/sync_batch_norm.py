@@ -73,14 +73,13 @@ class SyncBatchNorm(_BatchNorm):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Normalize ``input``, of shape (N, C, ...), over all dimensions but the second."""
         self._check_input_dim(input)
-        uses_batch = self.training or (self.running_mean is None and self.running_var is None)
         is_shared = basics.is_initialized() and basics.size() > 1 and self.process_set.included()
-        if not (uses_batch and is_shared and num_members(self.process_set) > 1):
+        if not (self.training and is_shared and num_members(self.process_set) > 1):
             return super().forward(input)
         if input.shape[1] != self.num_features:
             raise ValueError(f"expected {self.num_features} channels, but the input has {input.shape[1]}")
         output, mean, variance, count = _normalize(input, self.weight, self.bias, self.eps, self.process_set)
-        if self.training and self.track_running_stats:
+        if self.track_running_stats:
             self._track(mean, variance, count)
         return output
 

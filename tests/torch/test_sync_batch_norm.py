@@ -121,6 +121,15 @@ def test_a_converted_model_trains_to_the_weights_of_one_process(two: Any) -> Non
             torch.testing.assert_close(result[name], value, rtol=1e-3, atol=1e-4)
 
 
+def test_one_rank_may_evaluate_without_running_statistics(two: Any) -> None:
+    def fn(hvd: Any) -> torch.Tensor | None:
+        norm = hvd.SyncBatchNorm(4, track_running_stats=False).eval()
+        return norm(batch(3, (4,), torch.float32)).detach() if hvd.rank() == 0 else None
+
+    peer = torch.nn.BatchNorm1d(4, track_running_stats=False).eval()
+    torch.testing.assert_close(two(fn)[0], peer(batch(3, (4,), torch.float32)).detach())
+
+
 def test_half_precision_is_normalised_in_float32(two: Any) -> None:
     def fn(hvd: Any) -> tuple[torch.dtype, torch.Tensor]:
         mine = (batch(8, (4,)).float() * 100).to(torch.bfloat16).split(4)[hvd.rank()]  # squares would not add up
