@@ -21,9 +21,9 @@ class HorovodSyncBatchNorm(_LayerSync):
 
     def apply(self, model: torch.nn.Module) -> torch.nn.Module:
         """The model with ``hvd.SyncBatchNorm`` in place of each batch normalization; weights and buffers stay."""
-        layers = dict(model.named_modules())
+        layers = dict(model.named_modules(remove_duplicate=False))
         converted = hvd.SyncBatchNorm.convert_sync_batchnorm(model)
-        replaced = dict(converted.named_modules())
+        replaced = dict(converted.named_modules(remove_duplicate=False))
         self._originals = {path: layer for path, layer in layers.items() if replaced[path] is not layer}
         return converted
 

@@ -106,24 +106,34 @@ class SyncBatchNorm(_BatchNorm):
             module: converted in place, unless it is a batch normalization itself.
             process_set: the ranks that share their statistics.
         """
-        if isinstance(module, _BatchNorm) and not isinstance(module, cls):
-            new = cls(
-                module.num_features,
-                module.eps,
-                module.momentum,
-                module.affine,
-                module.track_running_stats,
-                process_set=process_set,
-            )
-            if module.affine:
-                new.weight, new.bias = module.weight, module.bias
-            new.running_mean, new.running_var = module.running_mean, module.running_var
-            new.num_batches_tracked = module.num_batches_tracked
-            new.training = module.training
-            return new
-        for name, child in module.named_children():
-            setattr(module, name, cls.convert_sync_batchnorm(child, process_set))
-        return module
+        modules = list(module.modules())
+        converted: dict[torch.nn.Module | None, SyncBatchNorm] = {
+            layer: cls._converted(layer, process_set)
+            for layer in modules
+            if isinstance(layer, _BatchNorm) and not isinstance(layer, cls)
+        }
+        for parent in modules:
+            for name, child in list(parent._modules.items()):  # a layer may have several names
+                if child in converted:
+                    setattr(parent, name, converted[child])
+        return converted.get(module, module)
+
+    @classmethod
+    def _converted(cls, layer: _BatchNorm, process_set: ProcessSet) -> SyncBatchNorm:
+        new = cls(
+            layer.num_features,
+            layer.eps,
+            layer.momentum,
+            layer.affine,
+            layer.track_running_stats,
+            process_set=process_set,
+        )
+        if layer.affine:
+            new.weight, new.bias = layer.weight, layer.bias
+        new.running_mean, new.running_var = layer.running_mean, layer.running_var
+        new.num_batches_tracked = layer.num_batches_tracked
+        new.training = layer.training
+        return new
 
 
 class _SyncBatchNormFunction(torch.autograd.Function):

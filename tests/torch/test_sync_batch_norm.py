@@ -121,6 +121,19 @@ def test_a_converted_model_trains_to_the_weights_of_one_process(two: Any) -> Non
             torch.testing.assert_close(result[name], value, rtol=1e-3, atol=1e-4)
 
 
+def test_a_layer_with_several_names_is_converted_to_one_layer(two: Any) -> None:
+    def fn(hvd: Any) -> str:
+        model = torch.nn.Module()
+        model.first = torch.nn.BatchNorm1d(3)
+        model.second = model.first
+        model.part = torch.nn.Sequential(model.first)
+        model = hvd.SyncBatchNorm.convert_sync_batchnorm(model)
+        assert model.first is model.second is model.part[0]
+        return type(model.first).__name__
+
+    assert two(fn) == ["SyncBatchNorm"] * 2
+
+
 def test_one_rank_may_evaluate_without_running_statistics(two: Any) -> None:
     def fn(hvd: Any) -> torch.Tensor | None:
         norm = hvd.SyncBatchNorm(4, track_running_stats=False).eval()
