@@ -181,11 +181,23 @@ def _join(topology: Topology, comm: Any, static: list[ProcessSet], settings: Set
 
 
 def shutdown() -> None:
-    """Leave the world; outstanding operations fail on every rank. May be called twice."""
+    """Leave the world; outstanding operations fail on every rank. May be called twice.
+
+    A signal handler or ``__del__`` that interrupts a wait for a result only begins this, because the interrupted thread
+    has to take part in it: the world has ended soon after the handler has returned.
+    """
     with _lock:
         running = current.remove()
         if running is None:
             return
+        if running.is_advanced_here:
+            threading.Thread(target=_leave, args=(running,), name="hvd-shutdown").start()
+        else:
+            _leave(running)
+
+
+def _leave(running: Engine) -> None:
+    with _lock:
         try:
             running.shutdown()
         finally:

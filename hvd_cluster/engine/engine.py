@@ -190,6 +190,11 @@ class Engine:
         if self._progress_lock is not None:
             self._submissions.command(Abort(reason))
 
+    @property
+    def is_advanced_here(self) -> bool:
+        """This is code of a signal handler or a ``__del__`` that has interrupted the thread that advances the engine."""
+        return self._progress_lock is not None and self._progress_lock.is_held_here
+
     def shutdown(self) -> None:
         """Leave in good order: what all ranks have agreed on is finished, everything else fails on every rank."""
         if self._alone is not None:

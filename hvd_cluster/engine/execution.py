@@ -221,7 +221,7 @@ def execute_inline(
         end_s = time.monotonic()
         phase = "BCAST" if kind == Kind.BROADCAST else kind.name  # as Horovod writes it
         for request in requests:
-            for name, meta in zip(request.tensor_names, request.signature.tensors, strict=True):
+            for name, meta in zip(request.tensor_names, request.signature.tensors, strict=False):  # a barrier has none
                 recorder.span(name, "QUEUE", start_s, start_s)
                 recorder.span(name, kind.name, start_s, end_s, dtype=meta.dtype, shape=str(list(meta.shape)))
                 recorder.span(name, f"{transport.name}_{phase}", start_s, end_s)

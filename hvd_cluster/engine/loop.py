@@ -291,12 +291,12 @@ class Loop:
     # ---- requests and decisions -----------------------------------------------------------------------------------
 
     def _take_commands(self) -> None:
-        for command in self._submissions.take_commands():
+        while (command := self._submissions.take_command()) is not None:
             if isinstance(command, Join):
+                self._decisions.join(command.handle, command.device)
                 # First negotiate what was submitted before: otherwise the join would stand in for it, and its late
                 # report would be taken for the next request of that name.
                 self._negotiate()
-                self._decisions.join(command.handle, command.device)
                 self._stall.note_join()
                 self._agreement.join()
             elif isinstance(command, Leave):

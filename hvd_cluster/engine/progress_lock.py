@@ -80,6 +80,11 @@ class ProgressLock:
         self._wakes_s: float | None = None
         self.thread = threading.Thread(target=self._run, name="hvd-engine", daemon=True)
 
+    @property
+    def is_held_here(self) -> bool:
+        """This thread holds the lock: it is in a signal handler or a ``__del__``."""
+        return self._holder == threading.get_ident()
+
     def progress_until(self, handle: Handle) -> None:
         """Advance the engine until ``handle`` is settled; returns early if another thread does so, or all is over.
 
@@ -154,7 +159,7 @@ class ProgressLock:
         """Get the lock; False if another waiter has it, or if the handle is settled meanwhile."""
         if self._lock.acquire(blocking=False):
             return True
-        if self._holder == me:
+        if self.is_held_here:
             raise HorovodInternalError(
                 "an operation was waited for from within another one of the same thread, by a signal handler or a "
                 "__del__: it would wait for itself"

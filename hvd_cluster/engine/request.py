@@ -302,5 +302,8 @@ def _neutral(op: ReduceOp, dtype: torch.dtype, prescale: float) -> float:
         return 0 if prescale == 0 else math.inf if is_upper else -math.inf
     limits = torch.iinfo(dtype)
     limit = limits.max if is_upper else limits.min
-    # The product must be a number of this type too.
-    return limit if 0 <= prescale <= 1 else int(max(limit, -limits.max) / max(abs(prescale), 1))
+    if 0 <= prescale <= 1:
+        return limit
+    # The product, which is computed in float64, must be a number of this type too.
+    bound = limits.max - (4096 if dtype == torch.int64 else 0)
+    return int(min(max(limit, -bound), bound) / max(abs(prescale), 1))

@@ -223,12 +223,10 @@ class SubmissionQueue:
         """There are commands to execute."""
         return bool(self._commands)
 
-    def take_commands(self) -> list[Command]:
-        """The commands, in their order."""
+    def take_command(self) -> Command | None:
+        """The next command, if there is one. Those behind it stay, for :meth:`end` to find if it ends the world."""
         with self._lock:
-            commands = list(self._commands)
-            self._commands.clear()
-        return commands
+            return self._commands.popleft() if self._commands else None
 
     @property
     def has_pending(self) -> bool:

@@ -117,6 +117,28 @@ def test_an_operation_that_all_had_agreed_on_is_finished_before_the_world_ends()
     assert local.run(fn, num_proc=2, env=ENV) == [1e7, 1e7]
 
 
+def test_a_join_behind_an_abort_of_the_same_rank_fails_with_it() -> None:
+    def fn() -> list[str]:
+        import hvd_cluster.torch as hvd
+        from hvd_cluster.engine import current
+
+        hvd.init()
+        hvd.allreduce(torch.ones(1))
+        texts = []
+        if hvd.rank() == 0:
+            current.engine().abort("on purpose")
+        for _ in range(2):
+            try:
+                hvd.join()
+            except hvd.HorovodInternalError as error:
+                texts.append(str(error))
+        return texts
+
+    for texts in local.run(fn, num_proc=2, env=ENV):
+        assert len(texts) == 2
+        assert all("on purpose" in text for text in texts)
+
+
 def test_a_process_can_leave_and_join_again_and_again() -> None:
     def fn() -> tuple[list[float], int, int]:
         import threading

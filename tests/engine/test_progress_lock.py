@@ -135,6 +135,33 @@ def test_a_signal_handler_that_waits_gets_an_error(tmp_path: Path) -> None:
     assert zero == one == [2.0, 2.0]
 
 
+def test_shutdown_in_a_signal_handler_ends_the_world_as_soon_as_the_handler_has_returned() -> None:
+    def fn() -> tuple[str, float]:
+        import hvd_cluster.torch as hvd
+
+        hvd.init()
+        hvd.allreduce(torch.ones(1), name="first")
+        if hvd.rank() == 0:
+            signal.signal(signal.SIGALRM, lambda *_: hvd.shutdown())
+            signal.setitimer(signal.ITIMER_REAL, 0.5)
+        else:
+            time.sleep(1.5)
+        try:
+            hvd.allreduce(torch.ones(1), name="only rank 0" if hvd.rank() == 0 else "only rank 1")
+        except hvd.HorovodInternalError as error:
+            text = str(error)
+        hvd.shutdown()
+        hvd.init()  # waits until the earlier world has ended
+        total = hvd.allreduce(torch.ones(1), op=hvd.Sum).item()
+        hvd.shutdown()
+        return text, total
+
+    env = {**ENV, "HOROVOD_GLOO_TIMEOUT_SECONDS": "60"}  # with which a wait for itself would exceed the limit of a test
+    for text, total in local.run(fn, num_proc=2, env=env):
+        assert "shut down" in text
+        assert total == 2.0
+
+
 def test_what_is_made_while_the_waiter_is_in_inference_mode_is_of_use_outside() -> None:
     def fn() -> list[bool]:
         import hvd_cluster.torch as hvd

@@ -104,11 +104,11 @@ def test_the_zeros_of_a_joined_rank_are_written_before_they_are_sent() -> None:
 
 
 def test_what_a_joined_rank_sends_stays_neutral_when_it_is_scaled() -> None:
-    dtypes = [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.uint8, torch.int8, torch.int32]
-    for dtype in dtypes:
+    floats = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
+    for dtype in [*floats, torch.uint8, torch.int8, torch.int32, torch.int64]:
         own = torch.tensor([1, 4, 100]).to(dtype)
         for op, combine in ((ReduceOp.MIN, torch.minimum), (ReduceOp.MAX, torch.maximum), (ReduceOp.SUM, torch.add)):
-            for prescale in (1.0, 0.25, 1.25) if dtype == torch.uint8 else (1.0, 0.25, 1.25, -0.25, -1.0):
+            for prescale in (1.0, 0.25, 1.25) if dtype == torch.uint8 else (1.0, 0.25, 1.25, 2.0, -0.25, -1.0):
                 signature = Signature(Kind.ALLREDUCE, (describe(own),), op, prescale=prescale)
                 (sent,) = neutral_for((0, "x"), signature, -1).inputs
                 copy_scaled(sent, sent, prescale)

@@ -40,3 +40,18 @@ def test_each_backward_pass_is_shown_and_how_much_of_the_communication_it_hides(
     overlap = summarize(found).overlap
     assert set(overlap) == {0, 1}
     assert all(0 < share < 1 for share in overlap.values())
+
+
+def test_a_barrier_of_torch_distributed_is_in_the_timeline(tmp_path: Path) -> None:
+    def fn() -> None:
+        import torch.distributed as dist
+
+        import hvd_cluster.torch  # noqa: F401 - registers the backend
+
+        dist.init_process_group("hvd")
+        dist.barrier()
+        dist.destroy_process_group()
+
+    path = tmp_path / "timeline.json"
+    local.run(fn, num_proc=2, env={"OMP_NUM_THREADS": "1", "HOROVOD_TIMELINE": str(path)})
+    assert any("BARRIER" in span.name for span in read(path).spans)

@@ -285,33 +285,35 @@ class ShmTransport(Transport):
         arithmetic = Arithmetic.of(op, dtype, dtype, 1.0, 1.0, divisor, num_ranks)
         if arithmetic.postscale != 1.0 or arithmetic.last_divisor != 1.0:
             return None
-        # A piece that is not scaled on the way in is read from the buffer itself by the rank that reduces it.
-        others = [index for index in range(num_ranks) if index != self.index or arithmetic.prescale != 1.0]
         capacity = self._slot_bytes // dtype.itemsize // num_ranks
         turns = self._rows_of(dtype)
         parts = buffer.view(num_ranks, output.numel()).unbind()
+        # Its own part a rank reads from the buffer itself, unless it scales it first or the result takes its place.
+        is_copied = arithmetic.prescale != 1.0 or output.data_ptr() == parts[self.index].data_ptr()
+        own = None if is_copied else parts[self.index]
+        others = [index for index in range(num_ranks) if is_copied or index != self.index]
         previous: tuple[Rows, int, int] | None = None
         for start in range(0, output.numel(), capacity):
             length = min(capacity, output.numel() - start)
             if previous is not None and self._spins:
-                self._reduce_piece(arithmetic, *previous, parts[self.index], output)
+                self._reduce_piece(arithmetic, *previous, own, output)
             rows = turns[self._next_turn()]
             for other in others:
                 place = rows[self.index][other * length : (other + 1) * length]
                 arithmetic.fill(place, [parts[other][start : start + length]])
             if previous is not None and not self._spins:
-                self._reduce_piece(arithmetic, *previous, parts[self.index], output)
+                self._reduce_piece(arithmetic, *previous, own, output)
             self._synchronize()
             previous = (rows, start, length)
         if previous is not None:
-            self._reduce_piece(arithmetic, *previous, parts[self.index], output)
+            self._reduce_piece(arithmetic, *previous, own, output)
         return FinishedWork()
 
     def _reduce_piece(
-        self, arithmetic: Arithmetic, rows: Rows, start: int, length: int, own: torch.Tensor, output: torch.Tensor
+        self, arithmetic: Arithmetic, rows: Rows, start: int, length: int, own: torch.Tensor | None, output: torch.Tensor
     ) -> None:
         operands = [row[self.index * length : (self.index + 1) * length] for row in rows[:-1]]
-        if arithmetic.prescale == 1.0:
+        if own is not None:
             operands[self.index] = own[start : start + length]
         arithmetic.combine(operands, output[start : start + length], self._scratch)
 

@@ -83,6 +83,27 @@ def test_bytes_are_gathered_broadcast_and_exchanged_over_many_chunks(num_ranks: 
     assert all(on_ranks(num_ranks, fn))
 
 
+@pytest.mark.parametrize("num_ranks", [2, 3, 4])
+@pytest.mark.parametrize("spins", [False, True], ids=["sleeps", "spins"])
+@pytest.mark.usefixtures("small_slots")
+def test_the_result_of_reduce_scatter_may_take_the_place_of_the_operand(num_ranks: int, spins: bool) -> None:
+    length = 3_001
+
+    def fn(transport: ShmTransport) -> bool:
+        for op, divisor, expected in (
+            (ReduceOp.SUM, 1, sum(10**index for index in range(num_ranks))),
+            (ReduceOp.MAX, 1, 10 ** (num_ranks - 1)),
+            (ReduceOp.SUM, num_ranks, sum(10**index for index in range(num_ranks)) / num_ranks),
+        ):
+            buffer = torch.full((num_ranks * length,), float(10**transport.index))
+            own = buffer.view(num_ranks, length)[transport.index]
+            transport.reduce_scatter(own, buffer, op, divisor)
+            torch.testing.assert_close(own, torch.full((length,), float(expected)))
+        return True
+
+    assert all(on_ranks(num_ranks, fn, spins=spins))
+
+
 @pytest.mark.parametrize(
     ("ranks", "words"),
     [((0, 4), "rank 4 of this host did not"), ((0, 2, 5), "ranks 2, 5 of this host did not")],
