@@ -192,7 +192,7 @@ class Engine:
 
     @property
     def is_advanced_here(self) -> bool:
-        """This is code of a signal handler or a ``__del__`` that has interrupted the thread that advances the engine."""
+        """A signal handler or a ``__del__`` runs, and has interrupted the thread that advances the engine."""
         return self._progress_lock is not None and self._progress_lock.is_held_here
 
     def shutdown(self) -> None:

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable
 from contextlib import closing, suppress
 from datetime import timedelta
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -34,8 +34,8 @@ REDUCE_OPS: dict[ReduceOp, Any] = {
     ReduceOp.PRODUCT: dist.ReduceOp.PRODUCT,
 }
 
-#: The sockets that appear while a group is built are its own, so groups of one process are built one after the other.
-_building = threading.Lock()
+#: What listens once a device is made, and did not before, is that device: so they are made one after the other.
+_making_device = threading.Lock()
 
 
 class GlooTransport(Transport):
@@ -71,18 +71,27 @@ class GlooTransport(Transport):
         self._store = AuthenticatedStore(client, prefix)
         options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
         options._timeout = timedelta(seconds=timeout_s)
-        options._devices = [dist.ProcessGroupGloo.create_device(hostname=host)]
-        with _building:
-            before = _connected_sockets()
-            try:
-                self._group: Any = dist.ProcessGroupGloo(self._store, index, len(ranks), options)
-            except RuntimeError as error:
-                raise ConnectionError(
-                    f"rank {index} of {len(ranks)} could not connect to the others over Gloo at {host}: "
-                    f"{error}. If they are on different networks, name the one they share in HOROVOD_GLOO_IFACE; if "
-                    f"they are slow to start, raise HOROVOD_GLOO_TIMEOUT_SECONDS (now {timeout_s:g})."
-                ) from error
-            self._sockets = _connected_sockets() - before
+        with _making_device:
+            before = {each.port for each in _tcp_sockets() if each.listens}
+            options._devices = [dist.ProcessGroupGloo.create_device(hostname=host)]
+            own_ports = {each.port for each in _tcp_sockets() if each.listens} - before
+        client.set(f"{prefix}.ports/{index}", " ".join(map(str, own_ports)).encode())
+        try:
+            self._group: Any = dist.ProcessGroupGloo(self._store, index, len(ranks), options)
+        except RuntimeError as error:
+            raise ConnectionError(
+                f"rank {index} of {len(ranks)} could not connect to the others over Gloo at {host}: "
+                f"{error}. If they are on different networks, name the one they share in HOROVOD_GLOO_IFACE; if "
+                f"they are slow to start, raise HOROVOD_GLOO_TIMEOUT_SECONDS (now {timeout_s:g})."
+            ) from error
+        published = client.get_many([f"{prefix}.ports/{other}" for other in range(len(ranks))])
+        ports = {int(port) for text in published for port in text.split()}
+        #: The descriptors and inodes of the group's connections. Others of this process have other ports.
+        self._sockets = [
+            (each.descriptor, each.inode)
+            for each in _tcp_sockets()
+            if not each.listens and (each.port in own_ports or each.peer_port in ports)
+        ]
 
     def allreduce(self, buffer: torch.Tensor, op: ReduceOp) -> Work:
         options = dist.AllreduceOptions()
@@ -131,17 +140,29 @@ class _GlooWork(Work):
         self._work.wait()
 
 
-def _connected_sockets() -> set[tuple[int, int]]:
-    """(descriptor, inode) of every socket of this process that does not listen.
+class _TcpSocket(NamedTuple):
+    """A socket of this process. One that listens must never be shut down under Gloo: it ends in ``std::terminate``."""
 
-    A listening socket must never be shut down under Gloo: it ends in ``std::terminate``.
-    """
-    found = set()
+    descriptor: int
+    inode: int
+    listens: bool
+    port: int
+    #: 0 if it is not connected.
+    peer_port: int
+
+
+def _tcp_sockets() -> list[_TcpSocket]:
+    found = []
     for entry in os.listdir("/proc/self/fd"):  # noqa: PTH208 - names only, in a directory that changes as it is read
         with suppress(OSError):
             status = os.fstat(int(entry))
             if stat.S_ISSOCK(status.st_mode):
                 with closing(socket.socket(fileno=os.dup(int(entry)))) as duplicate:
-                    if not duplicate.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-                        found.add((int(entry), status.st_ino))
+                    if duplicate.family in (socket.AF_INET, socket.AF_INET6):
+                        listens = bool(duplicate.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+                        peer_port = 0
+                        with suppress(OSError):
+                            peer_port = duplicate.getpeername()[1]
+                        port = duplicate.getsockname()[1]
+                        found.append(_TcpSocket(int(entry), status.st_ino, listens, port, peer_port))
     return found

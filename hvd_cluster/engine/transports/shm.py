@@ -310,7 +310,13 @@ class ShmTransport(Transport):
         return FinishedWork()
 
     def _reduce_piece(
-        self, arithmetic: Arithmetic, rows: Rows, start: int, length: int, own: torch.Tensor | None, output: torch.Tensor
+        self,
+        arithmetic: Arithmetic,
+        rows: Rows,
+        start: int,
+        length: int,
+        own: torch.Tensor | None,
+        output: torch.Tensor,
     ) -> None:
         operands = [row[self.index * length : (self.index + 1) * length] for row in rows[:-1]]
         if own is not None:
