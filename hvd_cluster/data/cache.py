@@ -34,8 +34,8 @@ _LOCK = ".lock"
 #: More than Arrow's format adds to a table, and to each column of it.
 _HEADER_BYTES = 1024
 
-#: A file as it was when the reader was made, index of the row group, names of the columns and of those that are read as
-#: dictionaries, and which rows.
+#: A file as it was when the reader was made, and what the table makes of it; index of the row group, names of the
+#: columns and of those that are read as dictionaries, and which rows.
 Key = tuple[str, int, tuple[str, ...], tuple[str, ...], RowFilter | None]
 
 

@@ -88,12 +88,13 @@ class RowGroupTables:
         if self._cache is None:
             return self._filtered(group, begin, end)
         texts = tuple(name for name in self._names if name in self._texts)
-        # Files that come later may give a column another type.
-        names = tuple(f"{name}: {self._types[name]}" if name in self._types else name for name in self._names)
         source = self._source(group) if end is None else f"{self._source(group)} rows {begin} to {end}"
-        if group.deleted or group.stored_names:  # another snapshot may have other rows and names in this file
-            source += f" snapshot {zlib.crc32(group.deleted)} {group.stored_names}"
-        key = (source, group.index, names, texts, self._filter)
+        # In another state of the table this file may have other rows, names, constants and types.
+        wanted = {*self._names, *(self._filter.names if self._filter is not None else ())}
+        constants = [pair for pair in group.partition if pair[0] in wanted]
+        types = [f"{name}: {self._types[name]}" for name in sorted(wanted) if name in self._types]
+        source += f" {zlib.crc32(group.deleted)} {group.stored_names} {constants} {types}"
+        key = (source, group.index, tuple(self._names), texts, self._filter)
         return self._cache.get(key, lambda: self._filtered(group, begin, end))
 
     def _source(self, group: RowGroup) -> str:

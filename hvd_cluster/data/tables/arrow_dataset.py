@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+import zlib
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
@@ -67,7 +69,9 @@ class ArrowFragments(FragmentReader):
 
     def source(self, path: str) -> str:
         fragment = self.fragments[path]
-        return source_of(fragment.filesystem, fragment.path)
+        settings = zlib.crc32(pickle.dumps(fragment.format))  # how it is parsed
+        file = source_of(fragment.filesystem, fragment.path)
+        return f"{file} {settings} {fragment.partition_expression} {self._dataset.schema.remove_metadata()}"
 
 
 def is_parquet(fragment: Any) -> bool:

@@ -100,7 +100,7 @@ class LanceFragments(FragmentReader):
         return load_pyarrow().concat_tables(tables), [table.num_rows for table in tables]
 
     def source(self, path: str) -> str:
-        return f"lance {self._version} {path}"
+        return f"lance {self._version} {path} {_files(self.fragments[path])}"
 
 
 class LanceTable(TableSource):
@@ -113,7 +113,7 @@ class LanceTable(TableSource):
 
     def __init__(self, dataset: Any, options: Mapping[str, str] | None) -> None:
         fragments = [*dataset.get_fragments()]
-        files = [[*(file.path for file in one.data_files()), one.deletion_file()] for one in fragments]
+        files = [_files(one) for one in fragments]
         self.snapshot: Snapshot = Snapshot(
             format="Lance",
             table=dataset.uri,
@@ -144,6 +144,11 @@ class LanceTable(TableSource):
                 count = min(_PIECE_ROWS, rows - begin)
                 groups.append(RowGroup(path, index, count, size_bytes=count * (row_bytes or 0)))
         return tuple(groups)
+
+
+def _files(fragment: Any) -> list[Any]:
+    """The files of a fragment: their names are drawn at random, and stay with what is in them."""
+    return [*(file.path for file in fragment.data_files()), fragment.deletion_file()]
 
 
 def _is_blob(field: Any) -> bool:

@@ -85,7 +85,7 @@ class FragmentReader(ABC):
         """
 
     def source(self, path: str) -> str:
-        """A file as it is now, for keys of caches.
+        """A file as it is now and how it is read, for keys of caches and names of copies.
 
         Raises:
             OSError: what the filesystem says.

@@ -6,7 +6,7 @@ import hashlib
 import json
 import threading
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from hvd_cluster.data.files.filesystems import normalize, open_filesystem
@@ -31,14 +31,6 @@ def of_table(table: pa.Table, options: Mapping[str, Any]) -> str:
     pyarrow, ipc = load_pyarrow(), load_pyarrow("pyarrow.ipc")
     with pyarrow.PythonFile(_Hashing(digest), mode="w") as sink, ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)
-    return str(digest.hexdigest())
-
-
-def of_files(filesystem: Any, paths: Sequence[str], options: Mapping[str, Any]) -> str:
-    """The name of files as they are now, by their paths, sizes and times of change; see :func:`of_table`."""
-    digest = _digest(options)
-    for info in file_info(filesystem, list(paths)):
-        digest.update(f"{info.path}\0{info.size}\0{info.mtime_ns}\0".encode())
     return str(digest.hexdigest())
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 import uuid
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from hvd_cluster.data.dataset import Dataset, Split
+from hvd_cluster.data.reading.parquet_files import NUM_THREADS
 from hvd_cluster.data.reading.table_columns import TableColumns, held_out
 from hvd_cluster.data.row_group import RowGroup
 from hvd_cluster.data.schema import Schema
@@ -46,7 +48,10 @@ def address_of(chosen: TableColumns, options: Mapping[str, Any]) -> str:
     if table.reader.filesystem is None:  # nothing says whether the rows have changed
         return uuid.uuid4().hex
     paths = dict.fromkeys(group.path for group in chosen.row_groups)
-    return content_address.of_files(table.reader.filesystem, list(paths), options)
+    with ThreadPoolExecutor(NUM_THREADS) as pool:  # object stores are far away
+        sources = list(pool.map(table.reader.source, paths))
+    types = [f"{name}: {table.arrow_schema.field(name).type}" for name in chosen.schema.names]
+    return content_address.of_text(repr([sources, types]), options)
 
 
 def of_snapshot(dataset: Dataset, snapshot: Snapshot | None) -> Dataset:

@@ -8,12 +8,14 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.csv as csv
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 from table_rows import expected, rows_read
 
 from hvd_cluster.data import ParquetReader, materialize, open_table
+from hvd_cluster.data.cache import DiskCache, MemoryCache
 from hvd_cluster.errors import DataError
 
 ROWS = [{"id": i, "x": i * 0.5, "k": i % 3} for i in range(100)]
@@ -57,6 +59,26 @@ def test_columns_that_files_lack_are_null(tmp_path: Path) -> None:
     assert rows_read(dataset, ["id", "y"]) == expected(rows, ["id", "y"])
     with pytest.raises(DataError, match="'y'"):
         materialize(dataset, tmp_path / "store", columns=["id", "y"])
+
+
+@pytest.mark.parametrize("kind", ["memory", "disk"])
+def test_files_that_are_read_in_another_way_are_cached_and_copied_again(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("x,held\n16777217,1\n2,0\n3,0\n")
+    cache = MemoryCache(1 << 20) if kind == "memory" else DiskCache(tmp_path / "cache", 1 << 20)
+    options = [
+        (pa.float32(), ds.CsvFileFormat(), 16777216),
+        (pa.float64(), ds.CsvFileFormat(), 16777217),
+        (pa.float64(), ds.CsvFileFormat(convert_options=csv.ConvertOptions(null_values=["16777217"])), 7),
+    ]
+    for dtype, file_format, first in options:
+        dataset = ds.dataset(path, schema=pa.schema([("x", dtype), ("held", pa.int64())]), format=file_format)
+        reader = ParquetReader(dataset, ["x"], batch_size=1, shuffle=False, cache=cache, fill_nulls={"x": 7.0})
+        assert next(iter(reader))["x"].tolist() == [first]
+        if first == 7:  # nulls are not copied
+            continue
+        copied = materialize(dataset, tmp_path / "store", columns=["x"], in_place=False, reuse=True)
+        assert next(iter(ParquetReader(copied, batch_size=1, shuffle=False)))["x"].tolist() == [first]
 
 
 def test_a_reader_resumes_in_a_data_set(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from pyiceberg.types import DateType, DoubleType, LongType, NestedField
 from table_rows import expected, rows_read
 
 from hvd_cluster.data import ParquetReader, open_table
+from hvd_cluster.data.cache import DiskCache, MemoryCache
 from hvd_cluster.errors import DataError
 
 
@@ -100,6 +101,19 @@ def test_renamed_swapped_added_and_reordered_columns(catalog: Any) -> None:
         change.add_column("new", LongType())  # another column, in spite of its name
     rows = [{**row, "new": None} for row in rows]
     assert rows_read(table, ["y", "id", "new"]) == expected(rows, ["y", "id", "new"])
+
+
+@pytest.mark.parametrize("kind", ["memory", "disk"])
+def test_a_cache_keeps_no_column_that_was_dropped_for_one_of_its_name(catalog: Any, tmp_path: Path, kind: str) -> None:
+    table = made(catalog, numbers(10, 12))
+    options: dict[str, Any] = {"batch_size": 2, "shuffle": False, "fill_nulls": {"x": -1.0}}
+    options["cache"] = MemoryCache(1 << 20) if kind == "memory" else DiskCache(tmp_path / "cache", 1 << 20)
+    assert next(iter(ParquetReader(table, ["x"], **options)))["x"].tolist() == [5.0, 5.5]
+    with table.update_schema(allow_incompatible_changes=True) as change:
+        change.delete_column("x")
+    with table.update_schema() as change:
+        change.add_column("x", DoubleType())
+    assert next(iter(ParquetReader(table, ["x"], **options)))["x"].tolist() == [-1.0, -1.0]
 
 
 def test_an_added_column_has_its_default_in_older_files(catalog: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 from table_rows import expected, rows_read
 
 from hvd_cluster.data import ParquetReader, materialize, open_table
+from hvd_cluster.data.cache import MemoryCache
 from hvd_cluster.data.tables import lance as lance_tables
 from hvd_cluster.errors import DataError
 
@@ -121,3 +123,12 @@ def test_blobs_are_refused_when_they_are_read(tmp_path: Path) -> None:
     assert ids(open_table(tmp_path / "t")) == [1, 2]
     with pytest.raises(DataError, match="blobs in 'b'"):
         ParquetReader(tmp_path / "t", batch_size=1, decode={"b": len})
+
+
+def test_a_cache_keeps_no_rows_of_a_table_that_was_made_again(tmp_path: Path) -> None:
+    cache = MemoryCache(1 << 20)
+    for first in (0, 10):
+        lance.write_dataset(pa.table({"id": [first, first + 1]}), tmp_path / "t.lance")
+        (batch,) = ParquetReader(tmp_path / "t.lance", batch_size=2, shuffle=False, cache=cache)
+        assert batch["id"].tolist() == [first, first + 1]
+        shutil.rmtree(tmp_path / "t.lance")
