@@ -14,7 +14,7 @@ from hvd_cluster.data import filters as filter_rules
 from hvd_cluster.data.optional import load_pyarrow
 from hvd_cluster.data.reading.row_groups import RowGroupTables
 from hvd_cluster.data.tables.opening import is_table, is_table_at, open_table
-from hvd_cluster.data.tables.parquet import ParquetFolder, ParquetFragments
+from hvd_cluster.data.tables.parquet import ParquetFolder
 from hvd_cluster.data.tables.table_source import TableSource
 from hvd_cluster.errors import DataError
 from hvd_cluster.petastorm import metadata, row_group_index
@@ -163,9 +163,6 @@ def _make(options: ReaderOptions, source: Any, storage_options: Any, filesystem:
     assert table is not None
     text = table.name if location is None else location.text
     folder_types = table.folder_types if isinstance(table, ParquetFolder) else {}
-    stored_rows = table.reader
-    if folder_types:
-        stored_rows = ParquetFragments(stored_rows.filesystem, {**stored_rows.types, **folder_types})
     # Columns that only folders name come first, as in petastorm.
     fields = sorted(table.arrow_schema, key=lambda field: field.name not in folder_types)
     whole = stored or Unischema.from_arrow_schema(load_pyarrow().schema(fields))
@@ -188,7 +185,7 @@ def _make(options: ReaderOptions, source: Any, storage_options: Any, filesystem:
     row_filter = filter_rules.parse(options.filters)
     cache = options.cache()
     reader = FragmentReader(
-        tables=RowGroupTables(stored_rows, names, row_filter, cache, snapshot=table.snapshot),
+        tables=RowGroupTables(table.reader, names, row_filter, cache, snapshot=table.snapshot),
         folder_types=folder_types,
         schema=schema,
         whole_schema=whole,

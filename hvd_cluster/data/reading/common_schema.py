@@ -129,10 +129,12 @@ def common_type(one: Any, other: Any) -> Any:
 def as_type(array: Any, wanted: Any, name: str, file: str) -> Any:
     """A ``pyarrow.ChunkedArray`` of a file's column in the type that all files have in common.
 
-    Text that is read as dictionaries stays so, and lists beside vectors stay lists.
+    Text that is read as dictionaries stays so, as do lists beside vectors; other dictionaries become their values.
     """
     pyarrow, types = load_pyarrow(), load_pyarrow("pyarrow.types")
-    if types.is_dictionary(array.type):
+    if types.is_dictionary(wanted):
+        wanted = wanted.value_type
+    if is_text_dictionary(array.type):
         if array.type.value_type == wanted:
             return array
         dictionary = pyarrow.dictionary(array.type.index_type, wanted)
@@ -149,6 +151,14 @@ def as_type(array: Any, wanted: Any, name: str, file: str) -> Any:
             f"column {name!r} is {array.type} in {file}, and {wanted} holds the values of all files, but not these: "
             f"{error}; write the files with one type"
         ) from error
+
+
+def is_text_dictionary(arrow_type: Any) -> bool:
+    """Whether a type is one of text or bytes as distinct values, and an index for each row; False for None."""
+    types = load_pyarrow("pyarrow.types")
+    tests = (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)
+    is_dictionary = arrow_type is not None and types.is_dictionary(arrow_type)
+    return is_dictionary and any(test(arrow_type.value_type) for test in tests)
 
 
 def _common_list(types: Any, one: Any, other: Any) -> Any:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from hvd_cluster.data.filters import RowFilter
 from hvd_cluster.data.optional import load_pyarrow
-from hvd_cluster.data.reading.common_schema import as_type
+from hvd_cluster.data.reading.common_schema import as_type, is_text_dictionary
 from hvd_cluster.data.reading.shards import RowRange
 from hvd_cluster.data.row_group import RowGroup
 from hvd_cluster.data.tables.table_source import FragmentReader, Snapshot, gone_text
@@ -140,9 +140,9 @@ class RowGroupTables:
             raise DataError(f"{path} lacks the columns {missing}")
         if constants or self._types:
             columns = [
-                self._typed(
-                    _constant(constants[name], sum(rows)) if name in constants else table.column(name), name, path
-                )
+                self._constant(constants[name], sum(rows), name, path)
+                if name in constants
+                else self._typed(table.column(name), name, path)
                 for name in names
             ]
             table = load_pyarrow().table(columns, names=list(names)) if columns else table
@@ -151,8 +151,9 @@ class RowGroupTables:
     def _typed(self, array: Any, name: str, path: str) -> Any:
         return as_type(array, self._types[name], name, path) if name in self._types else array
 
-
-def _constant(value: Any, rows: int) -> Any:
-    """A column that has one value; of Arrow's null type where that is null."""
-    pyarrow = load_pyarrow()
-    return pyarrow.chunked_array([pyarrow.repeat(pyarrow.scalar(value), rows)])
+    def _constant(self, value: Any, rows: int, name: str, path: str) -> Any:
+        """A column that has one value, in the type and layout that it has in files which hold it."""
+        pyarrow = load_pyarrow()
+        array = self._typed(pyarrow.chunked_array([pyarrow.repeat(pyarrow.scalar(value), rows)]), name, path)
+        is_encoded = name in self._texts or is_text_dictionary(self._types.get(name))
+        return array.dictionary_encode() if is_encoded else array

@@ -232,7 +232,7 @@ class ParquetFolder(ParquetTable):
         self.folder_types = {field.name: field.type for field in folder_fields if field.name in unstored}
         self._common = CommonSchema.of(schemas, self.paths)
         self.arrow_schema = self._common.schema
-        self.reader = ParquetFragments(place, self._common.changed)
+        self.reader = ParquetFragments(place, {**self._common.changed, **self.folder_types})
         # Columns that a file lacks are nulls in it, as those that a folder names null.
         self._files = [
             DataFile(path=path, constants=(*partition, *((name, None) for name in lacking)))
