@@ -314,6 +314,19 @@ def test_raw_tensors_are_decoded_whole_columns_at_once(tmp_path: Path, arrow_typ
         one_batch(tmp_path, table, decode={"x": RawTensor("float32", (4,))}, batch_size=5)
 
 
+def test_raw_integers_that_no_tensor_holds_are_refused(tmp_path: Path) -> None:
+    for largest in (2**63 - 1, 2**63):
+        values = [np.array([1, value], "<u8").tobytes() for value in (2, 3, 4, largest)]
+        options: dict[str, Any] = {"decode": {"x": RawTensor("uint64", (2,))}}
+        if largest < 2**63:
+            assert one_batch(tmp_path, pa.table({"x": values}), **options)["x"][3].tolist() == [1, largest]
+            continue
+        with pytest.raises(
+            DataError, match="'x' holds an integer in row 0 of row group 1 .* int64 cannot hold"
+        ):
+            one_batch(tmp_path, pa.table({"x": values}), **options)
+
+
 def test_decoded_values_reach_the_transformation(tmp_path: Path) -> None:
     packed, arrays = images(6)
     table = pa.table({"id": range(6), "image": packed})
@@ -385,8 +398,9 @@ def test_columns_of_any_type_can_be_decoded(tmp_path: Path) -> None:
         (lambda text: np.zeros(2 if text == "4" else 1), r"shape \(2,\).*row 1 of row group 1 of .*shape \(1,\)"),
         (lambda text: 0.5 if text == "4" else 1, "dtype float64.*dtype int64 for the first row"),
         (lambda text: text, "the decode function returned str in column 's'"),
+        (lambda text: np.uint64(2**63 + int(text) - 4), "integer in column 's' for row 1 of row .* that int64"),
     ],
-    ids=["raises", "shape", "dtype", "text"],
+    ids=["raises", "shape", "dtype", "text", "uint64"],
 )
 def test_a_value_that_does_not_fit_is_named_with_its_row(tmp_path: Path, decode: Any, message: str) -> None:
     with pytest.raises(DataError, match=f"(?s){message}"):

@@ -14,7 +14,7 @@ import torch
 from hvd_cluster.data.columns.arrow_values import nulls_text, python_values
 from hvd_cluster.data.columns.column_config import Decode
 from hvd_cluster.data.optional import load_pyarrow
-from hvd_cluster.data.reading.row_transform import as_array, call_decode, column_of_value
+from hvd_cluster.data.reading.row_transform import as_array, as_dtype, call_decode, column_of_value, in_dtype_of_first
 from hvd_cluster.data.schema import Column
 from hvd_cluster.errors import DataError
 
@@ -99,7 +99,15 @@ def decoded(
             fn.all(chunk, column.name, lambda index, begin=begin: where(begin + index))  # type: ignore[misc]
             for chunk, begin in zip(values.chunks, begins, strict=False)
         ]
-        return torch.from_numpy(np.concatenate(parts).astype(column.dtype, copy=False))
+        raw = np.concatenate(parts)
+        found = as_dtype(raw, column.dtype)
+        if found is None:
+            place = where(int(np.argwhere(raw > np.iinfo(column.dtype).max)[0][0]))
+            raise DataError(
+                f"column {column.name!r} holds an integer in {place} that {column.dtype} cannot hold: decode it with a "
+                "function that returns floating-point numbers"
+            )
+        return torch.from_numpy(found)
     rows = np.empty((len(values), *column.shape), dtype=column.dtype)
     for index, value in enumerate(itertools.chain.from_iterable(map(python_values, values.chunks))):
         if stopped():
@@ -111,5 +119,5 @@ def decoded(
                 f"the decode function of column {column.name!r} returned shape {array.shape} and dtype {array.dtype} "
                 f"for {where(index)}, but shape {column.shape} and dtype {column.dtype} for the first row"
             )
-        rows[index] = array
+        rows[index] = in_dtype_of_first(array, column, "the decode function", where(index))
     return torch.from_numpy(rows)

@@ -146,7 +146,7 @@ def _checked(result: Mapping[str, Any], output: Schema, where: str) -> dict[str,
                 f"transformation_fn returned shape {value.shape} and dtype {value.dtype} in column {column.name!r} for "
                 f"{where}, but shape {column.shape} and dtype {column.dtype} for the first row"
             )
-        values[column.name] = value.astype(column.dtype, copy=False)
+        values[column.name] = in_dtype_of_first(value, column, "transformation_fn", where)
     return values
 
 
@@ -184,6 +184,17 @@ def as_dtype(values: npt.NDArray[Any], dtype: Any) -> npt.NDArray[Any] | None:
         found = values.astype(dtype)
     whole = np.trunc(values) if values.dtype.kind == "f" else values
     return found if np.array_equal(found, whole) else None
+
+
+def in_dtype_of_first(value: npt.NDArray[Any], column: Column, function: str, where: str) -> npt.NDArray[Any]:
+    """What a user's function returned in the dtype of the first row, which must hold it if it is an integer."""
+    found = as_dtype(value, column.dtype)
+    if found is None:
+        raise DataError(
+            f"{function} returned an integer in column {column.name!r} for {where} that {column.dtype}, the dtype of "
+            "the first row, cannot hold: return one dtype for all rows, at most int64"
+        )
+    return found
 
 
 def _values(array: pa.Array | pa.ChunkedArray, column: Column) -> Iterable[Any]:

@@ -87,6 +87,12 @@ def test_what_no_tensor_can_be_made_of_is_named(value: Any, message: str) -> Non
         apply(lambda row: {"x": value}, table(), infer(table().schema), None, "a test")
 
 
+@pytest.mark.parametrize(("first", "second"), [(np.int8(1), 300), (1, np.uint64(2**64 - 1)), ([np.int32(1)], [2**40])])
+def test_integers_that_the_dtype_of_the_first_row_cannot_hold_are_refused(first: Any, second: Any) -> None:
+    with pytest.raises(DataError, match="an integer in column 'x' for row 1 of a test that int.*cannot hold"):
+        apply(lambda row: {"x": first if row["i"] == 1 else second}, table(), infer(table().schema), None, "a test")
+
+
 def test_column_names_are_strings() -> None:
     with pytest.raises(DataError, match="the key 3"):
         apply(lambda row: {3: 1}, table(), infer(table().schema), None, "a test")
