@@ -321,9 +321,7 @@ def test_raw_integers_that_no_tensor_holds_are_refused(tmp_path: Path) -> None:
         if largest < 2**63:
             assert one_batch(tmp_path, pa.table({"x": values}), **options)["x"][3].tolist() == [1, largest]
             continue
-        with pytest.raises(
-            DataError, match="'x' holds an integer in row 0 of row group 1 .* int64 cannot hold"
-        ):
+        with pytest.raises(DataError, match="'x' holds an integer in row 0 of row group 1 .* int64 cannot hold"):
             one_batch(tmp_path, pa.table({"x": values}), **options)
 
 

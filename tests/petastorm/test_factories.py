@@ -19,6 +19,7 @@ import pytest
 from hvd_cluster.errors import DataError
 from hvd_cluster.petastorm import TransformSpec, make_batch_reader, make_reader, write_dataset
 from hvd_cluster.petastorm.codecs import NdarrayCodec, ScalarCodec
+from hvd_cluster.petastorm.converter import make_spark_converter
 from hvd_cluster.petastorm.errors import DecodeFieldError, NoDataAvailableError
 from hvd_cluster.petastorm.predicates import (
     PredicateBase,
@@ -346,6 +347,18 @@ def test_damage_is_named_with_its_row_group(tmp_path: Path) -> None:
         pytest.raises(DecodeFieldError, match=r"row group 0 of .*part-00000\.parquet: field 'x'"),
     ):
         next(reader)
+
+
+@pytest.mark.parametrize("mark", ["_INCOMPLETE.123", "_temporary/0/part.parquet"])
+def test_half_written_data_is_refused_by_readers_and_writers(tmp_path: Path, mark: str) -> None:
+    (tmp_path / mark).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / mark).write_bytes(b"")
+    pq.write_table(pa.table({"id": [1]}), tmp_path / "part-0.parquet")
+    for make in (make_reader, make_batch_reader, make_spark_converter):
+        with pytest.raises(DataError, match="still being written, or its writer died: delete it, and write it again"):
+            make(str(tmp_path))
+    with pytest.raises(DataError, match="delete it"):
+        write_dataset(tmp_path, SCHEMA, [{"id": 1, "x": np.zeros(3, np.float32)}])
 
 
 def test_a_list_of_files_and_a_filesystem_of_ones_own_are_read(url: str) -> None:

@@ -127,7 +127,7 @@ def files_at(filesystem: Any, path: str, checked: set[str]) -> tuple[list[tuple[
         ``pyarrow.fs.FileInfo`` of all that is below the folder; both empty where nothing is there.
 
     Raises:
-        DataError: the path belongs to a table of another format, or holds one.
+        DataError: the path belongs to a table of another format, or holds one; or its data is half-written.
         OSError: what the filesystem says.
     """
     fs = load_pyarrow("pyarrow.fs")
@@ -136,6 +136,11 @@ def files_at(filesystem: Any, path: str, checked: set[str]) -> tuple[list[tuple[
         return [(path, "")], []
     found = file_info(filesystem, fs.FileSelector(path, allow_not_found=True, recursive=True))
     require_plain(filesystem, path, found, checked)
+    names = (info.path[len(path) :].strip("/").split("/")[0] for info in found)
+    if any(name.split(".")[0] in {"_temporary", INCOMPLETE} for name in names):
+        raise DataError(
+            f"the data in {path!r} is still being written, or its writer died: delete it, and write it again"
+        )
     files = [(info.path, info.path[len(path) :].strip("/")) for info in found if info.type == fs.FileType.File]
     return sorted((file, below) for file, below in files if file.endswith(_SUFFIXES) and not _is_hidden(below)), found
 
@@ -177,9 +182,6 @@ def _files(filesystem: Any, path: str, checked: set[str]) -> list[tuple[str, str
         exists = filesystem.get_file_info(path).type != load_pyarrow("pyarrow.fs").FileType.NotFound
         reason = "the folder holds no Parquet files" if exists else "there is no such file or folder"
         raise DataError(f"there is no Parquet at {path!r}: {reason}")
-    below = [info.path[len(path) :].strip("/") for info in found]
-    if any(name.split("/")[0].split(".")[0] in {"_temporary", INCOMPLETE} for name in below):
-        raise DataError(f"the data in {path!r} is still being written, or its writer died: write it again")
     if not files:
         raise DataError(f"there is no Parquet in {path!r}: no file there ends in .parquet")
     return files
