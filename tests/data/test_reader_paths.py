@@ -189,6 +189,13 @@ def test_what_cannot_be_read_is_named(folder: Path, source: Any, options: dict[s
         ParquetReader(where, **{"columns": ["id"], "batch_size": 4, **options})
 
 
+def test_a_file_that_is_listed_twice_is_named(folder: Path) -> None:
+    file = next(folder.rglob("*.parquet"))
+    for paths in ([file, file], [folder, file]):
+        with pytest.raises(DataError, match=rf"{file.name}' is listed twice: list each file once"):
+            ParquetReader(paths, batch_size=1)
+
+
 def test_readers_read_ahead_in_threads_that_close_with_the_iteration(folder: Path) -> None:
     reader = ParquetReader(folder, ["id"], batch_size=4, window_bytes=64)
     for _ in reader:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,7 @@ from hvd_cluster.data.row_group import RowGroup
 from hvd_cluster.data.schema import Column, Kind
 from hvd_cluster.data.tables import deletions
 from hvd_cluster.data.tables.table_source import FragmentReader, TableSource
+from hvd_cluster.errors import DataError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -208,7 +210,7 @@ class ParquetFolder(ParquetTable):
         name: names the data set in messages.
 
     Raises:
-        DataError: a footer is damaged.
+        DataError: a footer is damaged, or a file is listed twice.
     """
 
     def __init__(
@@ -216,6 +218,9 @@ class ParquetFolder(ParquetTable):
     ) -> None:
         self.paths = [path for path, _ in files]
         self.name = name or repr(self.paths[0])
+        if len(set(self.paths)) < len(self.paths):
+            twice = next(path for path, times in Counter(self.paths).items() if times > 1)
+            raise DataError(f"{twice!r} is listed twice: list each file once, and no folder beside a file in it")
         self.footers = dict(zip(self.paths, footers_of(as_filesystem(place), self.paths), strict=True))
         partitions = hive.partitions([below for _, below in files], texts)
         folder_fields = hive.arrow_fields(partitions)
