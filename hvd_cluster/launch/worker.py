@@ -7,6 +7,7 @@ Outcome per request. If the parent is gone, this process exits.
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import os
 import pickle
@@ -65,12 +66,14 @@ def perform(
     *more: Any,
     keep: Callable[[Any], None] | None = None,
     dumps: Dumps = dumps,
+    is_alone: bool = False,
 ) -> Outcome:
     """Run a packed call here and return its outcome. Nothing that the function raises leaves this function.
 
     Args:
         keep: called with the result, which then stays in this process; None is returned in its place.
         dumps: pickles what the call returns or raises.
+        is_alone: the other ranks do not run this call, so there is no group of torch.distributed for it.
     """
     value: bytes | None = None
     references: References = ()
@@ -78,7 +81,7 @@ def perform(
     exit_code: int | None = None
     try:
         function = unpack(call)
-        with torch_group():
+        with contextlib.nullcontext() if is_alone else torch_group():
             result = function(*more)
         if keep is not None:
             keep(result)

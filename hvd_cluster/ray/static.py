@@ -47,7 +47,7 @@ class StaticAdapter(Adapter):
         return self._started().call_remote(ActorCall("call", (call,)))
 
     def call_one(self, call: PackedCall) -> Any:
-        return self._started().call_one(ActorCall("perform", (call, True)))
+        return self._started().call_one(ActorCall("perform_alone", (call,)))
 
     def shutdown(self) -> None:
         if self._actors is not None:

@@ -15,6 +15,7 @@ from hvd_cluster.launch.call import PackedCall, unpack
 from hvd_cluster.launch.checks import checked_variables
 from hvd_cluster.launch.environment import enable_horovod_import, thread_variables
 from hvd_cluster.launch.outcome import ErrorReport, Outcome
+from hvd_cluster.launch.torch_group import torch_group
 from hvd_cluster.launch.wire.messages import ProgressEvent
 from hvd_cluster.launch.worker import perform
 from hvd_cluster.ray import ray_logger
@@ -149,10 +150,16 @@ class BaseHorovodWorker:
         more = (self.executable,) if with_executable else ()
         return self._finished(perform(call, self._own_topology(), *more, dumps=dumps))
 
+    def perform_alone(self, call: PackedCall) -> Outcome:
+        """Run a packed call with the executable, on this rank only, and return its outcome."""
+        return self._finished(perform(call, self._own_topology(), self.executable, dumps=dumps, is_alone=True))
+
     def call(self, call: PackedCall) -> Any:
         """Run a packed call; Ray transports its result or exception, which is also kept for :meth:`settle`."""
         try:
-            return unpack(call)()
+            function = unpack(call)
+            with torch_group():
+                return function()
         except BaseException as error:
             self._remote_failure = self._remote_failure or ErrorReport.of(error, dumps)
             raise

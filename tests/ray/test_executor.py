@@ -81,6 +81,27 @@ def test_the_group_of_torch_distributed_exists_if_asked_for() -> None:
     assert run(total, num_proc=2, torch_backend="hvd") == [("hvd", 3.0)] * 2
 
 
+@pytest.mark.usefixtures("_ray_cluster")
+def test_each_call_of_all_workers_gets_a_group_and_one_of_rank_0_alone_none() -> None:
+    import ray
+
+    def size() -> int:
+        import torch.distributed as dist
+
+        return dist.get_world_size()
+
+    def is_in_group(_: None) -> bool:
+        import torch.distributed as dist
+
+        return dist.is_initialized()
+
+    with RayExecutor(num_workers=2) as executor:
+        executor.start(extra_env_vars={"HOROVOD_TORCH_BACKEND": "hvd"})
+        assert executor.execute_single(is_in_group) is False
+        assert ray.get(executor.run_remote(size)) == [2, 2]
+        assert executor.run(size) == [2, 2]
+
+
 def test_four_workers_on_two_nodes_know_their_places(four: RayExecutor) -> None:
     places = four.run(environment, args=[*PLACE, "ADDED"])
     assert [place[0] for place in places] == ["0", "1", "2", "3"]
