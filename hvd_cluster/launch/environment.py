@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from hvd_cluster.launch.checks import interface_names
-from hvd_cluster.oldpaths.shim import shim_env
+from hvd_cluster.oldpaths.shim import other_entries, shim_env
 from hvd_cluster.topology import Topology, export, inherited_env, is_job_variable
 
 logger = logging.getLogger(__name__)
@@ -127,5 +127,4 @@ def _startup_path(present: str) -> dict[str, str]:
     The directory comes last, so that a sitecustomize of the user's has priority.
     """
     folder = str(Path(__file__).with_name("startup"))
-    others = [entry for entry in present.split(os.pathsep) if entry and entry != folder]
-    return {"PYTHONPATH": os.pathsep.join([*others, folder])}
+    return {"PYTHONPATH": os.pathsep.join([*other_entries(present, folder), folder])}

@@ -31,8 +31,13 @@ def shim_env(environ: Mapping[str, str], *, wanted: bool | None = None) -> dict[
     """
     if not (serves_horovod() if wanted is None else wanted):
         return {}
-    others = [entry for entry in environ.get("PYTHONPATH", "").split(os.pathsep) if entry and entry != shim_folder()]
+    others = other_entries(environ.get("PYTHONPATH", ""), shim_folder())
     return {"PYTHONPATH": os.pathsep.join([shim_folder(), *others])}
+
+
+def other_entries(python_path: str, folder: str) -> list[str]:
+    """The entries of a PYTHONPATH without ``folder``; an empty entry, as in ``:/x``, means the current directory."""
+    return [entry for entry in python_path.split(os.pathsep) if entry != folder] if python_path else []
 
 
 def replace_shim(name: str) -> None:

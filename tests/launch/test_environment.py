@@ -70,6 +70,13 @@ def test_a_checkout_is_importable_in_the_worker(monkeypatch: pytest.MonkeyPatch)
     assert (Path(entries[-1]) / "sitecustomize.py").is_file()
 
 
+@pytest.mark.parametrize(("path", "kept"), [(":/x", ["", "/x"]), ("/x:", ["/x", ""]), ("", [])])
+def test_an_empty_entry_of_pythonpath_stays_the_current_directory(path: str, kept: list[str]) -> None:
+    root = str(Path(hvd_cluster.__file__).parents[1])
+    entries = worker_environment(Topology(), {"PYTHONPATH": path}, as_horovod=True)["PYTHONPATH"].split(os.pathsep)
+    assert entries[1:-1] == [*kept, root]
+
+
 def test_an_agent_finds_the_package_wherever_the_launcher_has_it_from() -> None:
     root = str(Path(hvd_cluster.__file__).parents[1])
     assert agent_environment({}) == {"PYTHONPATH": root}
