@@ -59,7 +59,7 @@ class DriverRun:
             nonlocal digest
             self._stopping_call(self.require_held)
             if "checkpoint" in fields:
-                received.add(fields)
+                self._stopping_call(lambda: received.add(fields))
             elif "data_digest" in fields:
                 digest = fields["data_digest"]
             elif "record" in fields:
@@ -118,7 +118,7 @@ class DriverRun:
         """Stop the workers if ``act`` raises, from any thread that receives their reports."""
         try:
             act()
-        except BaseException as error:  # whatever a driver callback raises ends the fit
+        except BaseException as error:  # whatever a driver callback or the store raises ends the fit
             raise StopCall from error
 
     def _stopped(self, spec: Any, stop: StopCall) -> Any:

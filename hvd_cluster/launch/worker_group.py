@@ -39,6 +39,15 @@ def ignore_event(rank: int, event: dict[str, Any]) -> None:
     """An ``on_event`` that drops everything."""
 
 
+@contextlib.contextmanager
+def passing_on(rank: int) -> Iterator[None]:
+    """Call a launcher's callback inside: an Exception that it raises is logged, and StopCall passes."""
+    try:
+        yield
+    except Exception:  # a broken callback must not fail the job
+        logger.exception("a message of rank %d could not be passed on", rank)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Callbacks:
     """What a launcher calls, from other threads, when it hears from a worker."""
@@ -78,12 +87,11 @@ class Worker(ABC):
     def _passing_on(self) -> Iterator[None]:
         """Call the launcher's callbacks inside; their errors neither end the receiving thread nor fail the job."""
         try:
-            yield
+            with passing_on(self.rank):
+                yield
         except StopCall as stop:
             self.stop_call = stop
             self._callbacks.on_change()
-        except Exception:  # a broken callback must not fail the job
-            logger.exception("a message of rank %d could not be passed on", self.rank)
 
     @abstractmethod
     def write_stack(self) -> None:

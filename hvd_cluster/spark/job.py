@@ -18,6 +18,7 @@ from hvd_cluster.errors import LaunchError, StartTimeoutError
 from hvd_cluster.launch.outcome import Outcome
 from hvd_cluster.launch.run_options import RunOptions
 from hvd_cluster.launch.wire.messages import OutputLine, ProgressEvent
+from hvd_cluster.launch.worker_group import passing_on
 from hvd_cluster.oldpaths.shim import serves_horovod
 from hvd_cluster.rendezvous.secret import new_secret
 from hvd_cluster.spark import encryption, messages, preflight, task_function
@@ -179,9 +180,11 @@ class Job:
         if message is _DONE:
             return
         if isinstance(message, OutputLine):
-            self._callbacks.on_line(message.key, message.stream, message.text)
+            with passing_on(message.key):
+                self._callbacks.on_line(message.key, message.stream, message.text)
         elif isinstance(message, ProgressEvent):
-            self._callbacks.on_event(message.key, message.fields)
+            with passing_on(message.key):
+                self._callbacks.on_event(message.key, message.fields)
         elif isinstance(message, messages.TaskWarning):
             logger.warning("%s", message.text)
         else:
