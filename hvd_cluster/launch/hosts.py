@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import ipaddress
 import re
 import socket
 from collections.abc import Sequence
@@ -11,7 +13,8 @@ from pathlib import Path
 
 from hvd_cluster.rendezvous.sockets import LOOPBACK
 
-_HOST = re.compile(r"((?:[\w.-]+@)?(?:[\w.-]+|\[[0-9a-fA-F:.]+\])):([1-9]\d*)")
+_NAME = r"(?:[\w.-]+@)?(?:[\w.-]+|\[[0-9a-fA-F:.]+\])"
+_HOST = re.compile(rf"({_NAME}):([1-9]\d*)")
 
 
 @dataclass(frozen=True)
@@ -62,7 +65,7 @@ def parse_hostfile(text: str, name: str = "the hostfile", slots: int = 1) -> lis
         pair = _HOST.fullmatch(words[0])
         stated = [word.partition("=")[2] for word in words[1:] if word.startswith("slots=")]
         rest = [word for word in words[1:] if not re.fullmatch(r"(slots|max[-_]slots)=[1-9]\d*", word)]
-        if rest or (pair and stated) or not re.fullmatch(r"[\w.@:\[\]-]+", words[0]):
+        if rest or (pair and stated) or not (pair or _is_name(words[0])):
             wrong.append(f"line {number}: {line.strip()!r}")
         else:
             hosts.append(Host(pair[1], int(pair[2])) if pair else Host(words[0], int(stated[0]) if stated else slots))
@@ -71,6 +74,15 @@ def parse_hostfile(text: str, name: str = "the hostfile", slots: int = 1) -> lis
     if not hosts:
         raise ValueError(f"{name} has no hosts")
     return merged(hosts)
+
+
+def _is_name(word: str) -> bool:
+    """Whether ``word`` is a host's name or address, which may follow a user's; with colons, only an IPv6 address."""
+    user, at, address = word.rpartition("@")
+    with contextlib.suppress(ValueError):
+        ipaddress.IPv6Address(address)
+        word = f"{user}{at}[{address}]"
+    return bool(re.fullmatch(_NAME, word))
 
 
 def read_hostfile(path: str, slots: int = 1) -> list[Host]:

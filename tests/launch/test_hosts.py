@@ -31,6 +31,12 @@ def test_a_hostfile_is_read_as_open_mpi_and_mpich_write_it() -> None:
     assert parse_hostfile(text) == [Host("worker-0", 2), Host("worker-1", 4), Host("worker-2", 1), Host("worker-3", 8)]
 
 
+def test_addresses_in_a_hostfile_may_be_ipv6() -> None:
+    text = "fe80::1 slots=2\n[fe80::2]:3\n[fe80::3]\nme@fe80::4\n"
+    slots = {"fe80::1": 2, "[fe80::2]": 3, "[fe80::3]": 1, "me@fe80::4": 1}
+    assert parse_hostfile(text) == [Host(name, count) for name, count in slots.items()]
+
+
 def test_a_host_that_is_named_twice_offers_the_sum_of_its_slots() -> None:
     assert parse_hostfile("a\nb slots=1\n", slots=3) == [Host("a", 3), Host("b", 1)]
     assert parse_hostfile("a slots=1\nb slots=1\na slots=2\n") == [Host("a", 3), Host("b", 1)]
@@ -39,6 +45,9 @@ def test_a_host_that_is_named_twice_offers_the_sum_of_its_slots() -> None:
 def test_all_wrong_lines_of_a_hostfile_are_named() -> None:
     with pytest.raises(ValueError, match=r"line 1: 'a slots=x'; line 3: 'b:2 slots=2'"):
         parse_hostfile("a slots=x\nc\nb:2 slots=2\n")
+    for line in ("a:0", "b:two", "c: slots=2", "me@d:0", "1:2:3", "m;e@fe80::1"):
+        with pytest.raises(ValueError, match=f"lines that are not like .*: line 1: '{line}'"):
+            parse_hostfile(line)
     with pytest.raises(ValueError, match="has no hosts"):
         parse_hostfile("# nobody\n")
 
