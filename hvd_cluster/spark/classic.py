@@ -109,4 +109,4 @@ class ClassicSession(Session):
             return LOOPBACK, [LOOPBACK]
         # Executors reach this process by the same name as the driver's JVM.
         known = [name for name in (self.conf("spark.driver.host"),) if name]
-        return self.conf("spark.driver.bindAddress") or ANY, host.addresses(known)
+        return host.without_brackets(self.conf("spark.driver.bindAddress") or ANY), host.addresses(known)

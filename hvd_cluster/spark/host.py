@@ -42,9 +42,14 @@ def resolve_executable(executable: str | None) -> str | None:
     return str(found[0]) if found else executable
 
 
+def without_brackets(address: str) -> str:
+    """An address for a socket: Spark's settings have those of IPv6 in brackets."""
+    return address.removeprefix("[").removesuffix("]")
+
+
 def _resolve(name: str) -> list[str]:
     try:
-        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+        found = socket.getaddrinfo(without_brackets(name), None, type=socket.SOCK_STREAM)
     except OSError:
         return []
     return list(dict.fromkeys(str(entry[4][0]) for entry in found if "%" not in str(entry[4][0])))
