@@ -8,6 +8,7 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
+from urllib.parse import quote
 
 from hvd_cluster.data import spark_jobs
 from hvd_cluster.data.shard_warning import warn_if_not_own_shard
@@ -247,7 +248,11 @@ def _converter_of(url: str) -> SparkDatasetConverter:
         raise DataError(f"the data in {url} has no rows: check the filters and joins that made it")
     base = url.rstrip("/")
     one_file = len(files) == 1 and files[0][0] == location.paths[0]
-    return SparkDatasetConverter(base, [base] if one_file else [f"{base}/{below}" for _, below in files], size)
+    if one_file:
+        return SparkDatasetConverter(base, [base], size)
+    is_encoded = base.lower().startswith("file:")  # other URLs, and paths, name files as they are
+    below = [quote(below) if is_encoded else below for _, below in files]
+    return SparkDatasetConverter(base, [f"{base}/{one}" for one in below], size)
 
 
 def _cast(frame: Any, dtype: str | None) -> Any:

@@ -42,6 +42,14 @@ def test_hadoops_names_of_s3_are_the_same(bucket: str) -> None:
         assert Store.create(url).read(f"{url}/x") == b"1"
 
 
+@pytest.mark.parametrize("name", ["p=a%20b", "my data", "é#+"])
+def test_paths_name_objects_as_they_are(bucket: str, endpoint: str, name: str) -> None:
+    Store.create(f"{bucket}/{name}").write(f"{bucket}/{name}/x y%2F", b"1")
+    s3 = pa.fs.S3FileSystem(endpoint_override=endpoint, region="us-east-1")
+    assert s3.open_input_file(f"bucket/work/{name}/x y%2F").read() == b"1"
+    assert Store.create(f"{bucket}/{name}").fs.type_name == "s3", "and not fsspec's"
+
+
 def test_data_is_written_to_s3_and_read_in_shards(bucket: str, tmp_path: Path) -> None:
     table = pa.table({"id": np.arange(1000), "x": np.arange(1000) / 2, "v": [i % 10 == 0 for i in range(1000)]})
     data = materialize(table, Store.create(bucket), columns=["id", "x"], validation="v", num_proc=2)

@@ -37,6 +37,17 @@ def test_parquet_that_is_there_is_used_in_place_and_deleted_on_request(parquet: 
     converter.delete()
 
 
+@pytest.mark.parametrize("as_url", [False, True])
+def test_names_with_escapes_are_found_again(tmp_path: Path, as_url: bool) -> None:
+    folder = tmp_path / "a b%20c" / "k=a%20b é#?"
+    folder.mkdir(parents=True)
+    for name in ("0", "1"):
+        pq.write_table(pa.table({"id": [1, 2]}), folder / f"{name}.parquet")
+    converter = make_spark_converter((tmp_path / "a b%20c").as_uri() if as_url else tmp_path / "a b%20c")
+    with converter.make_torch_dataloader(batch_size=4, num_epochs=1) as loader:
+        assert sorted(int(i) for batch in loader for i in batch["id"]) == [1, 1, 2, 2]
+
+
 def test_shards_and_a_loader_of_ones_own(parquet: Path) -> None:
     converter = make_spark_converter(parquet)
     seen = []

@@ -98,15 +98,13 @@ def open_filesystem(url: str, storage_options: Mapping[str, Any] | None = None) 
     family = _SYNONYMS.get(scheme, scheme)
     if family in _ARROW_SCHEMES and not storage_options:
         try:
-            filesystem, inner = fs.FileSystem.from_uri(family + url[len(scheme) :])
+            return _opened_by_arrow(family, url[len(scheme) :].removeprefix("://"))
         except (NotImplementedError, load_pyarrow().ArrowInvalid):
             pass  # this build of pyarrow does without it: fsspec may know it
         except (OSError, ValueError) as error:
             if family in {"hdfs", "viewfs"}:
                 raise DataError(unopened_hadoop_text(url, error)) from error
             raise DataError(f"cannot open {url!r}: {error}") from error
-        else:
-            return filesystem, inner
     fsspec = load_fsspec()
     options = dict(storage_options or {})
     try:
@@ -123,6 +121,21 @@ def open_filesystem(url: str, storage_options: Mapping[str, Any] | None = None) 
     except TypeError as error:  # an argument of its filesystem that has no default, or that it does not have
         raise DataError(f"cannot open {url!r}: {error}; {_ARGUMENTS.get(scheme, _ARGUMENTS_TEXT)}") from error
     return fs.PyFileSystem(fs.FSSpecHandler(filesystem)), inner
+
+
+def _opened_by_arrow(family: str, place: str) -> tuple[Any, str]:
+    """The filesystem and the path inside it of a URL without its scheme.
+
+    pyarrow wants the path of a URL percent-encoded, and decodes it; ours names objects of a store as they are.
+    """
+    from_uri = load_pyarrow("pyarrow.fs").FileSystem.from_uri
+    if family in _HOSTLESS:
+        filesystem, inner = from_uri(f"{family}://{place}")
+        return filesystem, inner
+    named, mark, options = place.partition("?")
+    host, slash, path = named.partition("/")
+    filesystem, root = from_uri(f"{family}://{host}{mark}{options}")
+    return filesystem, f"{root.rstrip('/')}{slash}{path}"
 
 
 #: What to do where a filesystem cannot be made with the arguments that it gets.

@@ -66,7 +66,9 @@ def of_object(table: Any, version: int | str | None, moment: dt.datetime | None)
     """What a ``deltalake.DeltaTable`` has loaded, or another version of it."""
     url, options = table.table_uri, table._storage_options
     opened = _opened(url, table.version() if version is None and moment is None else version, moment, options)
-    place, path = object_store.place_of(url.rstrip("/"), options)
+    # The library percent-encodes the path. Of a local one, that is undone where any local URL is.
+    is_local = (urlsplit(url).scheme or "file") == "file"
+    place, path = object_store.place_of((url if is_local else unquote(url)).rstrip("/"), options)
     return _source(opened, place, path)
 
 

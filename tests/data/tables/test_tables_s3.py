@@ -37,6 +37,7 @@ def test_a_delta_table_on_s3(bucket: str, endpoint: str, monkeypatch: pytest.Mon
         "aws_allow_http": "true",
         "aws_conditional_put": "etag",
     }
+    bucket = f"{bucket}/my data"
     deltalake.write_deltalake(f"{bucket}/t", ROWS, storage_options=options)
     table = deltalake.DeltaTable(f"{bucket}/t", storage_options=options)
     table.delete("id >= 50")
