@@ -178,7 +178,8 @@ class KerasEstimator(KerasEstimatorParams, KerasStage, DistributedEstimator):
         if isinstance(spec.model, MadeKerasModel):
             spec.model.require_same(model)
         restore(model, unpacked(results[0].state), spec.run_id)
-        metadata = {**self._metadata_of(spec), "input_shapes": spec.inputs.input_shapes}
+        own = {"input_shapes": spec.inputs.input_shapes, "output_keys": spec.columns.output_keys}
+        metadata = {**self._metadata_of(spec), **own}
         arguments = self._get_model_kwargs(model, results[0].history, model.optimizer, spec.run_id, metadata)
         if isinstance(spec.model, MadeKerasModel):
             arguments["model_factory"] = spec.model

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +12,16 @@ import numpy as np
 import torch
 
 from hvd_cluster.estimators.keras.arguments import with_arguments
-from hvd_cluster.estimators.keras.structure import flat, inputs_of, keys_of, structured
+from hvd_cluster.estimators.keras.structure import flat, inputs_of, keys_of, output_keys, structured
 from hvd_cluster.estimators.scoring.scorer import Framework
 from hvd_cluster.topology import export
 
 
-def predict(model: Any, features: list[torch.Tensor]) -> list[torch.Tensor]:
-    """The outputs of a Keras model as a list of tensors on the CPU."""
+def predict(model: Any, features: list[torch.Tensor], order: Sequence[str] = ()) -> list[torch.Tensor]:
+    """The outputs of a Keras model as a list of tensors on the CPU; those of a dict as :func:`output_keys` says."""
     given = structured([feature.numpy() for feature in features], keys_of(inputs_of(model)))
-    outputs = flat(model.predict_on_batch(given), keys_of(getattr(model, "_outputs_struct", None)))
+    raw = model.predict_on_batch(given)
+    outputs = flat(raw, output_keys(raw, model, order))
     return [torch.from_numpy(np.array(output)) for output in outputs]
 
 

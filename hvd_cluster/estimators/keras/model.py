@@ -3,17 +3,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hvd_cluster.engine.objects import dumps
-from hvd_cluster.estimators.keras.framework import KERAS, load
+from hvd_cluster.estimators.keras.framework import KERAS, load, predict
 from hvd_cluster.estimators.keras.made_model import MadeKerasModel
 from hvd_cluster.estimators.keras.packed_model import PackedModel, Unpacking
 from hvd_cluster.estimators.keras.params import KERAS_MODEL_ROWS, KerasStage, wrong_model
 from hvd_cluster.estimators.model import FittedModel
 from hvd_cluster.estimators.params import MODEL_ROWS, with_params
+from hvd_cluster.estimators.scoring.scorer import Framework
 from hvd_cluster.estimators.typed_params import KerasModelParams
 
 if TYPE_CHECKING:
@@ -55,6 +57,10 @@ class KerasModel(KerasModelParams, KerasStage, FittedModel):
     def _get_floatx(self) -> str | None:
         found: str | None = self._value("_floatx")
         return found
+
+    def _framework(self) -> Framework:
+        order = tuple((self._get_metadata() or {}).get("output_keys") or self._value("label_columns") or ())
+        return dataclasses.replace(self.framework, predict=functools.partial(predict, order=order))
 
     def _wrong_model(self) -> str:
         return wrong_model(self._value("model"))

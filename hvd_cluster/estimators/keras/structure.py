@@ -25,6 +25,20 @@ def inputs_of(model: Any) -> Any:
     return getattr(getattr(model, "_functional", model), "_inputs_struct", None)
 
 
+def output_keys(outputs: Any, model: Any, order: Sequence[str] = ()) -> tuple[str, ...] | None:
+    """The names of a model's outputs, one for each label column in turn; None if it does not return a dict.
+
+    An eager call, ``predict_on_batch`` and other backends return the same dict in different orders.
+
+    Args:
+        outputs: what the model returned.
+        order: the order, if these are the names; otherwise it is that of the functional model, or of ``outputs``.
+    """
+    keys = keys_of(outputs)
+    defined = keys_of(getattr(getattr(model, "_functional", model), "_outputs_struct", None)) or ()
+    return next((tuple(names) for names in (order, defined) if keys and set(names) == set(keys)), keys)
+
+
 def keys_of(structure: Any) -> tuple[str, ...] | None:
     """The names in a structure of inputs or outputs; None if it is not a dict."""
     return tuple(structure) if isinstance(structure, Mapping) else None

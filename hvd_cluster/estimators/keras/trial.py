@@ -13,7 +13,7 @@ from hvd_cluster.data.schema import Schema
 from hvd_cluster.errors import DataError
 from hvd_cluster.estimators.keras.arguments import with_arguments, with_dtypes
 from hvd_cluster.estimators.keras.data import KerasColumns
-from hvd_cluster.estimators.keras.structure import flat, inputs_of, keys_of, structured
+from hvd_cluster.estimators.keras.structure import flat, inputs_of, keys_of, output_keys, structured
 from hvd_cluster.estimators.spec import Inputs, error_text, shapes_text
 from hvd_cluster.estimators.torch.probe import wrong_outputs
 
@@ -55,7 +55,8 @@ def try_model(
         raw = model(structured(features, keys), training=False)
     except Exception as error:  # the user's own model, which may raise anything
         raise _refused(f"the model does not take {what}", error, inputs, batch, schema) from error
-    outputs = flat(raw, keys_of(raw))
+    named = output_keys(raw, model, inputs.label_cols)
+    outputs = flat(raw, named)
     shapes = tuple(tuple(output.shape[1:]) for output in outputs)
     if text := wrong_outputs(outputs, inputs):
         raise DataError(f"{text}\n{shapes_text(inputs, batch, schema)}")
@@ -63,9 +64,7 @@ def try_model(
         (-1, *shape) if math.prod(batch[name].shape[1:]) == math.prod(shape) else None
         for name, shape in zip(inputs.label_cols, shapes, strict=True)
     )
-    columns = KerasColumns(
-        inputs=inputs, label_shapes=label_shapes or shaped, input_keys=keys, output_keys=keys_of(raw)
-    )
+    columns = KerasColumns(inputs=inputs, label_shapes=label_shapes or shaped, input_keys=keys, output_keys=named)
     try:
         model.test_on_batch(*columns.item(batch))
     except DataError:

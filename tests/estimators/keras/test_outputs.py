@@ -1,0 +1,90 @@
+"""Keras models that return dicts: which label column belongs to which output."""
+
+from __future__ import annotations
+
+import sys
+from importlib.util import find_spec
+
+import cloudpickle
+import pytest
+
+if find_spec("keras") is None:
+    pytest.skip("needs keras", allow_module_level=True)
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+def constant(value):
+    import keras
+
+    return keras.layers.Dense(1, kernel_initializer="zeros", bias_initializer=keras.initializers.Constant(value))
+
+
+def functional(**values):
+    import keras
+
+    given = keras.Input((1,))
+    return keras.Model(given, {name: constant(value)(given) for name, value in values.items()})
+
+
+def subclassed(**values):
+    import keras
+
+    class Own(keras.Model):
+        def __init__(self, values, **given):
+            super().__init__(**given)
+            self.values = dict(values)
+            self.heads = [constant(value) for value in values.values()]
+
+        def build(self, shape):
+            for head in self.heads:
+                head.build((None, 1))
+            self.built = True
+
+        def call(self, x):
+            return {name: head(x) for name, head in zip(self.values, self.heads, strict=True)}
+
+        def get_config(self):
+            return {"values": self.values}
+
+    model = Own(values)
+    model.build((None, 1))
+    return model
+
+
+@pytest.mark.parametrize(
+    ("make", "names"),
+    [
+        (functional, ("price", "age")),
+        (functional, ("z", "b")),
+        (subclassed, ("price", "age")),
+        (subclassed, ("z", "b")),
+    ],
+)
+def test_training_and_scoring_match_a_dicts_outputs_with_the_same_labels(driver, tmp_path, make, names):
+    """By name if the columns have their names, and else in the order of the model; keras sorts what it returns."""
+
+    def fn(workers, folder):
+        import pandas as pd
+
+        from hvd_cluster.estimators import KerasEstimator, KerasModel
+
+        labels = ("age", "price") if "age" in names else ("price", "age")
+        frame = pd.DataFrame({"x": [[0.0]] * 8, "price": [20.0] * 8, "age": [-5.0] * 8})
+        model = make(**dict(zip(names, (20.0, -5.0), strict=True)))
+        model.compile("sgd", "mse")
+        fitted = KerasEstimator(
+            model=model,
+            feature_cols=["x"],
+            label_cols=labels,
+            batch_size=8,
+            epochs=1,
+            verbose=0,
+            backend=workers(1),
+            custom_objects={"Own": type(model)},
+        ).fit(frame)
+        fitted.write().overwrite().save(folder)
+        rows = [each.transform(frame[:1]).iloc[0] for each in (fitted, KerasModel.load(folder))]
+        return fitted.getHistory()["loss"], [(float(row["price__output"]), float(row["age__output"])) for row in rows]
+
+    assert driver(fn, str(tmp_path / "model")) == ([0.0], [(20.0, -5.0)] * 2)
