@@ -76,7 +76,7 @@ class Readers(ABC):
     def validation_batches(self) -> Iterator[dict[str, Tensor]]:
         """Batches of the validation rows, equally many on every rank, so that the user's metrics may use collectives.
 
-        A rank without further rows gets :class:`RepeatedRow`.
+        For those that it has no rows for, a rank gets :class:`RepeatedRow` at the end.
         """
 
 
@@ -185,17 +185,20 @@ class ParquetReaders(Readers):
 def with_rows(
     batches: Iterator[dict[str, Tensor]], first_row: Callable[[], dict[str, Tensor]]
 ) -> Iterator[dict[str, Tensor]]:
-    """The batches, with a :class:`RepeatedRow` instead of empty ones: of an earlier batch, or ``first_row``."""
+    """The batches with rows, then a :class:`RepeatedRow` for each empty one: of an earlier batch, or ``first_row``."""
     seen: dict[str, Tensor] | None = None
+    left_out: list[int] = []
     for batch in batches:
         if rows_of(batch):
             seen = batch
             yield batch
         else:
-            seen = first_row() if seen is None else seen
-            repeated = RepeatedRow(_first_row(seen))
-            repeated.num_left_out = getattr(batch, "num_left_out", 0)
-            yield repeated
+            left_out.append(getattr(batch, "num_left_out", 0))
+    for num_left_out in left_out:
+        seen = first_row() if seen is None else seen
+        repeated = RepeatedRow(_first_row(seen))
+        repeated.num_left_out = num_left_out
+        yield repeated
 
 
 class DataModuleReaders(Readers):

@@ -145,6 +145,43 @@ def test_bad_rows_of_the_validation_are_counted_apart(driver):
     assert driver(fn) == (1, 2)
 
 
+def test_a_validation_counts_the_rows_after_a_batch_without_a_good_one(driver):
+    def fn(workers):
+        import keras
+        import numpy as np
+        import pandas as pd
+
+        from hvd_cluster.estimators import KerasEstimator
+
+        def positive(batch):
+            if (batch["x"] < 0).any():
+                raise ValueError("negative")
+            return batch["x"][:, None].astype("float32")
+
+        frame = pd.DataFrame({"x": np.arange(32.0), "y": np.arange(32.0), "held": np.arange(32) % 2 == 1})
+        frame.loc[[1, 3, 9, 11], "x"] = -1.0  # the first and the third batch of the validation
+        net = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, kernel_initializer="zeros")])
+        net.compile(keras.optimizers.SGD(0.0), "mse")
+        fit = KerasEstimator(
+            model=net,
+            preprocess=positive,
+            on_error="skip",
+            feature_cols=["x"],
+            label_cols=["y"],
+            validation="held",
+            batch_size=16,
+            val_batch_size=2,
+            epochs=1,
+            verbose=0,
+            backend=workers(1),
+        )
+        good = frame[frame["held"] & (frame["x"] >= 0)]
+        return fit.fit(frame).getHistory().get("val_loss"), float((good["y"] ** 2).mean())
+
+    losses, expected = driver(fn)
+    assert losses == pytest.approx([expected])
+
+
 def test_what_the_model_does_not_take_is_named(driver):
     data, make = reviews, text_model
 

@@ -131,6 +131,38 @@ def test_bad_rows_of_the_validation_are_counted_apart(reviews, two_workers):
     assert (record["left_out_rows"], record["validation_left_out_rows"]) == (1, 2)
 
 
+def positive(batch):
+    if (batch["x"] < 0).any():
+        raise ValueError("negative")
+    return batch["x"][:, None].astype("float32")
+
+
+def test_a_validation_counts_the_rows_after_a_batch_without_a_good_one(two_workers):
+    frame = pd.DataFrame({"x": np.arange(32.0), "y": np.arange(32.0), "held": np.arange(32) % 2 == 1})
+    frame.loc[[9, 13], "x"] = -1.0  # the second of four validation batches of rank 0
+    net = torch.nn.Linear(1, 1)
+    torch.nn.init.zeros_(net.weight)
+    torch.nn.init.zeros_(net.bias)
+    fit = LightningEstimator(
+        model=net,
+        optimizer=torch.optim.SGD(net.parameters(), lr=0.0),
+        loss=F.mse_loss,
+        preprocess=positive,
+        on_error="skip",
+        feature_cols=["x"],
+        label_cols=["y"],
+        validation="held",
+        batch_size=8,
+        val_batch_size=2,
+        epochs=1,
+        verbose=0,
+        backend=two_workers,
+    )
+    (record,) = fit.fit(frame).getHistory()
+    good = frame[frame["held"] & (frame["x"] >= 0)]
+    assert record["validation"]["loss"] == pytest.approx((good["y"] ** 2).mean())
+
+
 @pytest.mark.parametrize("make", [plain, lambda: {"model": Module()}], ids=["a plain module", "a LightningModule"])
 def test_a_module_learns_from_text_and_scores_it(reviews, two_workers, make):
     fit = LightningEstimator(
