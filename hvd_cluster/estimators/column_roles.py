@@ -96,6 +96,13 @@ class ColumnRoles(Stage):
             wrong.append(missing_columns_text(missing, names))
         elif self._value("label_cols") and not self._feature_columns(names):
             wrong.append("feature_cols: no column is left for the model's input")
+        elif self._value("mlflow"):
+            outputs = self._value("output_cols") or [f"{name}__output" for name in self._value("label_cols") or []]
+            wrong += [
+                f"mlflow logs a model that adds {name!r}, which is a feature column: choose another with output_cols"
+                for name in outputs
+                if name in self._feature_columns(names)
+            ]
         if wrong:
             raise ValueError("\n".join(wrong))
 

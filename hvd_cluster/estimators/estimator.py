@@ -369,7 +369,7 @@ class DistributedEstimator(ColumnRoles, EstimatorParams, Estimator):
         if self._value("store") is not None:
             yield Store.create(self._value("store"))
             return
-        with tempfile.TemporaryDirectory(prefix="hvd_cluster-fit-") as folder:
+        with tempfile.TemporaryDirectory(prefix="hvd_cluster-fit-", ignore_cleanup_errors=True) as folder:
             yield Store.create(Path(folder), save_runs=save_runs)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 
 import cloudpickle
@@ -12,8 +13,9 @@ import survivors
 import torch.nn.functional as F
 from survivors import KillingLoss, estimator, what_was_learned
 
+from hvd_cluster.data.store import LocalStore
 from hvd_cluster.estimators import LocalBackend
-from hvd_cluster.estimators.fit_data import FrameData
+from hvd_cluster.estimators.fit_data import FrameData, Layout
 from hvd_cluster.estimators.frames import Frame
 from hvd_cluster.estimators.run.data_module import PetastormDataModule
 
@@ -62,6 +64,29 @@ def test_a_data_module_cannot_read_spark_rows_without_a_store():
     data = FrameData(kind=Frame.SPARK, data=None, backend=Sends(1), has_store=False, has_module=True, validation=None)
     with pytest.raises(ValueError, match=r"store is required: a data_module reads Parquet"):
         data.require_store()
+
+
+class FullTrash(LocalStore):
+    """Deletes no rows, as NFS while another process has a file open."""
+
+    def delete(self, path):
+        if path == self.get_train_data_path("one"):
+            raise OSError(f"[Errno 39] Directory not empty: {path!r}")
+        super().delete(path)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_rows_that_cannot_be_removed_cost_no_model_and_hide_no_error(frame, tmp_path, caplog, fails):
+    data = FrameData(
+        kind=Frame.PANDAS, data=frame, backend=LocalBackend(1), has_store=True, has_module=False, validation=None
+    )
+    layout = Layout(columns=["x", "y"], num_proc=1, partitions_per_process=1, seed=0, allow_ragged=False)
+    outcome = pytest.raises(KeyError, match="of the fit") if fails else contextlib.nullcontext()
+    with outcome, data.prepared(FullTrash(str(tmp_path)), "one", layout):
+        if fails:
+            raise KeyError("of the fit")
+    (text,) = [text for text in caplog.messages if "Directory not empty" in text]
+    assert f"the rows of the fit were not removed; delete {tmp_path}/" in text
 
 
 def test_a_data_module_of_remote_workers_reads_parquet_in_place_without_a_store(frame, tmp_path):

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from hvd_cluster.errors import MissingExtraError
+from hvd_cluster.estimators.after_training import warns
 from hvd_cluster.estimators.stages.param_row import HasParams
 from hvd_cluster.estimators.view.history import rows
 from hvd_cluster.estimators.view.params_text import text_of
@@ -61,8 +62,14 @@ class MlflowTracker(Tracker):
             self._client.log_batch(self.run_id, metrics[start : start + _MAX_METRICS])
 
     def finish(self, model: Any) -> None:
-        with self._mlflow.start_run(run_id=self.run_id, nested=self._mlflow.active_run() is not None):
+        text = f"the model was not logged to MLflow; with mlflow.start_run(run_id={self.run_id!r}), log_model() logs it"
+        with warns(text), self._mlflow.start_run(run_id=self.run_id, nested=self._mlflow.active_run() is not None):
             model.log_model()
+
+    def end(self, status: str) -> None:
+        """End the run as "FINISHED" or "FAILED"."""
+        with warns(f"MLflow's run {self.run_id} was not set to {status}"):
+            self._client.set_terminated(self.run_id, status)
 
 
 @contextlib.contextmanager
@@ -84,14 +91,15 @@ def tracked(stage: HasParams, run_id: str) -> Iterator[Tracker]:
     parent = mlflow.active_run()
     tags = {"mlflow.runName": run_id, **({"mlflow.parentRunId": parent.info.run_id} if parent is not None else {})}
     run = client.create_run(_experiment_id(client, wanted, parent), tags=tags)
+    tracker = MlflowTracker(mlflow, client, run.info.run_id)
     try:
         for name, value in _params(stage).items():
             client.log_param(run.info.run_id, name, value)
-        yield MlflowTracker(mlflow, client, run.info.run_id)
+        yield tracker
     except BaseException:  # raised again: the run must not look as if it still ran
-        client.set_terminated(run.info.run_id, "FAILED")
+        tracker.end("FAILED")
         raise
-    client.set_terminated(run.info.run_id, "FINISHED")
+    tracker.end("FINISHED")
 
 
 def _experiment_id(client: Any, wanted: bool | str, parent: Any) -> str:
