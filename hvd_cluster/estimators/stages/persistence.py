@@ -49,9 +49,7 @@ class StageWriter(MLWriter):
         self.stage = stage
 
     def _handleOverwrite(self, path: str) -> None:
-        store = store_at(path)
-        if store.exists(store.prefix):
-            store.delete(store.prefix)
+        """Delete nothing yet: :meth:`saveImpl` first makes what it writes, which may fail."""
 
     def saveImpl(self, path: str) -> None:
         """Write the stage to the folder ``path``.
@@ -60,7 +58,8 @@ class StageWriter(MLWriter):
             DataError: ``path`` exists already, and ``overwrite()`` was not called.
         """
         store = store_at(path)
-        if store.exists(store.prefix) and store.list(store.prefix):
+        is_there = store.exists(store.prefix)
+        if is_there and not self.shouldOverwrite and store.list(store.prefix):
             raise DataError(f"{path} exists already: use write().overwrite().save(path), or another path")
         current, hidden = _split(self.stage, self.stage._paramMap)
         defaults, _ = _split(self.stage, self.stage._defaultParamMap)
@@ -74,8 +73,11 @@ class StageWriter(MLWriter):
             "defaultParamMap": defaults,
             "hvdClusterFormat": FORMAT,
         }
-        store.write(f"{store.prefix}/{_BLOB}", _to_parquet(cloudpickle.dumps(hidden)))
+        blob = _to_parquet(cloudpickle.dumps(hidden))
         line = json.dumps(metadata, separators=(",", ":")) + "\n"
+        if is_there and self.shouldOverwrite:
+            store.delete(store.prefix)
+        store.write(f"{store.prefix}/{_BLOB}", blob)
         store.write(f"{store.prefix}/{_METADATA}", line.encode())
         store.write(f"{store.prefix}/{_SUCCESS}", b"")
 

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import textwrap
+import threading
 from pathlib import Path
 
 import pytest
@@ -97,6 +98,15 @@ def test_overwriting_must_be_requested(tmp_path):
     again = estimator().setEpochs(9)
     again.write().overwrite().save(path)
     assert TorchEstimator.load(path).getEpochs() == 9
+
+
+def test_overwriting_with_what_cannot_be_pickled_keeps_the_earlier_stage(tmp_path):
+    path = str(tmp_path / "stage")
+    estimator().save(path)
+    lock = threading.Lock()
+    with pytest.raises(TypeError, match="lock"):
+        estimator().setTransformationFn(lambda row: {**row, "lock": lock}).write().overwrite().save(path)
+    assert TorchEstimator.load(path).getLoss() is F.mse_loss
 
 
 def test_a_folder_without_metadata_is_not_a_stage(tmp_path):
