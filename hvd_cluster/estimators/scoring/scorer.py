@@ -183,7 +183,11 @@ class Scorer:
             wanted = self.types.get(name)
             if wanted is not None and wanted != table.column(index).type:
                 with contextlib.suppress(pa.ArrowException):  # other values than in the training: scored as they are
-                    table = table.set_column(index, name, table.column(index).cast(wanted))
+                    given = table.column(index)
+                    cast = given.cast(wanted)
+                    # Arrow takes a cast for safe that gives a time its date, or a number that of a decimal or a bool.
+                    if not _may_round(given.type, wanted) or cast.cast(given.type).equals(given):
+                        table = table.set_column(index, name, cast)
         return table
 
     def outputs(self, model: Any, arguments: Arguments) -> Sequence[torch.Tensor]:
@@ -251,6 +255,15 @@ class Scorer:
 def types_of(fields: Iterable[Any]) -> dict[str, Any]:
     """The Arrow type of each field by name; of dictionaries only the values count, so theirs are left out."""
     return {each.name: each.type for each in fields if not hasattr(each.type, "index_type")}
+
+
+def _may_round(given: Any, wanted: Any) -> bool:
+    """Whether a cast of numbers, times or lists of them may change other digits than those of floats."""
+    import pyarrow.types as types
+
+    while hasattr(given, "value_type") and hasattr(wanted, "value_type"):
+        given, wanted = given.value_type, wanted.value_type
+    return (types.is_primitive(given) or types.is_decimal(given)) and not types.is_floating(wanted)
 
 
 def _to_array(column: OutputColumn, output: torch.Tensor, arrow_type: Any) -> Any:
