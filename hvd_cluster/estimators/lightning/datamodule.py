@@ -11,6 +11,7 @@ import torch
 from hvd_cluster.data.reader import ParquetReader
 from hvd_cluster.estimators.lightning.data import BatchLoader
 from hvd_cluster.estimators.run.data_module import PetastormDataModule as _PlainModule
+from hvd_cluster.estimators.run.reader_pool import batches_from
 from hvd_cluster.estimators.run.readers import with_rows
 from hvd_cluster.lightning.installed import lightning
 
@@ -31,9 +32,9 @@ class PetastormDataModule(_PlainModule, _LightningDataModule):
         super().__init__(*args, **kwargs)
 
     def train_dataloader(self) -> Any:
-        """The training batches; each epoch has another order."""
-        reader = self._train_reader()
-        return self._loader(lambda: reader.epoch(self.trainer.current_epoch), self.steps_per_epoch_train)
+        """The training batches; an epoch that ends before the last row is continued by the next one."""
+        reader, steps = self._train_reader(), self.steps_per_epoch_train
+        return self._loader(lambda: batches_from(reader, self.trainer.current_epoch * steps, steps), steps)
 
     def val_dataloader(self) -> Any:
         """The validation batches, equally many on every rank: a rank without rows for the last one repeats a row.

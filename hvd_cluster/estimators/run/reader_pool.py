@@ -39,6 +39,17 @@ class PassReader(Protocol):
         """End the threads, or the process."""
 
 
+def batches_from(reader: PassReader, at: int, count: int) -> Iterator[dict[str, Tensor]]:
+    """``count`` batches from the ``at``-th of all passes on: the next pass continues one that has ended."""
+    end = at + count
+    while at < end:
+        through, offset = divmod(at, reader.steps)
+        taken = min(reader.steps - offset, end - at)
+        # A pass that starts after the first row fills its last batch like a complete pass.
+        yield from itertools.islice(reader.epoch(through, offset), taken)
+        at += taken
+
+
 def options_of_pool(pool_type: str, num_threads: int, in_memory: bool) -> dict[str, Any]:
     """Arguments of a ``ParquetReader`` for a ``reader_pool_type``.
 

@@ -17,7 +17,7 @@ from hvd_cluster.data.reader import ParquetReader
 from hvd_cluster.errors import DataError
 from hvd_cluster.estimators.run.data_module import arguments, steps_of
 from hvd_cluster.estimators.run.finite_check import not_finite_text
-from hvd_cluster.estimators.run.reader_pool import PassReader, in_pool, options_of_pool, start_method_of
+from hvd_cluster.estimators.run.reader_pool import PassReader, batches_from, in_pool, options_of_pool, start_method_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -153,14 +153,7 @@ class ParquetReaders(Readers):
 
     def train_batches(self, epoch: int, done: int = 0) -> Iterator[dict[str, Tensor]]:
         """As in the base class; an epoch that ends before the last row is continued by the next one."""
-        start = epoch * self.train_steps
-        at, end = start + done, start + self.train_steps
-        while at < end:
-            through, offset = divmod(at, self._train.steps)
-            taken = min(self._train.steps - offset, end - at)
-            # A pass that starts after the first row fills its last batch like a complete pass.
-            yield from itertools.islice(self._train.epoch(through, offset), taken)
-            at += taken
+        return batches_from(self._train, epoch * self.train_steps + done, self.train_steps - done)
 
     def not_finite(self, epoch: int, step: int) -> str | None:
         # Another reader: a thread of TensorFlow may be taking batches of this one.
