@@ -37,6 +37,9 @@ logger = logging.getLogger(__name__)
 #: Params that a LightningModule replaces.
 _OF_THE_MODULE = ("optimizer", "loss", "loss_constructors", "loss_weights", "metrics")
 
+#: Epochs of a Trainer that has no limit, and of one that is given none.
+_ENDLESS, _DEFAULT_EPOCHS = 2**31 - 1, 1000
+
 
 @with_params(ESTIMATOR_ROWS, LIGHTNING_ROWS)
 class LightningEstimator(LightningEstimatorParams, ModuleEstimator):
@@ -67,6 +70,18 @@ class LightningEstimator(LightningEstimatorParams, ModuleEstimator):
     """
 
     run_prefix = "lightning"
+
+    def _fit_data(self, *args: Any) -> Any:
+        given = dict(self._value("trainer_args") or {})
+        if "max_epochs" not in given:
+            return super()._fit_data(*args)
+        # It replaces ``epochs`` in all: a run that was interrupted must know whether it is over.
+        epochs = given.pop("max_epochs")
+        if epochs in (None, -1):
+            is_limited = given.get("max_steps", -1) != -1 or given.get("max_time") is not None
+            epochs = _ENDLESS if epochs == -1 or is_limited else _DEFAULT_EPOCHS
+        fit, self._made = self.copy(), None
+        return fit.setEpochs(epochs).setTrainerArgs(given)._fit_data(*args)
 
     def _mistakes(self) -> list[str]:
         value = self._value

@@ -63,3 +63,14 @@ def test_an_epoch_may_be_longer_than_a_pass_over_the_rows(frame, one_worker):
     ours = fitted(frame[:32], one_worker, **given)
     assert [record["steps"] for record in ours] == [10, 10]
     assert fitted(frame[:32], one_worker, data_module=PetastormDataModule, **given) == ours
+
+
+def test_max_epochs_of_the_trainer_replace_epochs_in_a_resumed_run_too(frame, one_worker, tmp_path):
+    for epochs in (2, 3):
+        given = {"trainer_args": {"max_epochs": epochs}, "store": tmp_path, "run_id": "one", "logger": False}
+        assert len(fitted(frame[:32], one_worker, epochs=1, **given)) == epochs
+
+
+@pytest.mark.parametrize("limits", [{"max_epochs": -1}, {"max_epochs": None}])
+def test_a_trainer_may_have_another_limit_than_epochs(frame, one_worker, limits):
+    assert len(fitted(frame[:32], one_worker, trainer_args={"max_steps": 8, **limits})) == 2
