@@ -16,7 +16,7 @@ import cloudpickle
 from hvd_cluster.errors import MissingExtraError
 from hvd_cluster.estimators.logged_model import columns_model
 from hvd_cluster.estimators.logged_model.columns_model import ColumnsScoring
-from hvd_cluster.estimators.logged_model.requirements import requirements_of
+from hvd_cluster.estimators.logged_model.requirements import Requirements, requirements_of
 from hvd_cluster.estimators.logged_model.signature import Columns, example_frame
 from hvd_cluster.estimators.logged_model.sources import scoring_modules, write_code
 
@@ -58,6 +58,14 @@ class LoggedModel:
     #: Rows of the training data; None if there are none.
     example: pa.Table | None
 
+    @property
+    def needs(self) -> Requirements:
+        """What loads and calls the model."""
+        scorer, flavour = self.scoring.scorer, self.flavour
+        functions = [scorer.preprocess, scorer.transformation_fn, scorer.framework.predict, self.scoring.predict_fn]
+        travelling = {"hvd_cluster", *scoring_modules(), *flavour.travelling}
+        return requirements_of([*flavour.parts, *functions], flavour.modules, travelling)
+
     def save_model(self, path: str, mlflow_model: Any, **_: Any) -> None:
         """Write the model's folder.
 
@@ -67,14 +75,11 @@ class LoggedModel:
         """
         from mlflow import pyfunc
 
-        scoring, folder = self.scoring, Path(path)
-        functions = [scoring.predict_fn, scoring.scorer.preprocess, scoring.scorer.framework.predict]
-        travelling = {"hvd_cluster", *scoring_modules(), *self.flavour.travelling}
-        needs = requirements_of([*self.flavour.parts, *functions], self.flavour.modules, travelling)
+        needs, folder = self.needs, Path(path)
         given = {} if self.example is None else {"input_example": example_frame(self.example)}
         self.flavour.save(path, mlflow_model, pip_requirements=list(needs.pip), **given)
         loader = write_code(folder / _CODE, needs.local)
-        (folder / columns_model.FILE).write_bytes(cloudpickle.dumps(scoring))
+        (folder / columns_model.FILE).write_bytes(cloudpickle.dumps(self.scoring))
         mlflow_model.signature = self.columns.signature()
         mlflow_model.flavors[self.flavour.name][_CODE] = _CODE
         pyfunc.add_to_model(

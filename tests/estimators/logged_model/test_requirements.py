@@ -9,9 +9,14 @@ from importlib import metadata
 
 import cloudpickle
 import PIL.Image
+import pytest
 import torch
 
+from hvd_cluster.estimators import TorchModel
+from hvd_cluster.estimators.logged_model.columns_model import ColumnsScoring
+from hvd_cluster.estimators.logged_model.log import Flavour, LoggedModel
 from hvd_cluster.estimators.logged_model.requirements import _pickled, requirements_of
+from hvd_cluster.estimators.logged_model.signature import Columns
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -53,6 +58,23 @@ def test_code_in_no_distribution_travels_and_its_imports_are_required(tmp_path, 
     finally:
         for name in ("my_features", "my_words"):
             sys.modules.pop(name, None)
+
+
+@pytest.mark.parametrize("role", ["preprocess", "transformation_fn"])
+def test_the_code_of_a_function_that_makes_the_models_arguments_travels(tmp_path, monkeypatch, role):
+    (tmp_path / "my_rows.py").write_text("def fn(rows): ...\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    function = importlib.import_module("my_rows").fn
+    model = TorchModel(model=torch.nn.Linear(1, 1), feature_columns=["x"], label_columns=["y"], **{role: function})
+    scoring = ColumnsScoring(scorer=model._scorer(on_spark=False), load=str, predict_fn=None)
+    flavour = Flavour(name="pytorch", save=print, load=str, parts=[])
+    logged = LoggedModel(
+        flavour=flavour, scoring=scoring, columns=Columns(inputs=None, outputs=(), output_shapes=()), example=None
+    )
+    try:
+        assert [one.name for one in logged.needs.local] == ["my_rows"]
+    finally:
+        sys.modules.pop("my_rows", None)
 
 
 def test_the_numbers_of_a_model_are_not_pickled_to_find_its_modules():
