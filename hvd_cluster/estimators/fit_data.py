@@ -275,17 +275,20 @@ class StoredParquet(FitData):
         path = self.store.get_train_data_path(self.dataset_idx)
         return parquet_columns(self.store, path, f"{path!r}, where the training data should be")
 
-    def dataset(self, columns: Sequence[str], num_proc: int, raw: Sequence[str] = ()) -> Dataset:
+    def dataset(self, columns: Sequence[str], num_proc: int, **options: Any) -> Dataset:
         """The training data, and the validation data if its folder exists.
+
+        Args:
+            options: of ``materialize``.
 
         Raises:
             DataError: the data cannot be read, or holds nulls or ragged lists.
         """
         train_dir, validation_dir = self.part_dirs
-        train = materialize(train_dir, self.store, columns=columns, num_proc=num_proc, raw=raw)
+        train = materialize(train_dir, self.store, columns=columns, num_proc=num_proc, **options)
         if validation_dir is None:
             return train
-        validation = materialize(validation_dir, self.store, columns=columns, num_proc=num_proc, raw=raw)
+        validation = materialize(validation_dir, self.store, columns=columns, num_proc=num_proc, **options)
         return dataclasses.replace(train, validation=validation.train)
 
     @property
@@ -297,4 +300,5 @@ class StoredParquet(FitData):
 
     @contextlib.contextmanager
     def prepared(self, store: Store, name: str, layout: Layout) -> Iterator[Prepared]:
-        yield Prepared(self.dataset(layout.columns, layout.num_proc, layout.raw), part_dirs=self.part_dirs)
+        options = {name: getattr(layout, name) for name in ("columns", "num_proc", "raw", "allow_ragged")}
+        yield Prepared(self.dataset(**options, tensors_only=not layout.allow_ragged), part_dirs=self.part_dirs)

@@ -39,6 +39,8 @@ def prepare_data(
     compress_sparse: bool = False,  # noqa: ARG001 - Horovod's signature
     partitions_per_process: int = 10,
     verbose: int = 0,  # noqa: ARG001 - likewise
+    *,
+    allow_ragged: bool = False,
 ) -> Iterator[int]:
     """Write a DataFrame to the store's paths for training and validation data until the context ends.
 
@@ -52,6 +54,7 @@ def prepare_data(
         compress_sparse: no effect: columns of sparse vectors are always stored compactly.
         partitions_per_process: Parquet files for each worker.
         verbose: no effect.
+        allow_ragged: lists in a column may differ in length, for an estimator with a ``transformation_fn``.
 
     Yields:
         The index of the data set, for ``fit_on_parquet`` and :func:`get_dataset_properties`. It is unique over all
@@ -77,6 +80,7 @@ def prepare_data(
             num_proc=num_processes,
             partitions_per_process=partitions_per_process,
             dataset_id=str(index),
+            allow_ragged=allow_ragged,
             in_place=False,  # the index names a place in the store
         )
         _prepared[index] = dataset

@@ -3,6 +3,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import numpy as np
+import pandas as pd
 import pytest
 import torch
 import torch.nn.functional as F
@@ -35,6 +37,28 @@ def test_data_is_prepared_once_for_several_fits(frame, one_worker, tmp_path):
     assert list(tmp_path.rglob("*.parquet")) == []
     with pytest.raises(KeyError):
         util.get_dataset_properties(index)
+
+
+def test_prepared_lists_of_any_length_can_be_fitted_with_a_function_over_rows(one_worker, tmp_path):
+    frame = pd.DataFrame({"x": [[1.0] * (1 + row % 3) for row in range(24)], "y": np.arange(24.0)})
+    net = torch.nn.Linear(1, 1)
+    fit = TorchEstimator(
+        model=net,
+        optimizer=torch.optim.SGD(net.parameters(), lr=1e-4),
+        loss=F.mse_loss,
+        feature_cols=["x"],
+        label_cols=["y"],
+        input_shapes=[[-1, 1]],
+        transformation_fn=lambda row: {"x": row["x"].sum().astype("float32"), "y": row["y"]},
+        store=tmp_path,
+        backend=one_worker,
+        verbose=0,
+    )
+    with pytest.raises(DataError, match="x"), util.prepare_data(1, tmp_path, frame, ["y"], ["x"]):
+        pass
+    with util.prepare_data(1, tmp_path, frame, ["y"], ["x"], validation=0.25, allow_ragged=True) as index:
+        assert "validation" in fit.fit_on_parquet(dataset_idx=index).getHistory()[0]
+        assert util.get_dataset_properties(index)[2]["x"]["shape"] == -1
 
 
 @pytest.mark.parametrize("validation", [None, 0.25, "v"])
