@@ -103,6 +103,7 @@ class StageReader(MLReader):
             raise DataError(f"{path} holds a {name}, not a {self.cls.__name__}: use {name}.load(path)")
         hidden = cloudpickle.loads(_from_parquet(store.read(f"{store.prefix}/{_BLOB}")))
         stage = saved()._resetUid(metadata["uid"])
+        stage._setDefault(**{key: value for key, value in metadata["defaultParamMap"].items() if stage.hasParam(key)})
         for key, value in {**metadata["paramMap"], **hidden}.items():
             stage._set(**{key: value})
         return stage

@@ -109,6 +109,14 @@ def test_overwriting_with_what_cannot_be_pickled_keeps_the_earlier_stage(tmp_pat
     assert TorchEstimator.load(path).getLoss() is F.mse_loss
 
 
+def test_defaults_that_a_program_has_set_are_loaded(tmp_path):
+    saved = estimator()
+    saved._setDefault(batch_size=64)
+    saved.save(str(tmp_path / "stage"))
+    loaded = TorchEstimator.load(str(tmp_path / "stage"))
+    assert (loaded.getBatchSize(), loaded.isSet("batch_size")) == (64, False)
+
+
 def test_a_folder_without_metadata_is_not_a_stage(tmp_path):
     path = tmp_path / "stage"
     estimator().save(str(path))
