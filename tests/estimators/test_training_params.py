@@ -197,8 +197,11 @@ def test_the_best_epoch_is_returned_if_the_run_ended_before_it_was_saved(frame, 
 
 
 def test_a_monitor_that_is_not_in_the_history_is_named(frame, one_worker):
-    with pytest.raises(WorkerFailedError, match="monitor='accuracy' is not in the history"):
-        fit(frame, one_worker, early_stopping=EarlyStopping(monitor="accuracy"))
+    runs = one_worker.runs
+    for name in ("accuracy", "validation_acc"):
+        with pytest.raises(DataError, match=f"monitor='{name}' is not in the history, .*validation_accuracy"):
+            fit(frame, one_worker, early_stopping=EarlyStopping(monitor=name), metrics={"accuracy": F.l1_loss})
+    assert one_worker.runs == runs  # before any worker starts
 
 
 def test_validation_minibatch_fn_is_called(frame, two_workers):

@@ -40,6 +40,19 @@ class EarlyStopping:
         if self.mode not in ("min", "max"):
             raise ValueError(f"early stopping with mode={self.mode!r}: it must be 'min' or 'max'")
 
+    def require_monitor(self, metric_names: Sequence[Sequence[str]]) -> None:
+        """Check, before a fit with these metrics, that its history will have ``monitor``.
+
+        Raises:
+            DataError: it will not.
+        """
+        if self.monitor is None or self.monitor.startswith("time_share_"):
+            return
+        part = {"loss": 0.0, "all_metrics": [dict.fromkeys(group, 0.0) for group in metric_names]}
+        numbers = {"seconds": 0.0, "left_out_rows": 0, "validation_left_out_rows": 0}
+        lists = {"samples_per_s": [0.0], "data_wait_share": [0.0]}
+        self.best_epoch([{"epoch": 0, "train": part, "validation": part, **lists, **numbers}])
+
     def is_over(self, records: Sequence[dict[str, Any]]) -> bool:
         """Whether the last ``patience`` epochs were not better than the best before them."""
         return len(records) - 1 - self.best_epoch(records) >= self.patience

@@ -109,6 +109,8 @@ class TorchEstimator(TorchEstimatorParams, ModuleEstimator):
             output_fn=value("output_fn"),
         )
         self._try_scoring(trial, model, findings)
+        if value("early_stopping") is not None:
+            value("early_stopping").require_monitor(self._metric_names())
         if value("class_weights") is not None:
             name = findings.inputs.label_cols[0]
             ClassWeights.require_numbers(name, batch[name])
