@@ -33,8 +33,9 @@ OnError = Literal["raise", "skip", "null"]
 BATCH_FORMATS: tuple[BatchFormat, ...] = ("numpy", "pyarrow")
 ON_ERROR: tuple[OnError, ...] = ("raise", "skip", "null")
 
-#: The name of what the function returns, unless it returns a dict or there is a single column, for it alone.
-UNNAMED = "features"
+#: The name of what the function returns, unless it returns a dict or there is a single column, for it alone: the first
+#: that no label or weight has.
+UNNAMED = ("features", "preprocessed")
 
 #: Rows on each of which the function must fail for the same reason to say that it fails on every row.
 _TRIED_ROWS = 3
@@ -72,7 +73,7 @@ class Preprocess:
     training: bool = False
     #: The names that it must return, as it did for the rows that the model was tried on; None for any.
     made: tuple[str, ...] | None = None
-    #: Those of the columns that batches have as tensors too: labels and weights.
+    #: The columns that batches have as tensors too: labels and weights.
     shared: tuple[str, ...] = ()
 
     @property
@@ -199,7 +200,8 @@ class Preprocess:
         if isinstance(made, (load_pyarrow().Table, load_pyarrow().RecordBatch)):
             made = to_tensors(made)
         if not isinstance(made, Mapping):
-            name = self.columns[0] if len(self.columns) == 1 and self.raw else UNNAMED
+            free = [name for name in UNNAMED if name not in self.shared] or UNNAMED
+            name = self.columns[0] if len(self.columns) == 1 and self.raw else free[0]
             made = {self.made[0] if self.made is not None and len(self.made) == 1 else name: made}
         if not made:
             raise _WrongResultError("it returned an empty dict: return an array, a tensor, or a dict of them")

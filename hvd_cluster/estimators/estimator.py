@@ -287,11 +287,10 @@ class DistributedEstimator(ColumnRoles, EstimatorParams, Estimator):
         """The function over batches of the feature columns."""
         if self._value("preprocess") is None:
             return None
-        columns, stored = self._feature_columns(list(dataset.schema.names)), self._stored_columns()
         return Preprocess(
             fn=self._value("preprocess"),
-            columns=tuple(columns),
-            shared=tuple(name for name in columns if name in stored),
+            columns=tuple(self._feature_columns(list(dataset.schema.names))),
+            shared=tuple(self._stored_columns()),
             batch_format=self._value("batch_format"),
             on_error=self._value("on_error"),
         )

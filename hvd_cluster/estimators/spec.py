@@ -68,7 +68,7 @@ class Inputs:
     @property
     def unnamed(self) -> bool:
         """Whether ``preprocess`` returns one array, to which it gives no name, as far as that can be told."""
-        return self.made is not None and len(self.made) == 1 and self.made[0] in {UNNAMED, *self.feature_cols}
+        return self.made is not None and len(self.made) == 1 and self.made[0] in {*UNNAMED, *self.feature_cols}
 
     def warn_of_inexact(self, batch: Mapping[str, torch.Tensor]) -> None:
         """Warn once for each column with a value that the model's dtype cannot hold."""

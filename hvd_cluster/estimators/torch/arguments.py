@@ -33,7 +33,7 @@ def with_arguments(inputs: Inputs, model: torch.nn.Module, made: Mapping[str, to
     names, takes_any, takes_order = _parameters(model)
     given = set(made)
     in_columns = given == set(inputs.feature_cols)
-    unnamed = len(made) == 1 and given <= {*inputs.feature_cols, UNNAMED}
+    unnamed = len(made) == 1 and given <= {*inputs.feature_cols, *UNNAMED}
     if unnamed and takes_order:
         by_keyword = False
     elif takes_any:

@@ -85,6 +85,22 @@ def local_scores(model, frame, fn=tokens):
         return net(torch.from_numpy(made["input_ids"]), torch.from_numpy(made["mask"]).float())
 
 
+def test_an_array_without_a_name_leaves_a_label_its_name(reviews, one_worker):
+    frame = reviews.assign(features=1.0, text=reviews["label"])
+    fit = estimator(
+        one_worker,
+        torch.nn.Linear(1, 1),
+        feature_cols=["text", "label"],
+        label_cols=["features"],
+        preprocess=lambda batch: batch["label"][:, None].astype("float32"),
+        loss=F.mse_loss,
+        epochs=1,
+    )
+    model = fit.fit(frame)
+    expected = model.getModel()(torch.tensor(frame["label"].to_numpy(np.float32))[:, None]).detach().numpy()
+    assert np.allclose(model.transform(frame)["features__output"], expected[:, 0])
+
+
 def test_a_model_with_its_own_loss_learns_from_text_and_scores_it(reviews, two_workers, tmp_path):
     model = estimator(two_workers, validation=0.2).fit(reviews)
     losses = [record["train"]["loss"] for record in model.getHistory()]
