@@ -283,6 +283,10 @@ class GradientReducer:
         rank continues to agree in ``step()`` until all ranks are there.
         """
         step, plan = self._step, self._step.plan
+        if plan is not None:
+            # Every rank makes these requests before it agrees. One that waits for them may need the others to repeat
+            # one, which they cannot do while they wait for it to agree.
+            self._wait(excluding=plan.open_names)
         # Gradients that re-entrant checkpoints accumulate repeatedly are complete only at the end.
         ready = sorted(step.ready, key=lambda number: number in self._repeated)
         layout = agree_on_layout(

@@ -137,7 +137,7 @@ class Step:
             name
             for bucket in plan.buckets
             if bucket.is_open or not self.is_due(bucket.last_pass)
-            for name in (bucket.name, f"{bucket.name}.whole")
+            for name in bucket.names
         }
         sparse = {
             self._name_of_sparse(number, plan)
@@ -207,7 +207,7 @@ class Step:
                 raise
             for bucket in buckets:
                 bucket.is_whole = True
-                self._send(f"{bucket.name}.whole", bucket.members, is_wanted=is_wanted)
+                self._send(bucket.names[1], bucket.members, is_wanted=is_wanted)
             self.transfers.wait(excluding)
 
     def _present(self, bucket: Bucket) -> list[int]:

@@ -365,6 +365,23 @@ def test_what_no_one_uses_and_one_rank_has_frozen_is_reduced_when_it_is_used(two
     assert two(fn) == [[[0.0, 1.5]] * 2 + later, [[None, 1.5]] * 2 + later]
 
 
+def test_a_rank_without_a_backward_pass_repeats_what_another_rank_has_frozen_in_part(two: Any) -> None:
+    def fn(hvd: Any) -> list[list[float]]:
+        parameters = scalars(3)  # no rank uses the last one, so the ranks agree in every step
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(parameters, lr=0.0), named(parameters))
+        found = []
+        for step in range(3):
+            optimizer.zero_grad()
+            parameters[0].requires_grad_(step == 0 or hvd.rank() == 0)
+            if step == 0 or hvd.rank() == 1:
+                (parameters[0] + parameters[1]).sum().backward()
+            optimizer.step()
+            found.append([p.grad[0].item() for p in parameters[1:]])
+        return found
+
+    assert two(fn) == [[[1.0, 0.0], [0.5, 0.0], [0.5, 0.0]]] * 2
+
+
 def test_strided_and_complex_gradients_are_reduced(two: Any) -> None:
     def fn(hvd: Any) -> Any:
         image = torch.nn.Parameter(torch.ones(2, 3, 2, 2).to(memory_format=torch.channels_last))
