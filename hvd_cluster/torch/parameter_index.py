@@ -10,7 +10,7 @@ import torch
 from hvd_cluster.torch.buckets import plan_buckets
 from hvd_cluster.torch.gradient_layout import Gradient, fingerprint
 
-#: How many differing parameters an error names.
+#: How many parameters an error names.
 _MAX_NAMED = 5
 
 
@@ -55,6 +55,11 @@ class ParameterIndex:
                 "the parameters of a DistributedOptimizer have different shapes or dtypes on different ranks; on this "
                 f"rank {', '.join(named[:_MAX_NAMED])}{more}: make the same model on all ranks"
             )
+
+    def listed(self, numbers: Sequence[int]) -> str:
+        """The names of some parameters, for an error: "'a', 'b' and of 2 more parameters"."""
+        names = ", ".join(repr(self.names[number]) for number in numbers[:_MAX_NAMED])
+        return names + (f" and of {len(numbers) - _MAX_NAMED} more parameters" if len(numbers) > _MAX_NAMED else "")
 
     def unfrozen(self, numbers: Iterable[int]) -> list[int]:
         """Those of ``numbers`` that require a gradient."""

@@ -27,11 +27,6 @@ class Bucket:
     #: The last backward pass of a step that reaches a member; 0 if that is not known yet.
     last_pass: int = 0
 
-    @property
-    def names(self) -> tuple[str, str]:
-        """The names of its request, and of the one that repeats it with all members."""
-        return self.name, f"{self.name}.whole"
-
 
 @dataclass
 class Plan:
@@ -50,11 +45,6 @@ class Plan:
     #: For each parameter the last backward pass of a step that reaches it, counted from 1; known after the step that
     #: first sees its gradient. At the end of that pass all ranks send its gradient, or zeros.
     last_passes: dict[int, int] = field(default_factory=dict)
-
-    @property
-    def open_names(self) -> set[str]:
-        """The names of requests that some rank may not make before it is in ``step()``."""
-        return {name for bucket in self.buckets if bucket.is_open for name in bucket.names}
 
     @classmethod
     def of(cls, layout: GradientLayout, num_parameters: int) -> Plan:

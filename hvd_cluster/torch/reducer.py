@@ -13,9 +13,10 @@ have done fewer passes than itself, and two ranks never wait for each other.
 
 from __future__ import annotations
 
+import sys
 import time
 import weakref
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from contextlib import suppress
 
 import torch
@@ -33,9 +34,6 @@ from hvd_cluster.torch.parameter_index import ParameterIndex
 from hvd_cluster.torch.plan import Plan
 from hvd_cluster.torch.step import Step
 from hvd_cluster.torch.transfers import GradientVersion
-
-#: How many parameters an error names.
-_MAX_NAMES = 5
 
 _SYNCHRONIZE_FIRST = (
     "Change gradients between backward() and step(). Where a hook does so, or step() follows a backward pass that did "
@@ -127,27 +125,33 @@ class GradientReducer:
     def synchronize(self) -> None:
         """Send what is missing, wait for everything, and leave the reduced gradients in place."""
         try:
-            self.finish()
+            self.finish(is_over=True)
         finally:
             self.clear()
             self._num_steps += 1
 
-    def finish(self) -> None:
-        """Reduce the gradients so far; the step is not over.
+    def finish(self, *, is_over: bool = False) -> None:
+        """Reduce the gradients so far.
+
+        Args:
+            is_over: the step is, so the user's code between ``backward()`` and ``step()`` has run.
 
         Raises:
             GradientChangedError: a gradient was changed after the backward pass and before it was reduced, possibly
                 together with gradients that had been reduced.
             HorovodInternalError: the ranks disagree, or the job has ended.
         """
-        if not self.is_attached or self._is_reduced:
+        if not self.is_attached:
             return
         self._require_unchanged()
+        if self._is_reduced:
+            return
         try:
-            self._send_rest()
+            self._send_rest(is_over=is_over)
         finally:
             self._wait()
         self._is_reduced = bool(self._step.ready)
+        self._note_versions()
 
     def reset(self) -> None:
         """Forget the gradients in flight."""
@@ -183,6 +187,7 @@ class GradientReducer:
             self._enter_world()
         self._hooks.await_end_of_pass()
         step.passes_left[number] = left - 1
+        self._versions.pop(number, None)
         gradient = parameter.grad
         step.last_passes[number] = step.num_passes + 1
         if left > 1 or gradient is None:
@@ -205,6 +210,8 @@ class GradientReducer:
         if self._is_reduced:
             return
         step, parameters = self._step, self.index.parameters
+        if step.is_split:
+            self._require_unchanged()
         if not is_nested:
             step.num_passes += 1
             if step.ready:
@@ -217,8 +224,16 @@ class GradientReducer:
             for gradients in (step.ready, step.sent_early):  # a reduction may have replaced a gradient
                 for number in gradients:
                     gradients[number] = parameters[number].grad
-        outstanding = step.last_passes if step.has_outstanding() else ()
-        self._versions = {number: GradientVersion.of(parameters[number]) for number in outstanding}
+        self._note_versions()
+
+    def _note_versions(self) -> None:
+        """Note those gradients that must not change before ``step()``, since the ranks would get different weights."""
+        step, parameters = self._step, self.index.parameters
+        if step.is_split:
+            noted: Iterable[int] = range(len(parameters))
+        else:
+            noted = step.last_passes if not self._is_reduced and step.has_outstanding() else ()
+        self._versions = {number: GradientVersion.of(parameters[number]) for number in noted}
 
     def _enter_world(self) -> None:
         engine = running_engine()
@@ -286,7 +301,7 @@ class GradientReducer:
         if plan is not None:
             # Every rank makes these requests before it agrees. One that waits for them may need the others to repeat
             # one, which they cannot do while they wait for it to agree.
-            self._wait(excluding=plan.open_names)
+            self._wait(excluding=step.not_due(sys.maxsize))
         # Gradients that re-entrant checkpoints accumulate repeatedly are complete only at the end.
         ready = sorted(step.ready, key=lambda number: number in self._repeated)
         layout = agree_on_layout(
@@ -319,7 +334,7 @@ class GradientReducer:
             assert step.plan is not None
             step.send_due(step.plan)
 
-    def _send_rest(self) -> None:
+    def _send_rest(self, *, is_over: bool) -> None:
         """Send what was not sent yet; a gradient that this rank did not compute takes part as zeros."""
         step = self._step
         if not step.ready:
@@ -328,13 +343,13 @@ class GradientReducer:
         plan = step.plan
         if plan is not None:
             # Before any agreement: other ranks may wait for these at the end of their backward pass.
-            step.send_rest(plan)
+            step.send_rest(plan, is_over=is_over)
         is_last = plan is not None and not (self._needs_layout or plan.awaited or self.index.unfrozen(plan.unknown))
         while not is_last:
             is_last = self._agree_on_layout(is_last=True).is_last
             plan = step.plan
             assert plan is not None
-            step.send_rest(plan)
+            step.send_rest(plan, is_over=is_over)
         assert plan is not None
         step.follow(plan, is_agreed=False)
         step.send_late(plan)
@@ -343,7 +358,7 @@ class GradientReducer:
             if parameter.grad is None:
                 parameter.grad = wire.empty(parameter, 1 if self._is_sparse_only else 0)
 
-    def _wait(self, *, excluding: Container[str] = (), is_wanted: bool = True) -> None:
+    def _wait(self, *, excluding: Set[str] = frozenset(), is_wanted: bool = True) -> None:
         """Wait for the requests in flight, and check that no gradient has changed meanwhile."""
         self._step.wait(excluding=excluding, is_wanted=is_wanted)
         if changed := self._step.transfers.changed:
@@ -358,15 +373,16 @@ class GradientReducer:
 
     def _require_unchanged(self) -> None:
         """Check that no gradient of this step has changed since the end of the backward pass."""
-        if not self._versions:
-            return
         changed = [n for n, version in self._versions.items() if not version.matches(self.index.parameters[n])]
-        if not changed:
-            return
-        if any(n in self._step.ready or self._step.is_sent(n) for n in changed):
-            self._refuse(
-                changed, "was changed or replaced before all gradients of the step were reduced", _SYNCHRONIZE_FIRST
+        if changed and self._step.is_split:
+            what = (
+                "was changed or replaced, but another rank has done fewer backward passes and had to call step() for it"
             )
+        elif any(n in self._step.ready or self._step.is_sent(n) for n in changed):
+            what = "was changed or replaced before all gradients of the step were reduced"
+        else:
+            return
+        self._refuse(changed, what, _SYNCHRONIZE_FIRST)
 
     def _refuse(self, numbers: Sequence[int], what: str, remedy: str) -> None:
         """The ranks would have different weights from here on: fail on all of them.
@@ -374,9 +390,8 @@ class GradientReducer:
         Raises:
             GradientChangedError: always.
         """
-        names = ", ".join(repr(self.index.names[number]) for number in numbers[:_MAX_NAMES])
-        more = f" and of {len(numbers) - _MAX_NAMES} more parameters" if len(numbers) > _MAX_NAMES else ""
-        text = f"The gradient of {names}{more} {what} (step {self._num_steps} of this optimizer, from 0). {remedy}"
+        step = f"step {self._num_steps} of this optimizer, from 0"
+        text = f"The gradient of {self.index.listed(numbers)} {what} ({step}). {remedy}"
         self.clear()
         running_engine().abort(text)
         raise GradientChangedError(text)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Sequence, Set
+from math import inf
 
 import torch
 
 from hvd_cluster.engine.reduction_config import ReductionConfig
+from hvd_cluster.engine.request import Handle, Kind, ReduceOp
+from hvd_cluster.engine.submission import submit
 from hvd_cluster.errors import HorovodInternalError
 from hvd_cluster.torch.gradient_layout import fingerprint
 from hvd_cluster.torch.parameter_index import ParameterIndex
@@ -28,6 +31,7 @@ class Step:
         self, index: ParameterIndex, config: ReductionConfig, is_sparse_only: bool, passes_per_step: int
     ) -> None:
         self.index = index
+        self._config = config
         self.passes_per_step = passes_per_step
         self.transfers = Transfers(config, is_sparse_only)
         #: The plan that all ranks have agreed on; None until they have.
@@ -47,6 +51,10 @@ class Step:
         #: Gradients that were sent at the end of a backward pass without all passes of a step.
         self.sent_early: dict[int, torch.Tensor | None] = {}
         self._sent_sparse: set[int] = set()
+        #: Some ranks made a request in a backward pass and others in ``step()``, where the user's code had run before.
+        self.is_split = False
+        #: By the name of a request: which parameters this rank sent, and whether it did so in ``step()``.
+        self._identities: dict[str, tuple[int, bool]] = {}
         self.clear()
 
     @property
@@ -77,6 +85,8 @@ class Step:
         self.num_passes = 0
         self.last_passes.clear()
         self.sent_early.clear()
+        self.is_split = False
+        self._identities.clear()
         self.passes_left = [self.passes_per_step] * len(self.index)
         for bucket in self.agreed_plan.buckets if self.agreed_plan is not None else ():
             bucket.is_sent = False
@@ -128,23 +138,25 @@ class Step:
                     self.sent_early[number] = None
                 self._send_sparse(number, plan)
 
-    def not_due(self) -> set[str]:
-        """The names of requests that some rank may not make before a later backward pass, or the end of the step."""
+    def not_due(self, num_passes: float | None = None) -> set[str]:
+        """The names of requests that some rank may not make before a later backward pass, or the end of the step.
+
+        Args:
+            num_passes: backward passes that all ranks have done, unless they are in ``step()``; None for this rank's.
+        """
+        limit = self.num_passes if num_passes is None else num_passes
+        return {name for name, due in self._dues().items() if due > limit}
+
+    def _dues(self) -> dict[str, float]:
+        """For each request, the backward pass at whose end all ranks have made it; infinite for ``step()``."""
         plan = self.plan
         if plan is None:
-            return set()
-        names = {
-            name
-            for bucket in plan.buckets
-            if bucket.is_open or not self.is_due(bucket.last_pass)
-            for name in bucket.names
-        }
-        sparse = {
-            self._name_of_sparse(number, plan)
-            for number in plan.sparse
-            if not self.is_due(plan.last_passes.get(number, 0))
-        }
-        return names | sparse
+            return {}
+        passes = self.passes_per_step
+        dues = {bucket.name: inf if bucket.is_open else max(bucket.last_pass, passes) for bucket in plan.buckets}
+        for number in plan.sparse:
+            dues[self._name_of_sparse(number, plan)] = max(plan.last_passes.get(number, 0), passes)
+        return dues | {_repeated(name): due for name, due in dues.items()}
 
     def is_sent(self, number: int) -> bool:
         """The gradient of a parameter was sent."""
@@ -164,14 +176,19 @@ class Step:
 
     # ---- requests ----------------------------------------------------------------------------------------------------
 
-    def send_rest(self, plan: Plan) -> None:
-        """Send what was not sent yet; a gradient that this rank did not compute takes part as zeros."""
+    def send_rest(self, plan: Plan, *, is_over: bool) -> None:
+        """Send what was not sent yet; a gradient that this rank did not compute takes part as zeros.
+
+        Args:
+            plan: all requests.
+            is_over: the step is, so the user's code between ``backward()`` and ``step()`` has run.
+        """
         for bucket in plan.buckets:
             if not bucket.is_sent:
-                self._send_bucket(bucket, self._present(bucket))
+                self._send_bucket(bucket, self._present(bucket), is_over=is_over)
         for number in plan.sparse:
             if number not in self._sent_sparse:
-                self._send_sparse(number, plan)
+                self._send_sparse(number, plan, is_over=is_over)
 
     def send_late(self, plan: Plan) -> None:
         """Send the gradients of parameters that were unfrozen after their bucket was sent."""
@@ -191,52 +208,102 @@ class Step:
                     self._send_sparse(number, plan, is_wanted=False)
         self.transfers.discard()
 
-    def wait(self, *, excluding: Container[str] = (), is_wanted: bool = True) -> None:
-        """Wait for the requests in flight; a bucket that only some ranks have frozen in part is sent again as a whole.
+    def wait(self, *, excluding: Set[str] = frozenset(), is_wanted: bool = True) -> None:
+        """Wait for the requests in flight, and repeat those of which the ranks have sent different things.
+
+        Ranks may have frozen different members of a bucket, and some may be in ``step()`` with fewer backward passes.
+        A request may need a repetition while others wait for it at the end of a backward pass, so this rank waits in
+        the order of the passes: they make the later requests only after it.
 
         Raises:
             HorovodInternalError: the ranks disagree, or the job has ended.
         """
+        dues = self._dues()
+        in_flight = [(dues.get(name, inf), name) for name in self.transfers.names if name not in excluding]
+        for stage in sorted({due for due, _ in in_flight}):
+            self._wait(excluding | {name for due, name in in_flight if due > stage}, is_wanted)
+
+    def _wait(self, excluding: Set[str], is_wanted: bool) -> None:
         try:
             self.transfers.wait(excluding)
         except HorovodInternalError:
-            mismatched = set(self.transfers.mismatched)
-            plan = self.plan
-            buckets = [bucket for bucket in plan.buckets if bucket.name in mismatched] if plan is not None else []
-            if len(buckets) < len(mismatched) or any(bucket.is_whole for bucket in buckets) or not buckets:
+            names, plan = list(self.transfers.mismatched), self.plan
+            if not names or plan is None or not self._identities.keys() >= set(names):
                 raise
-            for bucket in buckets:
-                bucket.is_whole = True
-                self._send(bucket.names[1], bucket.members, is_wanted=is_wanted)
+            causes = [self._ask_why(name) for name in names]
+            buckets = {bucket.name: bucket for bucket in plan.buckets}
+            sparse = {self._name_of_sparse(number, plan): number for number in plan.sparse}
+            for name, cause in zip(names, causes, strict=True):
+                num_ranks, num_over, identities = cause.wait().tolist()
+                self.is_split |= 0 < num_over < num_ranks
+                if name in buckets:
+                    bucket = buckets[name]
+                    bucket.is_whole |= identities != num_ranks * self._identities[name][0]
+                    self._send(_repeated(name), bucket.members, is_wanted=is_wanted)
+                else:
+                    number = sparse[name]
+                    self.transfers.send_sparse(
+                        _repeated(name), self.index.parameters[number], plan.sparse[number], is_wanted=is_wanted
+                    )
             self.transfers.wait(excluding)
+
+    def _ask_why(self, name: str) -> Handle:
+        """Add up over all ranks what they know about their requests of one name: (3,), int64."""
+        identity, is_over = self._identities[name]
+        message = torch.tensor([1, is_over, identity], dtype=torch.int64, device="cpu")
+        return submit(
+            Kind.ALLREDUCE,
+            [message],
+            process_set=self._config.process_set,
+            name=f"{name}.why",
+            op=ReduceOp.SUM,
+            finish=lambda results: results[0],
+            is_waited_for=True,
+        )
 
     def _present(self, bucket: Bucket) -> list[int]:
         """The members of a bucket that take part in this step if it is sent now."""
         here = set(bucket.members if bucket.is_whole else self.index.unfrozen(bucket.members))
         return [number for number in bucket.members if number in here or number in self.ready]
 
-    def _send_bucket(self, bucket: Bucket, present: Sequence[int], *, is_wanted: bool = True) -> None:
+    def _send_bucket(
+        self, bucket: Bucket, present: Sequence[int], *, is_wanted: bool = True, is_over: bool = False
+    ) -> None:
         """Send the members of a bucket that take part in this step."""
         bucket.is_sent = True
         bucket.active = list(present)
-        self._send(bucket.name, present, is_whole=len(present) == len(bucket.members), is_wanted=is_wanted)
+        is_whole = len(present) == len(bucket.members)
+        identity = -1 if is_whole else fingerprint([self.index.names[number] for number in present])
+        self._identities[bucket.name] = identity, is_over
+        self._send(bucket.name, present, members=_members(identity, is_over), is_wanted=is_wanted)
 
-    def _send(self, name: str, numbers: Sequence[int], *, is_whole: bool = True, is_wanted: bool = True) -> None:
-        """Make one request; a fingerprint identifies its parameters if ``name`` does not."""
+    def _send(self, name: str, numbers: Sequence[int], *, members: int = -1, is_wanted: bool = True) -> None:
+        """Make one request; ``members`` must be equal on all ranks."""
         parameters = [self.index.parameters[number] for number in numbers]
-        names = [self.index.names[number] for number in numbers]
-        self.transfers.send(
+        labels = [f"allreduce.{self.index.names[number]}" for number in numbers]
+        self.transfers.send(name, parameters, labels, members=members, is_wanted=is_wanted)
+
+    def _send_sparse(self, number: int, plan: Plan, *, is_wanted: bool = True, is_over: bool = False) -> None:
+        self._sent_sparse.add(number)
+        name = self._name_of_sparse(number, plan)
+        self._identities[name] = -1, is_over
+        self.transfers.send_sparse(
             name,
-            parameters,
-            [f"allreduce.{parameter_name}" for parameter_name in names],
-            members=-1 if is_whole else fingerprint(names),
+            self.index.parameters[number],
+            plan.sparse[number],
+            members=_members(-1, is_over),
             is_wanted=is_wanted,
         )
 
-    def _send_sparse(self, number: int, plan: Plan, *, is_wanted: bool = True) -> None:
-        self._sent_sparse.add(number)
-        name = self._name_of_sparse(number, plan)
-        self.transfers.send_sparse(name, self.index.parameters[number], plan.sparse[number], is_wanted=is_wanted)
-
     def _name_of_sparse(self, number: int, plan: Plan) -> str:
         return f"{plan.label}.{self.index.names[number]}"
+
+
+def _members(identity: int, is_over: bool) -> int:
+    """What the request's ranks must agree on: which parameters, and whether it is made in ``step()``."""
+    return -3 - identity if is_over else identity
+
+
+def _repeated(name: str) -> str:
+    """The name of the request that repeats another one, with all members of its bucket."""
+    return f"{name}.whole"

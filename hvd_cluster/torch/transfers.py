@@ -13,7 +13,7 @@ from hvd_cluster.engine.request import Kind
 from hvd_cluster.engine.submission import submit
 from hvd_cluster.errors import HorovodInternalError, RanksDisagreeError
 from hvd_cluster.torch import wire
-from hvd_cluster.torch.collectives.sparse import sparse_allreduce_async
+from hvd_cluster.torch.collectives.sparse import begin_sparse_allreduce
 from hvd_cluster.torch.compression import Compression, Compressor, wire_of
 from hvd_cluster.torch.submission import checked
 
@@ -113,7 +113,9 @@ class Transfers:
         versions = [GradientVersion.of(parameter) for parameter in parameters]
         self._sent.append(_Sent(name, handle.wait, parameters, versions, packed, compression, is_wanted))
 
-    def send_sparse(self, name: str, parameter: torch.Tensor, sparse_dim: int, *, is_wanted: bool = True) -> None:
+    def send_sparse(
+        self, name: str, parameter: torch.Tensor, sparse_dim: int, *, members: int = -1, is_wanted: bool = True
+    ) -> None:
         """Gather the sparse gradient of a parameter; without a gradient this rank has no entries."""
         config = self._config
         gradient = parameter.grad if is_wanted else None
@@ -122,7 +124,7 @@ class Transfers:
         elif not gradient.is_sparse:
             gradient = gradient.to_sparse(sparse_dim)
         packed, context = wire.compress_sparse(gradient, config.compression)
-        wait = sparse_allreduce_async(packed, name, config.op, config.process_set)
+        wait = begin_sparse_allreduce(packed, name, config.op, config.process_set, members)
         self._sent.append(
             _Sent(
                 name,
@@ -134,6 +136,11 @@ class Transfers:
                 is_wanted,
             )
         )
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the requests in flight."""
+        return [sent.name for sent in self._sent]
 
     def discard(self) -> None:
         """Discard the results of all requests in flight."""

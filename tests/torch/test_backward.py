@@ -6,6 +6,7 @@ import itertools
 import random
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -472,6 +473,49 @@ def test_a_gradient_that_comes_after_its_reduction_names_the_remedy() -> None:
 
 def test_passes_over_different_parts_are_summed_as_before() -> None:
     local.run(unfinished, ("partial",), num_proc=2, env={"OMP_NUM_THREADS": "1"})
+
+
+def clipped_with_fewer_passes(hvd: Any, kind: str, synchronizes: bool) -> list[float]:
+    """Train while rank 0 has fewer backward passes than the others in the last step."""
+    table = torch.nn.Embedding(2, 1, sparse=True, _weight=torch.ones(2, 1))
+    parameters = [table.weight] if kind == "sparse" else scalars(2)
+    num_passes = 2 if kind == "short" else 1
+    optimizer = wrap(hvd, parameters, backward_passes_per_step=num_passes)
+    for step in range(3):
+        optimizer.zero_grad()
+        for _ in range(num_passes - (step == 2 and hvd.rank() == 0)):
+            loss = table(torch.tensor([1])).sum() if kind == "sparse" else sum(p.sum() for p in parameters)
+            (loss * (hvd.rank() + 1)).backward()
+        if synchronizes:
+            optimizer.synchronize()
+        for parameter in parameters if step or kind != "short" else []:  # they are not reduced in the first step
+            if parameter.grad is not None:
+                parameter.grad.mul_(0.5)
+        with optimizer.skip_synchronize() if synchronizes else nullcontext():
+            optimizer.step()
+    return torch.cat([p.detach().flatten() for p in parameters]).tolist()
+
+
+def clipped_alone(kind: str) -> None:
+    import hvd_cluster.torch as hvd
+
+    hvd.init()
+    clipped_with_fewer_passes(hvd, kind, synchronizes=False)
+
+
+@pytest.mark.parametrize("kind", ["short", "empty", "sparse"])
+def test_clipping_while_another_rank_had_fewer_passes_fails_on_all_ranks(kind: str) -> None:
+    with pytest.raises(WorkerFailedError) as caught:
+        local.run(clipped_alone, (kind,), num_proc=2, env={"OMP_NUM_THREADS": "1"})
+    text = str(caught.value)
+    assert "changed or replaced, but another rank has done fewer backward passes" in text
+    assert "(step 2 of this optimizer, from 0)" in text
+
+
+@pytest.mark.parametrize("kind", ["short", "empty", "sparse"])
+def test_clipping_after_synchronize_may_follow_fewer_passes(two: Any, kind: str) -> None:
+    first, second = two(clipped_with_fewer_passes, kind, True)
+    assert first == second
 
 
 def summed_by_chance(seed: int, size: int, rank: int) -> int:

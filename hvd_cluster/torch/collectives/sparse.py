@@ -37,6 +37,13 @@ def sparse_allreduce_async(
         ValueError: ``op`` is neither Average nor Sum, a bool tensor would be averaged, or the tensor has an
             unsupported dtype.
     """
+    return begin_sparse_allreduce(tensor, name, op, process_set)
+
+
+def begin_sparse_allreduce(
+    tensor: torch.Tensor, name: str | None, op: ReduceOp, process_set: ProcessSet, members: int = -1
+) -> Callable[[], torch.Tensor]:
+    """:func:`sparse_allreduce_async` with a number that must be equal on all ranks."""
     if op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
         raise ValueError(f"sparse_allreduce supports op=hvd.Average and op=hvd.Sum, not {ReduceOp(op).name}")
     check_reduction([tensor], op, 1.0, 1.0, process_set)
@@ -50,6 +57,7 @@ def sparse_allreduce_async(
         process_set=process_set,
         name=None if name is None else f"{name}.sparse",  # beside a gather of the same name
         unnamed="sparse.noname",
+        members=members,
         prepare=checked,
         labels=[] if name is None else [f"allgather.{name}.indices", f"allgather.{name}.values"],
     )
