@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -57,11 +57,14 @@ def no_reduction(optimizers: Sequence[Any]) -> Iterator[None]:
             optimizer.set_backward_passes_per_step(1)
 
 
-def finish_reduction(optimizers: Sequence[Any]) -> None:
-    """Wait until the gradients of the last backward pass are reduced."""
-    for optimizer in optimizers:
-        if _is_distributed(optimizer):
-            optimizer.finish_reduction()
+@contextmanager
+def backward_pass(optimizers: Sequence[Any]) -> Iterator[None]:
+    """Inside is a backward pass; at the end its gradients are reduced, and added to those that were reduced before."""
+    with ExitStack() as stack:
+        for optimizer in optimizers:
+            if _is_distributed(optimizer):
+                stack.enter_context(optimizer.backward_pass())
+        yield
 
 
 def scale_rates(groups: Iterable[dict[str, Any]], schedulers: Iterable[dict[str, Any]], factor: float) -> None:

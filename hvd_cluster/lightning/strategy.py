@@ -14,8 +14,8 @@ from hvd_cluster.lightning import metrics
 from hvd_cluster.lightning.environment import HorovodEnvironment
 from hvd_cluster.lightning.installed import submodule
 from hvd_cluster.lightning.optimizers import (
+    backward_pass,
     distribute,
-    finish_reduction,
     no_reduction,
     restore,
     scale_rates,
@@ -227,8 +227,8 @@ class HorovodStrategy(_ParallelStrategy):
         """Run the backward pass, and wait until its gradients are reduced before the hooks after it run."""
         self.pre_backward(closure_loss)
         loss = self.precision_plugin.pre_backward(closure_loss, self.lightning_module)
-        self.precision_plugin.backward(loss, self.lightning_module, optimizer, *args, **kwargs)
-        finish_reduction(self.optimizers)
+        with backward_pass(self.optimizers):
+            self.precision_plugin.backward(loss, self.lightning_module, optimizer, *args, **kwargs)
         loss = self.precision_plugin.post_backward(loss, self.lightning_module)
         self.post_backward(loss)
         return loss  # type: ignore[no-any-return]

@@ -7,7 +7,7 @@ is such a direction, but the update computed from combined gradients is not; so 
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -68,8 +68,9 @@ class DeltaOptimizer(Wrapper):
     def synchronize(self) -> None:
         """Does nothing: gradients stay those of this rank, and can be clipped right after the backward pass."""
 
-    def finish_reduction(self) -> None:
+    def backward_pass(self) -> AbstractContextManager[None]:
         """Does nothing: the step itself computes what is reduced."""
+        return nullcontext()
 
     def skip_synchronize(self) -> AbstractContextManager[None]:
         """Not supported with Adasum.

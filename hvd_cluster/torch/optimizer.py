@@ -162,6 +162,19 @@ class _DistributedOptimizer(Wrapper):
         if self._reducer.has_ready and not self._reducer.is_reduced and not backward.is_running():
             self._reducer.finish()
 
+    @contextmanager
+    def backward_pass(self) -> Iterator[None]:
+        """Inside is a backward pass; at the end its gradients are reduced, and added to those reduced before."""
+        parameters = self._reducer.index.parameters
+        is_kept = self._reducer.is_reduced and self._reducer.config.op == ReduceOp.SUM
+        kept = [(parameter, parameter.grad) for parameter in parameters if is_kept and parameter.grad is not None]
+        for parameter, _ in kept:
+            parameter.grad = None  # a second sum would count it once for each rank
+        yield
+        self.finish_reduction()
+        for parameter, gradient in kept:
+            parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
+
     def synchronize(self) -> None:
         """Wait until all gradients are reduced. A gradient that this rank did not compute takes part as zeros.
 
@@ -200,7 +213,8 @@ class _DistributedOptimizer(Wrapper):
         if not self._should_synchronize:
             self._is_synchronized = False
             return self._timed_step(*([] if closure is None else [closure]), **kwargs)
-        if self._is_synchronized and not self._reducer.has_ready:
+        is_reduced = self._is_synchronized and not self._reducer.has_ready
+        if is_reduced:
             warnings.warn(
                 "optimizer.step() called without optimizer.skip_synchronize() context after "
                 "optimizer.synchronize(). This can cause training slowdown. You may want to consider "
@@ -209,21 +223,25 @@ class _DistributedOptimizer(Wrapper):
             )
         elif closure is None or self._reducer.has_ready:
             self._reducer.synchronize()
+            is_reduced = True
         self._is_synchronized = False
         if closure is None:
             return self._timed_step(**kwargs)
-        return self._timed_step(self._synchronized(closure), **kwargs)
+        return self._timed_step(self._synchronized(closure, is_reduced), **kwargs)
 
     # torch wraps step() of every optimizer class once, to run the step hooks; the wrapped class's step() has that.
     step.hooked = True  # type: ignore[attr-defined]
     # A scheduler need not wrap it either: it sets the attribute that schedulers check itself.
     step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
 
-    def _synchronized(self, closure: Callable[[], Any]) -> Callable[[], Any]:
+    def _synchronized(self, closure: Callable[[], Any], is_reduced: bool) -> Callable[[], Any]:
         def synchronized_closure() -> Any:
+            nonlocal is_reduced
             with step_clock.span(COMPUTE):
                 loss = closure()
-            self._reducer.synchronize()
+            if self._reducer.has_ready or not is_reduced:  # Lightning's closure of manual optimization does nothing
+                self._reducer.synchronize()
+            is_reduced = False
             if isinstance(self, torch.optim.LBFGS) and self._reducer.is_attached:
                 process_set = self._reducer.config.process_set
                 value = torch.as_tensor(loss).detach().clone()

@@ -29,9 +29,9 @@ class ParameterIndex:
         self.parameters = [parameter for parameter, _ in ordered]
         self.names = [name for _, name in ordered]
         self.fingerprint = fingerprint(self.names)
-        self._number_of = {parameter: number for number, parameter in enumerate(self.parameters)}
-        self._own_order = [self._number_of[parameter] for parameter in names]
-        self._groups = [[self._number_of[parameter] for parameter in group] for group in groups]
+        self.number_of = {parameter: number for number, parameter in enumerate(self.parameters)}
+        self._own_order = [self.number_of[parameter] for parameter in names]
+        self._groups = [[self.number_of[parameter] for parameter in group] for group in groups]
         self._grouped = {number for group in self._groups for number in group}
 
     def __len__(self) -> int:

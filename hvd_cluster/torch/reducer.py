@@ -24,6 +24,7 @@ import torch
 from hvd_cluster.engine.engine import Engine
 from hvd_cluster.engine.membership import running_engine
 from hvd_cluster.engine.reduction_config import ReductionConfig
+from hvd_cluster.engine.request import ReduceOp
 from hvd_cluster.errors import GradientChangedError, HorovodInternalError
 from hvd_cluster.monitor.step_clock import step_clock
 from hvd_cluster.settings import Settings
@@ -34,6 +35,10 @@ from hvd_cluster.torch.parameter_index import ParameterIndex
 from hvd_cluster.torch.plan import Plan
 from hvd_cluster.torch.step import Step
 from hvd_cluster.torch.transfers import GradientVersion
+
+#: Reductions that change a gradient which is equal on all ranks.
+_NOT_TWICE = (ReduceOp.SUM, ReduceOp.PRODUCT)
+_SUM_ONCE = "Clear it with optimizer.zero_grad(), or pass the number of passes as backward_passes_per_step."
 
 _SYNCHRONIZE_FIRST = (
     "Change gradients between backward() and step(). Where a hook does so, or step() follows a backward pass that did "
@@ -107,6 +112,8 @@ class GradientReducer:
 
     def add(self, names: dict[torch.Tensor, str]) -> None:
         """Add parameters; all ranks do so at the same step."""
+        if self._step.ready and self.config.op in _NOT_TWICE:
+            self._refuse([*self._step.ready], "had been reduced when parameters were added", "Add them after step().")
         self.index = ParameterIndex(self.index.named | names, self.index.groups)
         self._step = Step(self.index, self.config, self._is_sparse_only, self.passes_per_step)
         self._repeated.clear()
@@ -229,10 +236,9 @@ class GradientReducer:
     def _note_versions(self) -> None:
         """Note those gradients that must not change before ``step()``, since the ranks would get different weights."""
         step, parameters = self._step, self.index.parameters
+        noted: Iterable[int] = step.last_passes if not self._is_reduced and step.has_outstanding() else ()
         if step.is_split:
-            noted: Iterable[int] = range(len(parameters))
-        else:
-            noted = step.last_passes if not self._is_reduced and step.has_outstanding() else ()
+            noted = range(len(parameters))
         self._versions = {number: GradientVersion.of(parameters[number]) for number in noted}
 
     def _enter_world(self) -> None:
@@ -250,7 +256,9 @@ class GradientReducer:
     def _starts_new_step(self, number: int, parameter: torch.Tensor) -> bool:
         """For an unexpected gradient: True if it is the first of a new step, False if it was counted already."""
         if self._is_reduced:
-            # The step was skipped, as GradScaler does if gradients have overflowed.
+            # The step was skipped, as GradScaler does if gradients have overflowed, or continues with the reduced sums.
+            if self.config.op in _NOT_TWICE and self._step.ready.get(number) is parameter.grad:
+                self._refuse([number], "had been reduced when another backward pass added to it", _SUM_ONCE)
             self.clear()
             return True
         if in_checkpoint() and (self._step.agreed_plan is None or number in self._repeated):
@@ -299,8 +307,7 @@ class GradientReducer:
         """
         step, plan = self._step, self._step.plan
         if plan is not None:
-            # Every rank makes these requests before it agrees. One that waits for them may need the others to repeat
-            # one, which they cannot do while they wait for it to agree.
+            # Every rank makes these before it agrees. One that waits for them may need all others to repeat one.
             self._wait(excluding=step.not_due(sys.maxsize))
         # Gradients that re-entrant checkpoints accumulate repeatedly are complete only at the end.
         ready = sorted(step.ready, key=lambda number: number in self._repeated)
@@ -362,12 +369,8 @@ class GradientReducer:
         """Wait for the requests in flight, and check that no gradient has changed meanwhile."""
         self._step.wait(excluding=excluding, is_wanted=is_wanted)
         if changed := self._step.transfers.changed:
-            number_of = {parameter: number for number, parameter in enumerate(self.index.parameters)}
-            self._refuse(
-                [number_of[parameter] for parameter in changed],
-                "was changed or replaced while it was being reduced",
-                _SYNCHRONIZE_FIRST,
-            )
+            numbers = [self.index.number_of[parameter] for parameter in changed]
+            self._refuse(numbers, "was changed or replaced while it was being reduced", _SYNCHRONIZE_FIRST)
 
     # ---- errors of the user ------------------------------------------------------------------------------------------
 

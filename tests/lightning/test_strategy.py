@@ -333,6 +333,45 @@ def test_two_optimizers_of_manual_optimization(two: Any) -> None:
     assert max(two(fn)) < 1e-5
 
 
+@pytest.mark.parametrize("op", ["Average", "Sum"])
+def test_manual_optimization_may_accumulate_several_passes(two: Any, op: str) -> None:
+    def fn(hvd: Any) -> list[float]:
+        import lightning.pytorch as pl
+        import torch
+
+        from hvd_cluster.lightning import HorovodStrategy
+
+        seen: list[float] = []
+
+        class Accumulating(pl.LightningModule):
+            def __init__(self) -> None:
+                super().__init__()
+                self.automatic_optimization = False
+                self.weight = torch.nn.Parameter(torch.zeros(1))
+                self.other = torch.nn.Parameter(torch.zeros(1))
+
+            def training_step(self, batch: Any, index: int) -> None:
+                optimizers = self.optimizers()
+                self.manual_backward((self.weight + (self.other if index == 1 else 0)).sum() * (hvd.rank() + 1))
+                if index == 2:
+                    seen.extend(p.grad.item() for p in self.parameters())
+                    for optimizer in optimizers:
+                        optimizer.step()
+                    seen.extend(p.grad.item() for p in self.parameters())
+
+            def configure_optimizers(self) -> Any:
+                return [torch.optim.SGD([p], lr=1.0) for p in self.parameters()]
+
+        options = {"accelerator": "cpu", "logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+        strategy = HorovodStrategy(op=getattr(hvd, op))
+        trainer = pl.Trainer(strategy=strategy, max_epochs=1, enable_checkpointing=False, **options)
+        trainer.fit(Accumulating(), torch.utils.data.DataLoader(torch.zeros(6), batch_size=1))
+        return seen
+
+    expected = [4.5, 1.5] if op == "Average" else [9.0, 3.0]
+    assert two(fn) == [expected * 2] * 2
+
+
 def test_a_torchmetrics_metric_counts_the_rows_of_all_ranks(two: Any) -> None:
     def fn(hvd: Any) -> list[float]:
         import torch

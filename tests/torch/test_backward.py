@@ -475,6 +475,27 @@ def test_passes_over_different_parts_are_summed_as_before() -> None:
     local.run(unfinished, ("partial",), num_proc=2, env={"OMP_NUM_THREADS": "1"})
 
 
+def reduced_twice(how: str) -> None:
+    import hvd_cluster.torch as hvd
+
+    hvd.init()
+    parameters = scalars(2)
+    optimizer = wrap(hvd, parameters[:1], op=hvd.Sum)
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(parameters[0].sum()).backward()
+    if how == "parameters were added":
+        optimizer.add_param_group({"params": parameters[1:]})
+    else:
+        scaler.unscale_(optimizer)
+        parameters[0].sum().backward()
+
+
+@pytest.mark.parametrize("how", ["parameters were added", "another backward pass added to it"])
+def test_a_sum_is_not_summed_again(how: str) -> None:
+    with pytest.raises(WorkerFailedError, match=f"The gradient of 'p0' had been reduced when {how}"):
+        local.run(reduced_twice, (how,), num_proc=2, env={"OMP_NUM_THREADS": "1"})
+
+
 def clipped_with_fewer_passes(hvd: Any, kind: str, synchronizes: bool) -> list[float]:
     """Train while rank 0 has fewer backward passes than the others in the last step."""
     table = torch.nn.Embedding(2, 1, sparse=True, _weight=torch.ones(2, 1))

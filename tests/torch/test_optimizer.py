@@ -367,6 +367,18 @@ def test_a_closure_is_synchronized_at_each_evaluation(two: Any) -> None:
     assert torch.equal(first, second)
 
 
+def test_a_closure_that_computes_nothing_does_not_sum_again(two: Any) -> None:
+    def fn(hvd: Any) -> float:
+        (weight,) = parameters = [torch.nn.Parameter(torch.zeros(1))]
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(parameters, lr=1.0), op=hvd.Sum)
+        if hvd.rank() == 1:
+            weight.sum().backward()
+        optimizer.step(lambda: None)
+        return weight.item()
+
+    assert two(fn) == [-1.0] * 2
+
+
 @pytest.mark.parametrize(
     ("options", "scale"), [({"op": "Sum"}, 2.0), ({}, 1.0), ({"gradient_predivide_factor": 2.0}, 1.0)], ids=str
 )
