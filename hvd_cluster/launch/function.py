@@ -14,6 +14,7 @@ from hvd_cluster.launch.logs import also_written
 from hvd_cluster.launch.outcome import collect
 from hvd_cluster.launch.run_options import checked_arguments, renamed
 from hvd_cluster.launch.ssh.fleet import SshFleet
+from hvd_cluster.topology import inherited_env
 
 logger = logging.getLogger(__name__)
 
@@ -110,7 +111,8 @@ def run(
         without = "hostfile" if name == "slots" else "min_num_proc"
         logger.warning("%s has no effect without %s or host_discovery_script", name, without)
     task = options.task(pack(func, args, kwargs), options.variables_but_interface)  # the launcher sets the interface
-    spec = options.spec(task, options.named_hosts(), options.settings())
+    found = options.named_hosts() or options.allocated_hosts(inherited_env(), logger.info)
+    spec = options.spec(task, found, options.settings())
     callbacks = options.callbacks()
     with also_written(callbacks.on_line, output_filename, spec.num_proc) as on_line:
         return collect(run_job(spec, SshFleet.of(spec), replace(callbacks, on_line=on_line)))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from hvd_cluster.launch import checks
-from hvd_cluster.launch.hosts import Host, fill, parse_hosts, read_hostfile
+from hvd_cluster.launch.allocation import find_allocation
+from hvd_cluster.launch.hosts import Host, fill, is_local, parse_hosts, read_hostfile
 from hvd_cluster.launch.run_options import RunOptions
 from hvd_cluster.launch.spec import ElasticSpec, JobSpec
 from hvd_cluster.launch.ssh.options import SshOptions
@@ -58,6 +60,25 @@ class HostOptions(RunOptions):
         if self.hosts is not None:
             return tuple(parse_hosts(self.hosts))
         return () if self.hostfile is None else tuple(read_hostfile(self.hostfile, self.slots or 1))
+
+    def allocated_hosts(self, environ: Mapping[str, str], note: Callable[[str], object]) -> tuple[Host, ...]:
+        """The hosts that a batch system gave this job; empty if there are none, or a discovery script finds them.
+
+        Args:
+            environ: the environment of this process.
+            note: called with a sentence about them.
+        """
+        allocation = None if self.host_discovery_script is not None else find_allocation(environ)
+        if allocation is None:
+            return ()
+        slots = sum(host.slots for host in allocation.hosts)
+        if self.num_proc is not None and self.num_proc > slots and all(is_local(h.name) for h in allocation.hosts):
+            return ()  # one node of a batch system, and the user wants more workers than tasks
+        note(
+            f"{allocation.system} gave this job {', '.join(f'{host.name}:{host.slots}' for host in allocation.hosts)}; "
+            f"use {self.name_of('hosts')} or {self.name_of('hostfile')} for other hosts"
+        )
+        return tuple(allocation.hosts)
 
     def spec(self, task: Task, hosts: tuple[Host, ...], settings: Settings) -> JobSpec:
         """The job that runs ``task`` on ``hosts``; without hosts, on this one.

@@ -131,8 +131,8 @@ class RunOptions:
     @property
     def variables_but_interface(self) -> dict[str, str | None]:
         """The same, for launchers that find the interface themselves."""
-        backend = {} if self.torch_backend is None else {"HOROVOD_TORCH_BACKEND": self.torch_backend}
-        return {**backend, **checks.checked_variables(self.env)}
+        backend = self.torch_backend or Settings.from_env().torch_backend
+        return {**({"HOROVOD_TORCH_BACKEND": backend} if backend else {}), **checks.checked_variables(self.env)}
 
     def callbacks(self) -> Callbacks:
         """What to do with the workers' output and progress reports."""

@@ -78,7 +78,10 @@ class ElasticSpec(JobSpec):
     def __post_init__(self) -> None:
         wrong = []
         if not self.is_discovered and bool(self.hosts) == bool(self.discovery_script):
-            wrong.append("an elastic job needs hosts (-H, --hostfile) or --host-discovery-script, and not both")
+            wrong.append(
+                "an elastic job needs hosts (-H, --hostfile; hosts=, hostfile=), or a script that finds them "
+                "(--host-discovery-script; host_discovery_script=)"
+            )
         slots = sum(host.slots for host in self.hosts)
         if len(self.hosts) == 1:
             wrong.append(

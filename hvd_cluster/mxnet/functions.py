@@ -12,7 +12,9 @@ from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
 from hvd_cluster.mxnet.ops import broadcast_
 
 
-def broadcast_parameters(params: Any, root_rank: int = 0, prefix: str | None = None) -> None:
+def broadcast_parameters(
+    params: Any, root_rank: int = 0, prefix: str | None = None, process_set: ProcessSet = global_process_set
+) -> None:
     """Overwrite parameters with those of ``root_rank``, in place.
 
     Args:
@@ -20,6 +22,7 @@ def broadcast_parameters(params: Any, root_rank: int = 0, prefix: str | None = N
             parameter whose shape is not known yet is broadcast when it is initialized.
         root_rank: the global rank whose values are broadcast.
         prefix: a prefix of the names by which the ranks match parameters, for two models with the same names.
+        process_set: the ranks that take part.
 
     Raises:
         ValueError: ``params`` is something else.
@@ -29,9 +32,9 @@ def broadcast_parameters(params: Any, root_rank: int = 0, prefix: str | None = N
     for name, parameter in sorted(params.items()):
         label = f"parameters.{prefix or ''}{name}"
         if isinstance(parameter, mx.gluon.Parameter):
-            _broadcast_parameter(parameter, root_rank, label)
+            _broadcast_parameter(parameter, root_rank, label, process_set)
         else:
-            broadcast_(parameter, root_rank, label)
+            broadcast_(parameter, root_rank, label, process_set=process_set)
 
 
 def broadcast_object(
@@ -46,10 +49,10 @@ def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet 
     return objects.allgather_object(obj, name, process_set)
 
 
-def _broadcast_parameter(parameter: Any, root_rank: int, label: str) -> None:
+def _broadcast_parameter(parameter: Any, root_rank: int, label: str, process_set: ProcessSet) -> None:
     def send() -> None:
         value = parameter.list_data()[0]
-        broadcast_(value, root_rank, label)
+        broadcast_(value, root_rank, label, process_set=process_set)
         parameter.set_data(value)  # on further devices
 
     try:

@@ -56,6 +56,14 @@ def test_a_failure_is_the_runtime_error_that_old_programs_catch() -> None:
     assert isinstance(caught.value, WorkerFailedError)
 
 
+def test_the_hosts_of_a_batch_system_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"ID": "7", "NODELIST": "n[1-2]"}.items():
+        monkeypatch.setenv(f"SLURM_JOB_{name}", value)
+    monkeypatch.setenv("SLURM_TASKS_PER_NODE", "2(x2)")
+    with pytest.raises(ValueError, match=r"Requested more processes \(5\) than there are available slots \(4\)"):
+        hvd_cluster.run(print, num_proc=5, min_num_proc=2)
+
+
 def test_two_controllers_at_once_are_refused() -> None:
     with pytest.raises(ValueError, match="use_gloo and use_mpi exclude each other"):
         hvd_cluster.run(print, use_gloo=True, use_mpi=True)

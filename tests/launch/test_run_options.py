@@ -81,9 +81,14 @@ def test_an_argument_overrides_the_environment(monkeypatch: pytest.MonkeyPatch) 
     assert RunOptions(start_timeout=3).settings() == Settings(start_timeout_s=3, spark_start_timeout_s=3)
 
 
-def test_the_workers_get_the_variables_of_the_interface_and_those_that_were_given() -> None:
+def test_the_workers_get_the_variables_of_the_interface_and_those_that_were_given(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     options = RunOptions(nics="eth1", env={"A": 1, "NCCL_SOCKET_IFNAME": "ib0"})
     assert options.variables == {"HOROVOD_GLOO_IFACE": "eth1", "NCCL_SOCKET_IFNAME": "ib0", "A": "1"}
+    monkeypatch.setenv("HOROVOD_TORCH_BACKEND", "gloo")  # which a cluster's workers do not inherit
+    assert RunOptions().variables == {"HOROVOD_TORCH_BACKEND": "gloo"}
+    assert RunOptions(torch_backend="hvd").variables == {"HOROVOD_TORCH_BACKEND": "hvd"}
     assert options.task(b"call").env == options.variables
     assert options.interfaces == ("eth1",)
 

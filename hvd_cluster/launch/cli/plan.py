@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hvd_cluster.launch.allocation import find_allocation
 from hvd_cluster.launch.checks import interface_names
 from hvd_cluster.launch.cli.knobs import knob_environment
 from hvd_cluster.launch.host_options import HostOptions
@@ -30,6 +29,8 @@ _FLAGS = {
     "elastic_timeout": "--elastic-timeout",
     "cooldown_range": "--blacklist-cooldown-range",
     "slots": "--slots",
+    "hosts": "-H",
+    "hostfile": "--hostfile",
 }
 
 
@@ -54,7 +55,7 @@ def make_plan(parsed: argparse.Namespace, environ: Mapping[str, str], *, as_horo
     settings = options.settings(environ)  # reports unreadable variables once, here, instead of in every worker
     task = Task(command=tuple(parsed.command), env=variables, as_horovod=as_horovod or serves_horovod())
     notes = list(parsed.notes or [])
-    hosts = options.named_hosts() or _allocated_hosts(options, environ, notes)
+    hosts = options.named_hosts() or options.allocated_hosts(environ, notes.append)
     for argument in options.unused():
         elastic = "--min-np or --host-discovery-script, which make a job elastic"
         others = "--hostfile or --host-discovery-script" if argument == "slots" else elastic
@@ -90,21 +91,6 @@ def _not_a_program(name: str) -> str:
     if name.endswith(".py"):
         return f"{name!r} is a Python script, not a program: write python {name}"
     return f"{name!r} is not executable: put its interpreter before its name, or run chmod +x and give its path"
-
-
-def _allocated_hosts(options: HostOptions, environ: Mapping[str, str], notes: list[str]) -> tuple[Host, ...]:
-    """The hosts from a batch system; empty if there are none, or a discovery script finds them."""
-    allocation = None if options.host_discovery_script is not None else find_allocation(environ)
-    if allocation is None:
-        return ()
-    slots = sum(host.slots for host in allocation.hosts)
-    if options.num_proc is not None and options.num_proc > slots and all(is_local(h.name) for h in allocation.hosts):
-        return ()  # one node of a batch system, and the user wants more workers than tasks
-    notes.append(
-        f"{allocation.system} gave this job {', '.join(f'{host.name}:{host.slots}' for host in allocation.hosts)}; "
-        "use -H or --hostfile for other hosts"
-    )
-    return tuple(allocation.hosts)
 
 
 def describe(spec: JobSpec) -> str:
