@@ -156,7 +156,7 @@ class Step:
         dues = {bucket.name: inf if bucket.is_open else max(bucket.last_pass, passes) for bucket in plan.buckets}
         for number in plan.sparse:
             dues[self._name_of_sparse(number, plan)] = max(plan.last_passes.get(number, 0), passes)
-        return dues | {_repeated(name): due for name, due in dues.items()}
+        return dues
 
     def is_sent(self, number: int) -> bool:
         """The gradient of a parameter was sent."""
@@ -218,8 +218,9 @@ class Step:
         Raises:
             HorovodInternalError: the ranks disagree, or the job has ended.
         """
-        dues = self._dues()
-        in_flight = [(dues.get(name, inf), name) for name in self.transfers.names if name not in excluding]
+        names = [name for name in self.transfers.names if name not in excluding]
+        dues = self._dues() if names else {}
+        in_flight = [(dues.get(name, inf), name) for name in names]
         for stage in sorted({due for due, _ in in_flight}):
             self._wait(excluding | {name for due, name in in_flight if due > stage}, is_wanted)
 
