@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterator
 from typing import Any
 
+from hvd_cluster.errors import MissingExtraError
 from hvd_cluster.monitor.job_monitor import JobMonitor
 from hvd_cluster.monitor.step_clock import ACTIVITIES
 
@@ -35,7 +36,7 @@ class MetricsServer:
         try:
             from prometheus_client import CollectorRegistry, start_http_server
         except ImportError:
-            logger.warning("HOROVOD_METRICS_PORT=%d needs prometheus_client: pip install 'hvd_cluster[monitor]'", port)
+            logger.warning("%s", MissingExtraError("prometheus_client", "monitor", f"for HOROVOD_METRICS_PORT={port}"))
             return None
         registry = CollectorRegistry()
         registry.register(_Collector(job))
