@@ -190,19 +190,20 @@ def shutdown() -> None:
         running = current.remove()
         if running is None:
             return
+        static = list(_static_sets)
+        _static_sets.clear()
         if running.is_advanced_here:
-            threading.Thread(target=_leave, args=(running,), name="hvd-shutdown").start()
+            threading.Thread(target=_leave, args=(running, static), name="hvd-shutdown").start()
         else:
-            _leave(running)
+            _leave(running, static)
 
 
-def _leave(running: Engine) -> None:
+def _leave(running: Engine, static: list[ProcessSet]) -> None:
     with _lock:
         try:
             running.shutdown()
         finally:
-            sets.unregister(_static_sets)
-            _static_sets.clear()
+            sets.unregister(static)
 
 
 def lend(comm: Any = None) -> None:

@@ -27,7 +27,9 @@ def find_allocation(environ: Mapping[str, str]) -> Allocation | None:
     Raises:
         ValueError: the variables of a batch system cannot be parsed.
     """
-    if environ.get("SLURM_JOB_ID") and environ.get("SLURM_JOB_NODELIST"):
+    # Of a program that srun has started several times, each process is on its own.
+    is_one_of_several = environ.get("SLURM_STEP_NUM_TASKS", "1") not in ("", "1")
+    if environ.get("SLURM_JOB_ID") and environ.get("SLURM_JOB_NODELIST") and not is_one_of_several:
         return Allocation("Slurm", _slurm(environ))
     if environ.get("LSB_JOBID"):
         hosts = _lsf(environ)

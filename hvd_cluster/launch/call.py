@@ -197,7 +197,7 @@ def _spec_of(name: str, path: Sequence[str] | None) -> ModuleSpec | None:
     """
     if (spec := PathFinder.find_spec(name, path)) is not None:
         return spec
-    specs = [finder.find_spec(name, path) for finder in sys.meta_path if hasattr(finder, "find_spec")]
+    specs = [finder.find_spec(name, path, None) for finder in sys.meta_path if hasattr(finder, "find_spec")]
     return next((spec for spec in specs if spec is not None and isinstance(spec.loader, FileLoader)), None)
 
 

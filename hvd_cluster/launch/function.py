@@ -111,7 +111,7 @@ def run(
         without = "hostfile" if name == "slots" else "min_num_proc"
         logger.warning("%s has no effect without %s or host_discovery_script", name, without)
     task = options.task(pack(func, args, kwargs), options.variables_but_interface)  # the launcher sets the interface
-    found = options.named_hosts() or options.allocated_hosts(inherited_env(), logger.info)
+    found = options.named_hosts() or options.allocated_hosts(inherited_env(), logger.warning)
     spec = options.spec(task, found, options.settings())
     callbacks = options.callbacks()
     with also_written(callbacks.on_line, output_filename, spec.num_proc) as on_line:

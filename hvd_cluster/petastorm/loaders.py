@@ -20,7 +20,8 @@ _ALL_ROWS = 1 << 62
 class PytorchDataLoader(BaseDataLoader):
     """Dicts of tensors, as many per epoch as ``limit_step_per_epoch`` says.
 
-    The reader starts again for each epoch, also after one that was left early; a reader without an end continues.
+    An epoch begins where the last one has left the reader, which starts again after its last row. An epoch that gets
+    the last rows of a pass continues with those of the next one.
 
     Args:
         reader: what ``make_reader`` or ``make_batch_reader`` returned.
@@ -59,17 +60,30 @@ class PytorchDataLoader(BaseDataLoader):
         return self.limit_step_per_epoch
 
     def _iterate(self) -> Iterator[dict[str, torch.Tensor]]:
-        if self._begun and self.reader.num_epochs is not None:
-            self.reader.restart()
+        is_fresh = self._restarted() or not self._begun
         self._begun = True
-        yield from self._limited(iter(self._loader()))
+        num_batches = 0
+        for batch in self._limited(iter(self._loader())):
+            num_batches += 1
+            yield batch
+        is_short = num_batches < self.limit_step_per_epoch or num_batches == 0
+        if is_short and not is_fresh and self._restarted():
+            yield from self._limited(iter(self._loader()), num_batches)
+
+    def _restarted(self) -> bool:
+        """Start the reader again if it has given all its rows; whether it had."""
+        is_over = self._begun and self.reader.last_row_consumed
+        if is_over:
+            self.reader.reset()
+        return bool(is_over)
 
     def _loader(self) -> Any:
         return BatchedDataLoader(self.reader, self.batch_size, shuffling_queue_capacity=self.shuffling_queue_capacity)
 
-    def _limited(self, batches: Iterator[Any]) -> Iterator[Any]:
+    def _limited(self, batches: Iterator[Any], num_given: int = 0) -> Iterator[Any]:
         # Also without a limit: unlike a generator, a slice that is left early does not close what it takes from.
-        return itertools.islice(batches, None if self.limit_step_per_epoch == -1 else self.limit_step_per_epoch)
+        limit = self.limit_step_per_epoch
+        return itertools.islice(batches, None if limit == -1 else limit - num_given)
 
 
 class PytorchInfiniteDataLoader(PytorchDataLoader):

@@ -164,14 +164,6 @@ class Reader:
             return
         if not self.last_row_consumed:
             raise NotImplementedError("a reader can be reset only when all its rows have been given")
-        self.restart()
-
-    def restart(self) -> None:
-        """Start again, in new orders; rows that were not given yet are passed over."""
-        if self._stopped:
-            return
-        self._close()
-        self._rows = iter(())
         self._order = self._order.after()
         self._next_index = self._num_empty = 0
         self.last_row_consumed = False

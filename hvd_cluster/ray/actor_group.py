@@ -110,7 +110,6 @@ class ActorGroup:
         """Run ``call`` on rank 0 only. Returns its result; raises as :meth:`call`."""
         worker, call = self._workers()[0], shared(call)
         with self._calling([worker]):
-            self._settle()
             worker.submit(call)
             outcome = self._group.report_of(worker)
         return collect([outcome])[0]

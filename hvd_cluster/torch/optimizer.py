@@ -170,10 +170,12 @@ class _DistributedOptimizer(Wrapper):
         kept = [(parameter, parameter.grad) for parameter in parameters if is_kept and parameter.grad is not None]
         for parameter, _ in kept:
             parameter.grad = None  # a second sum would count it once for each rank
-        yield
-        self.finish_reduction()
-        for parameter, gradient in kept:
-            parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
+        try:
+            yield
+            self.finish_reduction()
+        finally:
+            for parameter, gradient in kept:
+                parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
 
     def synchronize(self) -> None:
         """Wait until all gradients are reduced. A gradient that this rank did not compute takes part as zeros.

@@ -34,17 +34,10 @@ from hvd_cluster.torch.gradient_layout import GradientLayout, agree_on_layout
 from hvd_cluster.torch.parameter_index import ParameterIndex
 from hvd_cluster.torch.plan import Plan
 from hvd_cluster.torch.step import Step
-from hvd_cluster.torch.transfers import GradientVersion
+from hvd_cluster.torch.transfers import SUM_ONCE, SYNCHRONIZE_FIRST, GradientVersion
 
 #: Reductions that change a gradient which is equal on all ranks.
 _NOT_TWICE = (ReduceOp.SUM, ReduceOp.PRODUCT)
-_SUM_ONCE = "Clear it with optimizer.zero_grad(), or pass the number of passes as backward_passes_per_step."
-
-_SYNCHRONIZE_FIRST = (
-    "Change gradients between backward() and step(). Where a hook does so, or step() follows a backward pass that did "
-    "not complete all gradients, call optimizer.synchronize() first, and step() inside `with "
-    "optimizer.skip_synchronize():`."
-)
 
 
 class GradientReducer:
@@ -79,6 +72,8 @@ class GradientReducer:
         #: Parameters that re-entrant checkpoints accumulate several times in one backward pass.
         self._repeated: set[int] = set()
         self._is_reduced = False
+        #: Gradients that must not be reduced again, when they had been reduced.
+        self._reduced: dict[int, GradientVersion] = {}
         #: The gradients at the end of a backward pass that did not complete all of them.
         self._versions: dict[int, GradientVersion] = {}
         # For the timeline: when the first and the latest gradient were ready.
@@ -112,8 +107,10 @@ class GradientReducer:
 
     def add(self, names: dict[torch.Tensor, str]) -> None:
         """Add parameters; all ranks do so at the same step."""
-        if self._step.ready and self.config.op in _NOT_TWICE:
-            self._refuse([*self._step.ready], "had been reduced when parameters were added", "Add them after step().")
+        step, parameters = self._step, self.index.parameters
+        twice = [n for n in step.ready if n not in self._reduced or self._reduced[n].matches(parameters[n])]
+        if twice and self.config.op in _NOT_TWICE:  # other gradients are those of a step that GradScaler has skipped
+            self._refuse(twice, "had been reduced when parameters were added", "Add them after step().")
         self.index = ParameterIndex(self.index.named | names, self.index.groups)
         self._step = Step(self.index, self.config, self._is_sparse_only, self.passes_per_step)
         self._repeated.clear()
@@ -158,6 +155,8 @@ class GradientReducer:
         finally:
             self._wait()
         self._is_reduced = bool(self._step.ready)
+        if self.config.op in _NOT_TWICE:
+            self._reduced = {n: GradientVersion.of(self.index.parameters[n]) for n in self._step.ready}
         self._note_versions()
 
     def reset(self) -> None:
@@ -174,6 +173,7 @@ class GradientReducer:
         """The step is over."""
         self._step.clear()
         self._is_reduced = False
+        self._reduced.clear()
         self._versions.clear()
 
     # ---- the backward pass -------------------------------------------------------------------------------------------
@@ -257,8 +257,8 @@ class GradientReducer:
         """For an unexpected gradient: True if it is the first of a new step, False if it was counted already."""
         if self._is_reduced:
             # The step was skipped, as GradScaler does if gradients have overflowed, or continues with the reduced sums.
-            if self.config.op in _NOT_TWICE and self._step.ready.get(number) is parameter.grad:
-                self._refuse([number], "had been reduced when another backward pass added to it", _SUM_ONCE)
+            if number in self._reduced and self._reduced[number].was_added_to(parameter):
+                self._refuse([number], "had been reduced when another backward pass added to it", SUM_ONCE)
             self.clear()
             return True
         if in_checkpoint() and (self._step.agreed_plan is None or number in self._repeated):
@@ -370,7 +370,7 @@ class GradientReducer:
         self._step.wait(excluding=excluding, is_wanted=is_wanted)
         if changed := self._step.transfers.changed:
             numbers = [self.index.number_of[parameter] for parameter in changed]
-            self._refuse(numbers, "was changed or replaced while it was being reduced", _SYNCHRONIZE_FIRST)
+            self._refuse(numbers, "was changed or replaced while it was being reduced", SYNCHRONIZE_FIRST)
 
     # ---- errors of the user ------------------------------------------------------------------------------------------
 
@@ -385,7 +385,7 @@ class GradientReducer:
             what = "was changed or replaced before all gradients of the step were reduced"
         else:
             return
-        self._refuse(changed, what, _SYNCHRONIZE_FIRST)
+        self._refuse(changed, what, SYNCHRONIZE_FIRST)
 
     def _refuse(self, numbers: Sequence[int], what: str, remedy: str) -> None:
         """The ranks would have different weights from here on: fail on all of them.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence, Set
+from contextlib import suppress
 from math import inf
 
 import torch
@@ -221,8 +222,13 @@ class Step:
         names = [name for name in self.transfers.names if name not in excluding]
         dues = self._dues() if names else {}
         in_flight = [(dues.get(name, inf), name) for name in names]
-        for stage in sorted({due for due, _ in in_flight}):
-            self._wait(excluding | {name for due, name in in_flight if due > stage}, is_wanted)
+        try:
+            for stage in sorted({due for due, _ in in_flight}):
+                self._wait(excluding | {name for due, name in in_flight if due > stage}, is_wanted)
+        except HorovodInternalError:
+            with suppress(HorovodInternalError):  # none may be in flight any more
+                self.transfers.wait(excluding)
+            raise
 
     def _wait(self, excluding: Set[str], is_wanted: bool) -> None:
         try:

@@ -17,6 +17,14 @@ from hvd_cluster.torch.collectives.sparse import begin_sparse_allreduce
 from hvd_cluster.torch.compression import Compression, Compressor, wire_of
 from hvd_cluster.torch.submission import checked
 
+#: Remedies for gradients that were changed.
+SUM_ONCE = "Clear it with optimizer.zero_grad(), or pass the number of passes as backward_passes_per_step."
+SYNCHRONIZE_FIRST = (
+    "Change gradients between backward() and step(). Where a hook does so, or step() follows a backward pass that did "
+    "not complete all gradients, call optimizer.synchronize() first, and step() inside `with "
+    "optimizer.skip_synchronize():`."
+)
+
 
 class GradientVersion(NamedTuple):
     """A gradient and its version at one time, to detect whether it is changed or replaced later."""
@@ -34,6 +42,11 @@ class GradientVersion(NamedTuple):
         """Whether the gradient was neither replaced nor changed since then, except by a reduction."""
         gradient = parameter.grad
         return gradient is self.gradient and (gradient is None or gradient._version == self.version)
+
+    def was_added_to(self, parameter: torch.Tensor) -> bool:
+        """Whether all that has happened to the gradient since then is that one backward pass has added to it."""
+        gradient = parameter.grad
+        return gradient is not None and gradient is self.gradient and gradient._version == self.version + 1
 
 
 @dataclass(eq=False)

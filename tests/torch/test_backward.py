@@ -486,7 +486,7 @@ def reduced_twice(how: str) -> None:
     if how == "parameters were added":
         optimizer.add_param_group({"params": parameters[1:]})
     else:
-        scaler.unscale_(optimizer)
+        optimizer.finish_reduction()
         parameters[0].sum().backward()
 
 
@@ -494,6 +494,31 @@ def reduced_twice(how: str) -> None:
 def test_a_sum_is_not_summed_again(how: str) -> None:
     with pytest.raises(WorkerFailedError, match=f"The gradient of 'p0' had been reduced when {how}"):
         local.run(reduced_twice, (how,), num_proc=2, env={"OMP_NUM_THREADS": "1"})
+
+
+def skipped(hvd: Any, how: str) -> list[float]:
+    """Train on after a step that GradScaler has skipped because gradients had overflowed; rank 0's gradient is 1."""
+    parameters = scalars(2)
+    optimizer = wrap(hvd, parameters[:1], op=hvd.Sum)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    scaler.scale(parameters[0].sum() * float("inf")).backward()
+    scaler.unscale_(optimizer)
+    scaler.step(optimizer)
+    scaler.update()
+    if how == "added":
+        optimizer.zero_grad()
+        optimizer.add_param_group({"params": parameters[1:]})
+    else:
+        parameters[0].grad.zero_()  # as zero_grad(set_to_none=False) does
+    parameters[0].sum().backward()
+    optimizer.step()
+    return parameters[0].tolist()
+
+
+@pytest.mark.parametrize("how", ["added", "zeroed"])
+def test_a_sum_is_right_after_a_step_that_was_skipped(two: Any, how: str) -> None:
+    first, second = two(skipped, how)
+    assert first == second
 
 
 def clipped_with_fewer_passes(hvd: Any, kind: str, synchronizes: bool) -> list[float]:

@@ -69,7 +69,11 @@ class ArrowFragments(FragmentReader):
 
     def source(self, path: str) -> str:
         fragment = self.fragments[path]
-        settings = zlib.crc32(pickle.dumps(fragment.format))  # how it is parsed
+        options = getattr(fragment.format, "read_options", None) if is_parquet(fragment) else None
+        if options is None:
+            settings = str(zlib.crc32(pickle.dumps(fragment.format)))  # how it is parsed
+        else:  # pickled, a set would depend on the process
+            settings = f"{sorted(options.dictionary_columns)} {options.coerce_int96_timestamp_unit}"
         file = source_of(fragment.filesystem, fragment.path)
         return f"{file} {settings} {fragment.partition_expression} {self._dataset.schema.remove_metadata()}"
 
