@@ -127,12 +127,18 @@ class JobMonitor:
     def _training_ranks(self) -> dict[int, RankSteps]:
         """Those whose steps are compared, if every rank has reported.
 
-        The others are outside of a process set that trains, or have joined.
+        The others are outside of a process set that trains, or have joined: they report no steps while others make
+        several. A rank for which the others wait is at most a step behind them, however long that takes.
         """
         if len(self._totals) < len(self._hosts):
             return {}
         ranks = {rank: of for rank, of in self._ranks.items() if of.times}
-        busy = {rank: of for rank, of in ranks.items() if of.num_idle_reports < _MAX_IDLE_REPORTS}
+        latest = max((max(of.times) for of in ranks.values()), default=0)
+        busy = {
+            rank: of
+            for rank, of in ranks.items()
+            if of.num_idle_reports < _MAX_IDLE_REPORTS or max(of.times) >= latest - 1
+        }
         return busy or ranks
 
     def _count_last(self, ranks: Mapping[int, RankSteps], common: Sequence[int]) -> None:

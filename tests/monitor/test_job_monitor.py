@@ -156,6 +156,16 @@ def test_a_rank_without_new_steps_does_not_hold_up_the_others() -> None:
     assert (found.step, set(found.shares)) == (30, {0})
 
 
+def test_a_rank_that_the_others_wait_for_is_named_however_long_it_takes() -> None:
+    job = filled()
+    job.add(report(0, 11, [WAITING]))
+    for _ in range(5):  # it is in its 11th step
+        job.add(RankReport(1, b"", b"", (10, StepTime(*[1.0] * 7)), (), 0.0, 1.0))
+    found = job.steps()
+    assert found is not None
+    assert found.verdict.startswith("Rank 1 on b was last in 100% of the steps")
+
+
 def test_ranks_that_come_together_are_not_counted_as_last() -> None:
     job = JobMonitor(["a", "b"])
     job.add(report(0, 1, [LATE] * 10))
