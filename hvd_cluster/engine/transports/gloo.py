@@ -72,9 +72,9 @@ class GlooTransport(Transport):
         options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
         options._timeout = timedelta(seconds=timeout_s)
         with _making_device:
-            before = {each.port for each in _tcp_sockets() if each.listens}
+            before = {each.inode for each in _tcp_sockets()}
             options._devices = [dist.ProcessGroupGloo.create_device(hostname=host)]
-            own_ports = {each.port for each in _tcp_sockets() if each.listens} - before
+            own_ports = {each.port for each in _tcp_sockets() if each.listens and each.inode not in before}
         client.set(f"{prefix}.ports/{index}", " ".join(map(str, own_ports)).encode())
         try:
             self._group: Any = dist.ProcessGroupGloo(self._store, index, len(ranks), options)
