@@ -73,7 +73,10 @@ class JobMonitor:
             steps.times |= report.times()
             for step in sorted(steps.times)[: -_KEPT_FACTOR * self._max_steps]:
                 del steps.times[step]
-            steps.num_idle_reports = 0 if report.packed else steps.num_idle_reports + 1
+            is_up_to_date = (
+                max(steps.times, default=0) >= max(max(of.times, default=0) for of in self._ranks.values()) - 1
+            )
+            steps.num_idle_reports = 0 if report.packed or is_up_to_date else steps.num_idle_reports + 1
             if report.packed:
                 steps.fade()
                 steps.core_wait_s += report.core_wait_s
@@ -133,12 +136,7 @@ class JobMonitor:
         if len(self._totals) < len(self._hosts):
             return {}
         ranks = {rank: of for rank, of in self._ranks.items() if of.times}
-        latest = max((max(of.times) for of in ranks.values()), default=0)
-        busy = {
-            rank: of
-            for rank, of in ranks.items()
-            if of.num_idle_reports < _MAX_IDLE_REPORTS or max(of.times) >= latest - 1
-        }
+        busy = {rank: of for rank, of in ranks.items() if of.num_idle_reports < _MAX_IDLE_REPORTS}
         return busy or ranks
 
     def _count_last(self, ranks: Mapping[int, RankSteps], common: Sequence[int]) -> None:

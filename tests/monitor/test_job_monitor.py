@@ -161,6 +161,7 @@ def test_a_rank_that_the_others_wait_for_is_named_however_long_it_takes() -> Non
     job.add(report(0, 11, [WAITING]))
     for _ in range(5):  # it is in its 11th step
         job.add(RankReport(1, b"", b"", (10, StepTime(*[1.0] * 7)), (), 0.0, 1.0))
+    job.add(report(0, 12, [WAITING] * 5))  # and its next report comes later than that of the other
     found = job.steps()
     assert found is not None
     assert found.verdict.startswith("Rank 1 on b was last in 100% of the steps")
