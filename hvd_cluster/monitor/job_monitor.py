@@ -63,6 +63,7 @@ class JobMonitor:
         self._num_last: Counter[int] = Counter()
         self._num_compared = 0
         self._compared_to = -1
+        self._latest_step = 0
         #: What :meth:`steps` has returned last.
         self.last_steps: JobSteps | None = None
 
@@ -73,14 +74,14 @@ class JobMonitor:
             steps.times |= report.times()
             for step in sorted(steps.times)[: -_KEPT_FACTOR * self._max_steps]:
                 del steps.times[step]
-            is_up_to_date = (
-                max(steps.times, default=0) >= max(max(of.times, default=0) for of in self._ranks.values()) - 1
-            )
-            steps.num_idle_reports = 0 if report.packed or is_up_to_date else steps.num_idle_reports + 1
             if report.packed:
+                steps.num_idle_reports = 0
+                self._latest_step = max(self._latest_step, *steps.times)
                 steps.fade()
                 steps.core_wait_s += report.core_wait_s
                 steps.observed_s += report.interval_s
+            elif max(steps.times, default=0) < self._latest_step - 1:  # otherwise the others may wait for it
+                steps.num_idle_reports += 1
             steps.call_sites.update(dict(report.call_sites))
             self._totals[report.rank] = report.totals
             if report.usage is not None:

@@ -8,7 +8,7 @@ At the end of each backward pass, before ``backward()`` returns, the reducer wai
 the pass did not reach is sent as zeros there, as DistributedDataParallel does with ``find_unused_parameters``
 (arXiv:2006.15704, section 3.2.3). Where a step has several passes, the ranks agree in the first step which pass is the
 last one to reach a parameter. After it every rank has sent the parameter's bucket, so a rank waits only for ranks that
-have done fewer passes than itself, and two ranks never wait for each other.
+have done fewer passes than itself, and two ranks that reach the same optimizers never wait for each other.
 """
 
 from __future__ import annotations
