@@ -9,14 +9,18 @@ an idle worker uses no CPU and notices a dead peer. A world of one works in its 
 from __future__ import annotations
 
 import logging
+import math
 import select
 import threading
+import time
 from contextlib import ExitStack
+from dataclasses import replace
 
 import torch
 
 from hvd_cluster.engine.buffers import BufferPool
 from hvd_cluster.engine.execution import Execution
+from hvd_cluster.engine.host_memory import has_core_per_rank
 from hvd_cluster.engine.loop import SHUTDOWN_TIMEOUT_S, Loop
 from hvd_cluster.engine.messages import Abort, TimelineSwitch
 from hvd_cluster.engine.progress_lock import ProgressLock
@@ -35,6 +39,8 @@ from hvd_cluster.settings import Settings
 logger = logging.getLogger(__name__)
 
 _CYCLE_MS, _LOCAL_CYCLE_MS = 1.0, 5.0
+#: How long a thread waits for the other ranks before it continues without the result.
+_BRIEFLY_S = 0.01
 
 
 class Engine:
@@ -49,13 +55,17 @@ class Engine:
     def __init__(self, world: World, settings: Settings, process_sets: dict[int, tuple[int, ...]]) -> None:
         self.world = world
         self.process_sets = process_sets
-        self._settings = settings
+        self._settings = settings = replace(settings, autotune_log=world.own_path(settings.autotune_log))
         self._rank = world.topology.rank
         self._alone: _SingleRankEngine | None = None
         self._progress_lock: ProgressLock | None = None
         cycle_time_ms = settings.cycle_time_ms
+        is_on_one_host = len(set(world.host_keys)) == 1
         if cycle_time_ms is None:
-            cycle_time_ms = _LOCAL_CYCLE_MS if len(set(world.host_keys)) == 1 else _CYCLE_MS
+            cycle_time_ms = _LOCAL_CYCLE_MS if is_on_one_host else _CYCLE_MS
+        # Between hosts the engine's thread waits for the network most of the time, and takes no core meanwhile.
+        self._lacks_cores = is_on_one_host and not has_core_per_rank(2 * world.topology.size)
+        self._waits_again_s = 0.0
         self._submissions = SubmissionQueue(cycle_time_ms / 1000)
         if world.topology.size == 1:
             self._alone = _SingleRankEngine(world, settings)
@@ -131,8 +141,12 @@ class Engine:
         if self._progress_lock is not None:
             self._loop.expedite()
 
-    def progress(self, handle: Handle) -> None:
+    def progress(self, handle: Handle, give_up_s: float = math.inf) -> None:
         """This thread waits for ``handle``: let it advance the engine until the outcome is known.
+
+        Args:
+            handle: of a request of this engine.
+            give_up_s: ``time.monotonic()`` when it waits no longer.
 
         Raises:
             HorovodInternalError: this thread does so already; a signal handler or a ``__del__`` waits.
@@ -142,9 +156,23 @@ class Engine:
         if torch.is_inference_mode_enabled():
             # Other threads must be able to use the tensors that the engine makes in this thread.
             with torch.inference_mode(False):
-                self._progress_lock.progress_until(handle)
+                self._progress_lock.progress_until(handle, give_up_s)
         else:
-            self._progress_lock.progress_until(handle)
+            self._progress_lock.progress_until(handle, give_up_s)
+
+    def progress_briefly(self, handle: Handle) -> None:
+        """This thread does not wait for ``handle`` yet: let it advance the engine if the engine's has no core.
+
+        Where the ranks keep all cores of the host busy, the engine's thread takes this one's core, and each exchange
+        with another rank waits until both threads have theirs. The other ranks may wait for what this thread does next:
+        so it does not wait long for them to submit the request too, and once in vain, not again for a while.
+        """
+        now_s = time.monotonic()
+        if not self._lacks_cores or now_s < self._waits_again_s or self.is_advanced_here:
+            return
+        self.progress(handle, now_s + _BRIEFLY_S)
+        if not handle.settled():
+            self._waits_again_s = now_s + 10 * _BRIEFLY_S
 
     def join(self, device: int = -1) -> Handle:
         """This rank has run out of data; the handle gives the rank that joined last, when all have.
@@ -179,7 +207,11 @@ class Engine:
         return self._loop.steps.job
 
     def record_timeline(self, path: str | None, mark_cycles: bool = False) -> None:
-        """Start the job's timeline at ``path``, or stop it (None). Only rank 0's call has an effect, on all ranks."""
+        """Start the job's timeline at ``path``, or stop it (None). Only rank 0's call has an effect, on all ranks.
+
+        In later worlds of an elastic job the file has the number of the world in its name (:meth:`World.own_path`).
+        """
+        path = path and self.world.own_path(path)
         if self._alone is not None:
             self._alone.record_timeline(path, mark_cycles)
         elif self._rank == 0:

@@ -2,12 +2,14 @@
 
 Handing work to another thread and back costs two wake-ups, and milliseconds if that thread has to get the interpreter
 lock from a busy one. So a thread that waits takes the progress lock and becomes the progress thread: until its own
-result is there, it does everything that the engine's thread would do. The engine's thread sleeps and does not wake for
-what the progress thread handles, because the inner poll is unregistered from its own while the progress thread sleeps.
+result is there, or it gives up, it does everything that the engine's thread would do. The engine's thread sleeps and
+does not wake for what the progress thread handles, because the inner poll is unregistered from its own while the
+progress thread sleeps.
 """
 
 from __future__ import annotations
 
+import math
 import select
 import threading
 import time
@@ -85,8 +87,12 @@ class ProgressLock:
         """This thread holds the lock: it is in a signal handler or a ``__del__``."""
         return self._holder == threading.get_ident()
 
-    def progress_until(self, handle: Handle) -> None:
+    def progress_until(self, handle: Handle, give_up_s: float = math.inf) -> None:
         """Advance the engine until ``handle`` is settled; returns early if another thread does so, or all is over.
+
+        Args:
+            handle: what this thread waits for.
+            give_up_s: ``time.monotonic()`` when it waits no longer.
 
         Raises:
             HorovodInternalError: this thread does so already: it was called from a signal handler or a ``__del__``.
@@ -95,14 +101,14 @@ class ProgressLock:
         """
         holds_back = interrupts.begin()
         try:
-            self._progress_until(handle, holds_back)
+            self._progress_until(handle, give_up_s, holds_back)
         finally:
             if holds_back:
                 interrupts.end()
 
-    def _progress_until(self, handle: Handle, holds_back: bool) -> None:
+    def _progress_until(self, handle: Handle, give_up_s: float, holds_back: bool) -> None:
         me = threading.get_ident()
-        if not self._get(me, handle, holds_back):
+        if not self._get(me, handle, give_up_s, holds_back):
             return
         self._holder = me
         is_working = True
@@ -113,7 +119,7 @@ class ProgressLock:
                 while True:
                     is_working = True
                     self._engine.work(is_waited_for=True)
-                    if handle.settled() or self._engine.is_over():
+                    if handle.settled() or self._engine.is_over() or time.monotonic() >= give_up_s:
                         break
                     is_working = False
                     if holds_back:
@@ -127,7 +133,7 @@ class ProgressLock:
                     if not self._is_detached:
                         self._sleep.unregister(self._poll)
                         self._is_detached = True
-                    until = _until(self._engine.deadline_s())
+                    until = _until(self._engine.deadline_s(), give_up_s)
                     is_working = False
                     if holds_back:
                         interrupts.wait()
@@ -155,8 +161,8 @@ class ProgressLock:
             self._holder = None
             self._lock.release()
 
-    def _get(self, me: int, handle: Handle, holds_back: bool) -> bool:
-        """Get the lock; False if another waiter has it, or if the handle is settled meanwhile."""
+    def _get(self, me: int, handle: Handle, give_up_s: float, holds_back: bool) -> bool:
+        """Get the lock; False if another waiter has it, or if the wait ends meanwhile."""
         if self._lock.acquire(blocking=False):
             return True
         if self.is_held_here:
@@ -173,7 +179,7 @@ class ProgressLock:
                 interrupts.release()
             if self._lock.acquire(timeout=_RECHECK_S):
                 return True
-            if handle.settled():
+            if handle.settled() or time.monotonic() >= give_up_s:
                 return False
         return False
 
@@ -240,5 +246,7 @@ class ProgressLock:
         return True
 
 
-def _until(deadline_s: float | None) -> float | None:
-    return None if deadline_s is None else max(0.0, deadline_s - time.monotonic())
+def _until(deadline_s: float | None, give_up_s: float = math.inf) -> float | None:
+    """Seconds until the earlier of two times, or None for never."""
+    first_s = give_up_s if deadline_s is None else min(deadline_s, give_up_s)
+    return None if first_s == math.inf else max(0.0, first_s - time.monotonic())

@@ -266,7 +266,7 @@ _NAMES: dict[torch.dtype, str] = {}
 
 
 def neutral_for(key: Key, signature: Signature, gpu: int) -> Request:
-    """What a joined rank contributes to a request that it has not submitted; it does not change the result."""
+    """The part of a rank that has called join() in what it has not submitted: it does not change the result."""
     tensors = [
         torch.full(
             meta.shape,

@@ -87,7 +87,7 @@ class TensorMeta(NamedTuple):
 
 
 class Signature(NamedTuple):
-    """What must be equal on all ranks; it is all that a joined rank needs to take part with zeros."""
+    """What must be equal on all ranks; all that a rank that has called join() needs to take part with zeros."""
 
     kind: Kind
     #: One entry, or one for each tensor of a group.

@@ -69,6 +69,17 @@ class World:
         """True if every host has the same number of ranks."""
         return len({count for _, count in self.local_indices}) == 1
 
+    def own_path(self, path: str) -> str:
+        """Where this world writes the file ``path``, so that it does not replace the file of an earlier world.
+
+        In later worlds of an elastic job, ``run.json`` becomes ``run.generation-3.json``; "" stays "".
+        """
+        generation = self.topology.generation
+        if not path or generation <= 0:
+            return path
+        file = Path(path)
+        return str(file.with_name(f"{file.stem}.generation-{generation}{file.suffix}"))
+
     def close(self) -> None:
         """Close the connections, the store's client and its server."""
         for link in self.links.values():

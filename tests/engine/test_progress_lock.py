@@ -260,6 +260,45 @@ def test_a_progress_thread_that_leaves_clears_stale_timers(submissions: Submissi
     assert _is_ready(submissions.idle_timer.descriptor, 10_000)  # restarted: no thread holds the lock from here on
 
 
+def test_a_progress_thread_gives_up_in_time_and_passes_on_what_is_left() -> None:
+    class Waiting:
+        """Waits for a rank that does not come."""
+
+        num_hand_overs = 0
+
+        def is_over(self) -> bool:
+            return False
+
+        def work(self, *, is_waited_for: bool) -> None:
+            pass
+
+        def spin(self) -> bool:
+            return False
+
+        def may_sleep(self) -> bool:
+            return True
+
+        def deadline_s(self) -> float | None:
+            return None
+
+        def handle_events(self, events: list[tuple[int, int]]) -> None:
+            assert not events
+
+        def hand_over(self) -> None:
+            self.num_hand_overs += 1
+
+    engine = Waiting()
+    with closing(select.epoll()) as poll:
+        lock = ProgressLock(cast("Any", engine), poll)
+        for rounds in (1, 2):
+            give_up_s = time.monotonic() + 0.1
+            lock.progress_until(Handle(), give_up_s)
+            assert time.monotonic() >= give_up_s
+            assert engine.num_hand_overs == rounds
+            assert not lock.is_held_here
+        lock.abandon()
+
+
 def test_an_interrupt_of_a_progress_thread_that_leaves_ends_the_world() -> None:
     class Interrupted:
         """Has nothing to do, and is interrupted while it rests."""

@@ -14,7 +14,7 @@ because the calls of a training step have the same names in each step (:mod:`~.c
 
 - ``group.py``: torch's collectives, each a :class:`~hvd_cluster.engine.signature.Signature` and what to do at the end.
 - ``calls.py``: the names that match calls by their order; ``messages.py``: send and receive.
-- ``work.py``: torch's Work and its future, over the engine's handle.
+- ``work.py``: torch's Work, over the engine's handle; ``futures.py``: its future, whose continuations may make calls.
 - ``world.py``: which world a group belongs to. A group needs no registration: the engine takes any tuple of ranks.
 """
 

@@ -4,6 +4,8 @@ torch matches the calls of a group by their order, the engine matches requests b
 all ranks compute alike: what it does, and a number if several calls that do the same may be in flight. The n-th call of
 a kind on one rank then meets the n-th on the others. A training step repeats its calls, so after the first step every
 name has an id, and a vote in shared memory is all that a call costs (:mod:`hvd_cluster.engine.shared_memory.ballot`).
+Calls made by the continuation of another call are named after it (:mod:`~.futures`). Their names are always new, so
+each of them costs a message up and down the tree.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -22,6 +24,7 @@ from hvd_cluster.engine.membership import running_engine
 from hvd_cluster.engine.request import Handle, Request, recorded_event
 from hvd_cluster.engine.signature import SetId, Signature
 from hvd_cluster.errors import WorldEndedError
+from hvd_cluster.torch.distributed.futures import CallName, running_continuation
 
 #: How many equal calls may be negotiated at once; further ones wait for an earlier one. Only with small tensors it pays
 #: to negotiate several at once, and each takes an id.
@@ -32,17 +35,29 @@ _MAX_SERIES = 1000
 _UNSET_S = -0.001
 
 
+class Call(NamedTuple):
+    """A call in progress."""
+
+    handle: Handle
+    #: What it does, and which of those that do the same it is; both are equal on all ranks.
+    what: str
+    number: int
+    group: OrderedCalls
+
+    @property
+    def name(self) -> CallName | None:
+        """Equal on all ranks; None for messages between two ranks."""
+        return self.group.name_of(f"{self.what} #{self.number}")
+
+
 @dataclass
 class _Series:
     """The calls of a group with equal signatures."""
 
-    name: str
+    #: What the calls do.
+    what: str
     num_names: int
-    count: int = -1
-
-    def next_name(self) -> str:
-        self.count = (self.count + 1) % self.num_names
-        return self.name if self.num_names == 1 else f"{self.name} #{self.count}"
+    count: int = 0
 
 
 class OrderedCalls:
@@ -52,12 +67,16 @@ class OrderedCalls:
         set_id: whose ranks take part.
         label: names the group in messages; equal on all ranks.
         timeout: how long the other ranks may take to make a call too.
+        is_pair: these are messages between two ranks, whose calls differ: one sends, the other receives. Continuations
+            do not name them.
     """
 
-    def __init__(self, set_id: SetId, label: str, timeout: timedelta) -> None:
+    def __init__(self, set_id: SetId, label: str, timeout: timedelta, *, is_pair: bool = False) -> None:
         self._set_id = set_id
         self._label = label
         self.timeout_s = timeout.total_seconds()
+        self._is_pair = is_pair
+        self._num_calls = 0
         self._engine = weakref.ref(running_engine())
         self._series: dict[Signature, _Series] = {}
 
@@ -72,7 +91,7 @@ class OrderedCalls:
         finish: Callable[[list[torch.Tensor]], Any] = lambda _: None,
         timeout: timedelta | None = None,
         is_waited_for: bool = False,
-    ) -> Handle:
+    ) -> Call:
         """Submit one call.
 
         Args:
@@ -98,9 +117,10 @@ class OrderedCalls:
                 "destroy_process_group(), and make the groups again"
             )
         handle = Handle(engine.progress)
+        name, what, number, labels = self._next(signature)
         now_s = time.monotonic()
         request = Request(
-            self._series_of(signature).next_name(),
+            name,
             self._set_id,
             signature,
             inputs,
@@ -110,11 +130,33 @@ class OrderedCalls:
             splits,
             now_s,
             ready_event=recorded_event(inputs or outputs),
+            labels=labels,
             output_splits=output_splits,
             is_ordered=True,
             expires_s=now_s + timeout_s if timeout_s > 0 else math.inf,
         )
-        return engine.submit(request, is_waited_for=is_waited_for)
+        return Call(engine.submit(request, is_waited_for=is_waited_for), what, number, self)
+
+    def name_of(self, call: str) -> CallName | None:
+        """The name that continuations of a call get, or None if they get none."""
+        return None if self._is_pair else CallName(call, self._label, self._set_id)
+
+    def _next(self, signature: Signature) -> tuple[str, str, int, Sequence[str]]:
+        """The name of the next call with this signature, what it does, its number, and its lanes in the timeline."""
+        continuation = None if self._is_pair else running_continuation()
+        if continuation is not None:
+            described = _described(signature)
+            what = f"{described} in {continuation.name.above(self._set_id)}"
+            number = continuation.next_number(self._label + what)
+            name = f"{self._label}: {what}{f' #{number}' if number else ''}"
+            return name, what, number, [f"{self._label}: {described}"] * len(signature.tensors)
+        series = self._series_of(signature)
+        series.count += 1
+        name = f"{self._label}: {series.what}"
+        if series.num_names > 1:
+            name += f" #{series.count % series.num_names}"
+        self._num_calls += 1
+        return name, series.what, self._num_calls, ()
 
     def _series_of(self, signature: Signature) -> _Series:
         series = self._series.get(signature)
@@ -122,7 +164,7 @@ class OrderedCalls:
             if len(self._series) >= _MAX_SERIES:
                 self._series.clear()
             is_small = all(-1 not in meta.shape for meta in signature.tensors) and signature.num_bytes <= _MAX_BYTES
-            series = _Series(f"{self._label}: {_described(signature)}", _NUM_NAMES if is_small else 1)
+            series = _Series(_described(signature), _NUM_NAMES if is_small else 1)
             self._series[signature] = series
         return series
 

@@ -10,10 +10,9 @@ import torch
 import torch.distributed as dist
 
 from hvd_cluster.engine import basics, current
-from hvd_cluster.engine.request import Handle
 from hvd_cluster.engine.signature import Kind, SetId, Signature, TensorMeta
 from hvd_cluster.torch.distributed.arguments import c10d, listed, nested, only, options
-from hvd_cluster.torch.distributed.calls import OrderedCalls
+from hvd_cluster.torch.distributed.calls import Call, OrderedCalls
 from hvd_cluster.torch.distributed.messages import Messages
 from hvd_cluster.torch.distributed.named_group import NamedGroup
 from hvd_cluster.torch.distributed.reductions import Reduction, reduction_of
@@ -65,7 +64,7 @@ class HvdProcessGroup(NamedGroup):
         self._calls = OrderedCalls(set_id, label, timeout)
         self._messages = Messages(self._ranks, rank, label, timeout)
         self._ends_world = ends_world
-        self._coalesced: list[dist.Work] | None = None
+        self._coalesced: list[HandleWork] | None = None
 
     # ---- reductions -------------------------------------------------------------------------------------------------
 
@@ -359,7 +358,7 @@ class HvdProcessGroup(NamedGroup):
         splits: tuple[int, ...] = (),
         output_splits: tuple[int, ...] = (),
     ) -> dist.Work:
-        handle = self._calls.submit(
+        call = self._calls.submit(
             signature,
             inputs,
             outputs,
@@ -369,12 +368,12 @@ class HvdProcessGroup(NamedGroup):
             timeout=opts.timeout,
             is_waited_for=not getattr(opts, "asyncOp", True),
         )
-        return self._begin(handle, results)
+        return self._begin(call, results)
 
-    def _begin(self, handle: Handle, results: Tensors) -> dist.Work:
-        return self._keep(HandleWork(handle, results))
+    def _begin(self, call: Call, results: Tensors) -> dist.Work:
+        return self._keep(HandleWork(call.handle, results, call=call))
 
-    def _keep(self, work: dist.Work) -> dist.Work:
+    def _keep(self, work: HandleWork) -> HandleWork:
         if self._coalesced is not None:
             self._coalesced.append(work)
         return work

@@ -83,7 +83,7 @@ class Messages:
         if calls is None:
             ends = sorted((self._ranks[src], self._ranks[dst]))
             label = f"{self._label}: send {src} to {dst} tag {tag}"
-            calls = self._calls[src, dst, tag] = OrderedCalls(set_of(ends), label, timedelta(0))
+            calls = self._calls[src, dst, tag] = OrderedCalls(set_of(ends), label, timedelta(0), is_pair=True)
         data = in_bytes([flat])
         return calls.submit(
             Signature(Kind.BROADCAST, metas(data), root=self._ranks[src]),
@@ -91,7 +91,7 @@ class Messages:
             data,
             finish=lambda _: None if target is None else target.finish(),
             timeout=timedelta(seconds=self.timeout_s if expires else 0),
-        )
+        ).handle
 
 
 @dataclass(eq=False)

@@ -6,12 +6,12 @@ from typing import Any
 
 import torch
 
-from hvd_cluster.engine.request import Handle, Kind, ReduceOp, Signature, describe
-from hvd_cluster.torch.distributed.calls import OrderedCalls
+from hvd_cluster.engine.request import Kind, ReduceOp, Signature, describe
+from hvd_cluster.torch.distributed.calls import Call, OrderedCalls
 from hvd_cluster.torch.distributed.reductions import Reduction, reduction_of
 
 
-def sum_sparse(calls: OrderedCalls, num_ranks: int, tensor: torch.Tensor, op: Any) -> Handle:
+def sum_sparse(calls: OrderedCalls, num_ranks: int, tensor: torch.Tensor, op: Any) -> Call:
     """Replace a COO tensor by its sum over all ranks; the number of entries may differ between ranks.
 
     Raises:

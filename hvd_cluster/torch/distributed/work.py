@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -14,31 +15,44 @@ import torch.distributed as dist
 
 from hvd_cluster.engine.membership import running_engine
 from hvd_cluster.engine.request import Handle
+from hvd_cluster.torch.distributed.calls import Call
+from hvd_cluster.torch.distributed.futures import CallFuture, CallName, is_in_continuation
 
 #: torch's "no timeout" of ``Work.wait()``.
 _NO_TIMEOUT = timedelta(0)
-#: One thread completes all futures, unless a continuation waits for another future: then others take over.
-_MAX_THREADS = 64
+#: Held while a future is made, which several threads may ask for.
+_lock = threading.Lock()
+#: One thread completes all futures, unless continuations wait for others: then each of those occupies one.
+_MAX_THREADS = 4096
 
 
 class HandleWork(dist.Work):
     """One call in progress.
 
-    ``wait()`` advances the engine in the calling thread. The future of ``get_future()`` is completed by a thread of its
-    own, because its continuations run user code, which may wait for other calls.
+    ``wait()`` advances the engine in the calling thread. The future of ``get_future()`` is completed there if the call
+    is done by then, else by a thread of its own, because continuations run user code, which may wait for other calls.
 
     Args:
         handle: gives the outcome.
         results: the tensors that hold the results when it is done.
         source: returns the group rank that a receive got its message from.
+        call: names the continuations of the future.
     """
 
-    def __init__(self, handle: Handle, results: list[torch.Tensor], source: Callable[[], int] | None = None) -> None:
+    def __init__(
+        self,
+        handle: Handle,
+        results: list[torch.Tensor],
+        source: Callable[[], int] | None = None,
+        *,
+        call: Call | None = None,
+    ) -> None:
         super().__init__()
         self._handle = handle
         self._results = results
         self._source = source
-        self._future: Any = None
+        self._call = call
+        self._future: CallFuture | None = None
 
     def is_completed(self) -> bool:
         self._kick()
@@ -79,42 +93,63 @@ class HandleWork(dist.Work):
     def _source_rank(self) -> int:
         return self.source_rank()
 
-    def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
+    @property
+    def name(self) -> CallName | None:
+        """The name of the call, equal on all ranks; None for messages between two ranks."""
+        return None if self._call is None else self._call.name
+
+    @property
+    def gpus(self) -> set[torch.device]:
+        """Where the results are, if not on the CPU."""
+        return {tensor.device for tensor in self._results if tensor.is_cuda}
+
+    def get_future(self) -> CallFuture:
         """The future that gets the results; equal at each call."""
-        if self._future is None:
-            gpus: Any = list({tensor.device for tensor in self._results if tensor.is_cuda})
-            promise: torch.futures.Future[None] = torch.futures.Future(devices=gpus or None)
-            # torch's C++ sees an error only if a continuation raises it.
-            self._future = promise.then(self._results_or_raise)
-            self._kick()
+        with _lock:
+            future = self._future
+            if future is not None:
+                return future
+            future = self._future = CallFuture(self.name, [*self.gpus])
+        try:
+            self._advance()
+        finally:  # also if a signal handler raises: the future is known already
+            complete = partial(self._complete, future)
             if self._handle.settled():
-                self._complete(promise)
+                complete()
             else:
-                self._handle.on_settled(partial(_completions.put, partial(self._complete, promise)))
-        future: torch.futures.Future[list[torch.Tensor]] = self._future
+                self._handle.on_settled(partial(_completions.put, complete))
         return future
+
+    def _advance(self) -> None:
+        if self._handle.settled():
+            return
+        engine = running_engine()
+        engine.expedite()
+        # In a continuation it would complete the next future, whose continuation would be called from this one.
+        if not self.gpus and not is_in_continuation():
+            engine.progress_briefly(self._handle)
 
     def _kick(self) -> None:
         """Have the call negotiated, if it was submitted by a thread that was to wait for it at once."""
         if not self._handle.settled():
             running_engine().expedite()
 
-    def _complete(self, promise: torch.futures.Future[None]) -> None:
-        if self._handle.error is None:
+    def _complete(self, future: CallFuture) -> None:
+        try:
             self._handle.wait()  # on a GPU: the stream of this thread waits, on which the future records its event
-        promise.set_result(None)
-
-    def _results_or_raise(self, _: object) -> list[torch.Tensor]:
-        self._handle.wait()
-        return self._results
+        except Exception as error:  # noqa: BLE001 - the future hands it to those who wait
+            future.fail(error.with_traceback(None))
+        else:
+            future.set_result(self._results)
 
 
 class AllOf(dist.Work):
     """Several calls as one."""
 
-    def __init__(self, works: list[dist.Work]) -> None:
+    def __init__(self, works: list[HandleWork]) -> None:
         super().__init__()
         self._works = works
+        self._future: CallFuture | None = None
 
     def is_completed(self) -> bool:
         return all(work.is_completed() for work in self._works)
@@ -124,8 +159,27 @@ class AllOf(dist.Work):
             work.wait(timeout)
         return True
 
-    def get_future(self) -> torch.futures.Future[Any]:
-        return torch.futures.collect_all([work.get_future() for work in self._works])
+    def get_future(self) -> CallFuture:
+        """The future that gets the results of all calls; equal at each call."""
+        futures: list[Any] = [work.get_future() for work in self._works]
+        with _lock:
+            future = self._future
+            if future is not None:
+                return future
+            first = self._works[0].name if self._works else None
+            name = None if first is None else replace(first, text=f"all from {first.text}")
+            future = self._future = CallFuture(name, [*{gpu for work in self._works for gpu in work.gpus}])
+        torch.futures.collect_all(futures).add_done_callback(partial(self._gather, future, futures))
+        return future
+
+    @staticmethod
+    def _gather(future: CallFuture, futures: list[Any], _: object) -> None:
+        try:
+            results = [tensor for each in futures for tensor in each.value()]
+        except Exception as error:  # noqa: BLE001 - the future hands it to those who wait
+            future.fail(error)
+        else:
+            future.set_result(results)
 
 
 class _Completions:

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from hvd_cluster.launch import local
+
 
 def same(ours: Any, theirs: Any) -> bool:
     """Equal element by element; halves may differ by their rounding, because Gloo adds them in their own type."""
@@ -201,17 +203,282 @@ def test_asynchronous_calls_complete_in_any_order_of_waiting(pair: Any) -> None:
     assert all(pair(fn))
 
 
-def test_a_continuation_may_wait_for_another_call(pair: Any) -> None:
+def test_get_future_waits_for_no_rank_that_waits_for_what_comes_next() -> None:
+    def fn() -> list[float]:
+        import os
+
+        import torch
+        import torch.distributed as dist
+
+        import hvd_cluster.torch  # noqa: F401 - registers the backend
+
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # get_future() advances the engine if cores are scarce
+        dist.init_process_group("hvd")
+        found = []
+        for number in range(5):
+            tensor = torch.full((3,), float(number))
+            if dist.get_rank() == 0:
+                future = dist.all_reduce(tensor, async_op=True).get_future()
+                dist.send(torch.ones(1), 1)
+            else:
+                dist.recv(torch.ones(1), 0)
+                future = dist.all_reduce(tensor, async_op=True).get_future()
+            found.append(float(future.wait()[0][0]))
+        dist.destroy_process_group()
+        return found
+
+    assert local.run(fn, num_proc=2, env={"OMP_NUM_THREADS": "1"}) == [[0.0, 2.0, 4.0, 6.0, 8.0]] * 2
+
+
+def test_get_future_works_for_the_call_if_cores_are_scarce() -> None:
+    def fn() -> bool:
+        import os
+        import time
+
+        import torch
+        import torch.distributed as dist
+
+        import hvd_cluster.torch  # noqa: F401 - registers the backend
+        from hvd_cluster.engine import engine
+
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+        vars(engine)["_BRIEFLY_S"] = 60.0
+        dist.init_process_group("hvd")
+        time.sleep(dist.get_rank() * 0.5)
+        is_done = dist.all_reduce(torch.ones(3), async_op=True).get_future().done()
+        dist.destroy_process_group()
+        return is_done
+
+    assert local.run(fn, num_proc=2, env={"OMP_NUM_THREADS": "1"}) == [True] * 2
+
+
+def test_calls_of_continuations_meet_those_after_the_same_call(pair: Any) -> None:
     def fn(dist: Any, gloo: Any) -> list[float]:
         import torch
 
         def again(future: Any) -> Any:
-            return dist.all_reduce(future.value()[0], async_op=True).get_future().wait()
+            return dist.all_reduce(future.value()[0], async_op=True).get_future().wait()[0]
 
-        futures = [dist.all_reduce(torch.ones(3), async_op=True).get_future().then(again) for _ in range(4)]
-        return [float(future.wait()[0][0]) for future in futures]
+        def twice(future: Any) -> Any:
+            for _ in range(2):
+                dist.all_reduce(future.value())
+            return future.value()
 
-    assert pair(fn) == [[4.0] * 4] * 2
+        rank, futures = dist.get_rank(), []
+        for number in range(1, 5):
+            future = dist.all_reduce(torch.full((3,), float(number)), async_op=True).get_future()
+            if rank == 1:  # its continuation runs in this thread at once, and that of rank 0 in another one
+                future.wait()
+            futures.append(future.then(again).then(twice))
+        return [float(future.wait()[0]) for future in futures]
+
+    for _ in range(5):
+        assert pair(fn) == [[16.0, 32.0, 48.0, 64.0]] * 2
+
+
+def test_a_callback_and_a_coalesced_call_are_followed_too(pair: Any) -> None:
+    def fn(dist: Any, gloo: Any) -> list[float]:
+        import torch
+
+        works, futures = [], []
+        # All of them first: torch keeps such calls per group, and one that a continuation makes meanwhile joins them.
+        for number in range(4):
+            each = torch.full((2,), float(number))
+            with dist._coalescing_manager(async_ops=True) as manager:
+                for one in each:
+                    dist.all_reduce(one)
+            works.append(manager.works[0])
+        for work in works:
+            future = work.get_future()
+            if dist.get_rank() == 1:
+                future.wait()
+            done: Any = torch.futures.Future()
+
+            def add(future: Any, done: Any = done) -> None:
+                total = sum(future.value())
+                dist.all_reduce(total)
+                done.set_result(float(total))
+
+            future.add_done_callback(add)
+            futures.append(done)
+        return [done.wait() for done in futures]
+
+    assert pair(fn) == [[0.0, 8.0, 16.0, 24.0]] * 2
+
+
+def test_an_error_of_a_continuation_reaches_those_who_wait(pair: Any) -> None:
+    def fn(dist: Any, gloo: Any, kind: type[BaseException]) -> Any:
+        import gc
+        import time
+        import weakref
+        from functools import partial
+
+        import torch
+
+        class Held:
+            pass
+
+        held = []
+
+        def fail(future: Any) -> Any:
+            mine = Held()
+            held.append(weakref.ref(mine))
+            raise kind("mine")
+
+        texts = []
+        future = dist.all_reduce(torch.ones(3), async_op=True).get_future().then(fail)
+        following = future.then(lambda future: future.value())
+        for wait in (future.wait, following.wait, future.value, partial(torch.futures.wait_all, [future])):
+            try:
+                wait()
+            except kind as caught:
+                texts.append(str(caught))
+        del future, following, wait
+        for _ in range(100):  # the thread that has run it may still hold it
+            gc.collect()
+            if held[0]() is None:
+                break
+            time.sleep(0.05)
+        return texts, held[0]()
+
+    for kind in (KeyError, SystemExit):
+        assert pair(fn, kind) == [([str(kind("mine"))] * 4, None)] * 2
+
+
+def test_continuations_that_only_some_ranks_add_change_nothing(pair: Any) -> None:
+    def fn(dist: Any, gloo: Any) -> float:
+        import torch
+
+        def again(future: Any) -> Any:
+            dist.all_reduce(future.value()[0])
+            return future.value()[0]
+
+        future = dist.all_reduce(torch.ones(3), async_op=True).get_future()
+        if dist.get_rank() == 0:
+            future.then(lambda future: None)
+            future.add_done_callback(lambda future: None)
+        return float(future.then(again).wait()[0])
+
+    assert pair(fn) == [4.0] * 2
+
+
+def test_more_continuations_may_wait_than_there_are_threads(pair: Any) -> None:
+    def fn(dist: Any, gloo: Any) -> list[float]:
+        import time
+
+        import torch
+
+        def first(future: Any) -> Any:
+            return future.value()[0]
+
+        def again(future: Any) -> Any:
+            return dist.all_reduce(future.value()[0], async_op=True).get_future().then(first).wait()
+
+        time.sleep(dist.get_rank())
+        works = [dist.all_reduce(torch.full((100,), float(number)), async_op=True) for number in range(150)]
+        futures = [work.get_future().then(again) for work in works]
+        return [float(future.wait()[0]) for future in futures]
+
+    assert pair(fn) == [[4.0 * number for number in range(150)]] * 2
+
+
+def test_a_long_chain_of_continuations(pair: Any) -> None:
+    def fn(dist: Any, gloo: Any) -> float:
+        import torch
+
+        future: Any = dist.all_reduce(torch.ones(3), async_op=True).get_future()
+        for _ in range(1000):
+            future = future.then(lambda future: future.value())
+        return float(future.wait()[0][0])
+
+    assert pair(fn) == [2.0] * 2
+
+
+def test_a_continuation_may_wait_for_what_follows_the_wait_for_its_call(pair: Any) -> None:
+    def fn(dist: Any, gloo: Any) -> list[bool]:
+        import threading
+        import time
+
+        import torch
+
+        found = []
+        for _ in range(5):
+            if dist.get_rank() == 1:
+                time.sleep(0.2)  # the other rank adds its continuation before the call is done
+                dist.all_reduce(torch.ones(3))
+                continue
+            done = threading.Event()
+            future = dist.all_reduce(torch.ones(3), async_op=True).get_future()
+            following = future.then(lambda _, done=done: done.wait(30))
+            future.wait()
+            done.set()
+            found.append(following.wait())
+        return found
+
+    assert pair(fn) == [[True] * 5, []]
+
+
+def test_continuations_of_equal_calls_of_two_groups_call_a_third(pair: Any) -> None:
+    def fn(dist: Any, gloo: Any) -> list[float]:
+        import torch
+
+        kept = vars(torch).setdefault("_test_groups", [])
+        if not kept:
+            kept += [dist.new_group([0, 1]), dist.new_group([0, 1])]
+
+        def again(future: Any) -> Any:
+            return dist.all_reduce(future.value()[0], async_op=True), future.value()[0]
+
+        futures = [
+            dist.all_reduce(torch.full((3,), 10.0**number), group=group, async_op=True).get_future()
+            for number, group in enumerate(kept)
+        ]
+        followed = {}
+        for number in (0, 1) if dist.get_rank() == 0 else (1, 0):
+            futures[number].wait()
+            followed[number] = futures[number].then(again).wait()
+        for work, _ in followed.values():
+            work.wait()
+        return [float(followed[number][1][0]) for number in (0, 1)]
+
+    assert pair(fn) == [[4.0, 40.0]] * 2
+
+
+def test_groups_of_some_ranks_may_call_the_group_of_all(four: Any) -> None:
+    def fn(dist: Any, gloo: Any) -> float:
+        import torch
+
+        halves = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+
+        def total(future: Any) -> float:
+            dist.all_reduce(future.value()[0])
+            return float(future.value()[0][0])
+
+        group = halves[dist.get_rank() // 2]
+        return float(dist.all_reduce(torch.ones(3), group=group, async_op=True).get_future().then(total).wait())
+
+    assert four(fn) == [8.0] * 4
+
+
+def test_a_continuation_that_adds_itself_again_and_again(pair: Any) -> None:
+    def fn(dist: Any, gloo: Any) -> list[Any]:
+        import threading
+
+        import torch
+
+        total, steps, done = torch.ones(3), [], threading.Event()
+
+        def again(_: Any) -> None:
+            steps.append(dist.get_rank())
+            if len(steps) < 200:
+                dist.all_reduce(total, dist.ReduceOp.AVG, async_op=True).get_future().add_done_callback(again)
+            else:
+                done.set()
+
+        again(None)
+        return [done.wait(60), total.tolist()]
+
+    assert pair(fn) == [[True, [1.0] * 3]] * 2
 
 
 def test_sparse_tensors_are_summed(pair: Any) -> None:

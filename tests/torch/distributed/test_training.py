@@ -73,6 +73,28 @@ def test_ddp_with_communication_hooks(pair: Any) -> None:
             assert ours == pytest.approx(theirs, rel=1e-3)
 
 
+def test_replicas_stay_equal_when_hooks_of_several_buckets_communicate_again(trio: Any) -> None:
+    def fn(dist: Any, gloo: Any) -> list[list[float]]:
+        import torch
+        from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
+
+        torch.manual_seed(0)
+        net = torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(8)])
+        model = torch.nn.parallel.DistributedDataParallel(net, bucket_cap_mb=0.02)
+        state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=2, start_powerSGD_iter=2)
+        model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        generator = torch.Generator().manual_seed(dist.get_rank())
+        for _ in range(30):
+            optimizer.zero_grad()
+            model(torch.randn(8, 64, generator=generator)).square().mean().backward()
+            optimizer.step()
+        return [parameter.flatten().tolist() for parameter in model.parameters()]
+
+    weights = trio(fn)
+    assert weights[0] == weights[1] == weights[2]
+
+
 def test_ddp_with_sparse_embeddings_buffers_and_unused_parameters(pair: Any) -> None:
     def fn(dist: Any, gloo: Any) -> Any:
         import torch
