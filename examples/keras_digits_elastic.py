@@ -53,8 +53,11 @@ def main() -> None:
 
     def on_reset():
         model.optimizer.learning_rate = rate * hvd.size()
+        # The steps of an epoch depend on the number of workers here, so the position in the epoch does too.
+        state.batch = state.batch * state.size // hvd.size()
+        state.size = hvd.size()
 
-    state = hvd.elastic.KerasState(model, epoch=0, batch=0)
+    state = hvd.elastic.KerasState(model, epoch=0, batch=0, size=hvd.size())
     state.register_reset_callbacks([on_reset])
     accuracy = train(state)
     if hvd.rank() == 0:

@@ -45,7 +45,7 @@ def run(func: Callable[..., T]) -> Callable[..., T]:
                 raise
             raise failure from error
 
-    return run_fn(translated, rejoin)
+    return run_fn(translated, basics.rejoin)
 
 
 def run_fn(func: Callable[..., T], reset: Callable[[], None]) -> Callable[..., T]:
@@ -65,20 +65,23 @@ def run_fn(func: Callable[..., T], reset: Callable[[], None]) -> Callable[..., T
     @functools.wraps(func)
     def wrapper(state: State, *args: Any, **kwargs: Any) -> T:
         notifications.listen(state)
-        must_reset = skip_sync = False
+        must_reset, needs_sync = False, True
         num_resets, num_commits = 0, state.num_commits
         try:
             while True:
                 try:
                     if must_reset:
+                        notifications.leave_world(skips_sync=not needs_sync)
                         reset()
                         notifications.begin_world(state)
+                        # Ranks may leave a world for different reasons, and all must take part in a synchronization.
+                        needs_sync = needs_sync or notifications.must_sync
                         state.on_reset()
                         must_reset = False
-                        # A new worker synchronizes its state first, and all ranks must take part in that.
-                        skip_sync = skip_sync and not notifications.num_newcomers
-                    if not skip_sync:
+                    if needs_sync:
                         state.sync()
+                        needs_sync = False
+                        notifications.report_state()
                     return func(state, *args, **kwargs)
                 except HorovodInternalError as error:
                     if not notifications.is_elastic:
@@ -89,18 +92,12 @@ def run_fn(func: Callable[..., T], reset: Callable[[], None]) -> Callable[..., T
                         raise
                     logger.warning("a worker was lost, or a collective failed: restoring the last commit (%s)", error)
                     state.restore()
-                    skip_sync = False
+                    needs_sync = True
                 except HostsUpdatedInterrupt as interrupt:
                     logger.info("the hosts have changed: joining the next world")
-                    skip_sync = interrupt.skip_sync
+                    needs_sync = needs_sync or not interrupt.skip_sync
                 must_reset = True
         finally:
             notifications.forget(state)
 
     return wrapper
-
-
-def rejoin() -> None:
-    """Leave the world of this process and join the next one."""
-    basics.shutdown()
-    basics.init()

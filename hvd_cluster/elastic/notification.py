@@ -47,10 +47,26 @@ class NotificationManager:
                 self._thread = threading.Thread(target=self._receive, args=(topology,), name="hvd-updates", daemon=True)
                 self._thread.start()
 
+    def leave_world(self, *, skips_sync: bool) -> None:
+        """Prepare the request for a rank in the next world.
+
+        Args:
+            skips_sync: the state of this worker is equal to that of every other worker that leaves the world like it.
+        """
+        if self.is_elastic:
+            membership(Topology.from_env()).skips_sync = skips_sync
+
+    def report_state(self) -> None:
+        """Report to the driver that this worker has the state of the job."""
+        if self.is_elastic:
+            membership(Topology.from_env()).report_state()
+
     def begin_world(self, state: State) -> None:
         """Let ``state`` ignore notifications that are older than the current world."""
         if self.is_elastic:
-            state.begin_world(membership(Topology.from_env()).since)
+            member = membership(Topology.from_env())
+            member.skips_sync = False
+            state.begin_world(member.since)
 
     def forget(self, state: State) -> None:
         """Unregister ``state``."""
@@ -63,9 +79,9 @@ class NotificationManager:
         return Settings.from_env().elastic and bool(Topology.from_env().worker)
 
     @property
-    def num_newcomers(self) -> int:
-        """How many workers of the current world were not in the previous one."""
-        return membership(Topology.from_env()).num_newcomers if self.is_elastic else 0
+    def must_sync(self) -> bool:
+        """Whether a worker of the current world needs the state from rank 0; all ranks get the same answer."""
+        return self.is_elastic and membership(Topology.from_env()).must_sync
 
     @property
     def has_changed(self) -> bool:

@@ -66,6 +66,8 @@ _lock = threading.RLock()
 #: Only :func:`lend` has made the world, not the user.
 _is_lent = False
 _static_sets: list[ProcessSet] = []
+#: The arguments of the last :func:`init` that joined a world or tried to.
+_arguments: tuple[Any, list[ProcessSet] | str | None] = (None, None)
 #: How many worlds this process has assembled, by job, generation and name; equal on all ranks.
 _attempts: dict[tuple[str, int, str], int] = {}
 
@@ -88,10 +90,11 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
         ConnectionError: the other ranks could not be reached in time.
     """
     with _lock:
-        global _is_lent
+        global _is_lent, _arguments
         _is_lent = False
         if is_initialized():
             return
+        _arguments = comm, process_sets if isinstance(process_sets, str) else list(process_sets or ())
         _register_exit_hooks()
         settings = Settings.from_env()
         configure_logging(settings)
@@ -198,6 +201,16 @@ def shutdown() -> None:
             _leave(running, static)
 
 
+def rejoin() -> None:
+    """Leave the world, and join the next one with the arguments of the last :func:`init`.
+
+    Raises:
+        ValueError: a process set does not fit the next world.
+    """
+    shutdown()
+    init(*_arguments)
+
+
 def _leave(running: Engine, static: list[ProcessSet]) -> None:
     with _lock:
         try:
@@ -271,6 +284,8 @@ def is_homogeneous() -> bool:
 
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
     """Begin to record the timeline of all ranks into ``file_path``; rank 0's call counts and writes the file.
+
+    In later worlds of an elastic job the file's name gets the number of the world: ``run.generation-1.json``.
 
     Raises:
         ValueError: before :func:`init`, or when ``HOROVOD_TIMELINE`` is not "DYNAMIC".

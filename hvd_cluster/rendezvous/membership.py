@@ -1,9 +1,10 @@
 """A worker's side of an elastic job: it requests a rank in the next world, and the driver answers through the store.
 
 A worker sends a request when it is new or has left its world; the driver answers when a new world is complete. The
-messages are JSON: ``{"worker", "request"}`` to :data:`DRIVER_BOX`; to the worker's own box either the fields of its new
-:class:`~hvd_cluster.topology.Topology` with ``interface``, ``devices``, ``newcomers``, ``lost`` and ``since``, or
-``{"leave": why}``.
+messages are JSON. To :data:`DRIVER_BOX`: ``{"worker", "version", "has_state", "request", "skip_sync"}``; when a worker
+has received the state of the job for the first time, the first three fields alone. To the worker's own box: the fields
+of its new :class:`~hvd_cluster.topology.Topology` with ``interface``, ``devices``, ``newcomers``, ``lost``, ``sync``
+and ``since``, or ``{"leave": why}``. The driver refuses workers of another version, so the other fields may change.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from dataclasses import replace
 
 from hvd_cluster.rendezvous.client import KeyValueClient, KeyValueMailbox
 from hvd_cluster.topology import Topology
+from hvd_cluster.version import __version__
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +56,12 @@ class Membership:
         self.num_newcomers = 0
         #: Workers of the previous world that are not in this one.
         self.num_lost = 0
+        #: This worker has the state of the job: it has synchronized it in some world.
+        self.has_state = False
+        #: This worker may skip the synchronization of the state in the next world, as far as it knows.
+        self.skips_sync = False
+        #: The state must be synchronized in this world: not all of its workers may skip that. Equal on all ranks.
+        self.must_sync = True
         #: Creation time of this world, in seconds of the driver's clock; older notifications do not concern it.
         self.since = 0.0
 
@@ -70,8 +78,7 @@ class Membership:
             SystemExit: the job continues without this worker.
         """
         # The number lets the driver recognise a request that was pushed twice.
-        asked = {"worker": self.topology.worker, "request": uuid.uuid4().hex}
-        self._client.push(DRIVER_BOX, json.dumps(asked).encode())
+        self._push({"request": uuid.uuid4().hex, "skip_sync": self.skips_sync})
         answer = None
         while answer is None:
             try:
@@ -86,12 +93,27 @@ class Membership:
         self.topology = replace(self.topology, **{name: answer[name] for name in TOPOLOGY_FIELDS})
         self.interface, self.devices = str(answer["interface"]), str(answer["devices"])
         self.num_newcomers, self.num_lost = int(answer["newcomers"]), int(answer["lost"])
+        self.must_sync = bool(answer["sync"])
         self.since = float(answer["since"])
         return self.topology
+
+    def report_state(self) -> None:
+        """Report to the driver that this worker has the state of the job; the first call only."""
+        if self.has_state:
+            return
+        self.has_state = True
+        try:
+            self._push({})
+        except OSError as error:  # the network may be down for a while, and the next request repeats it
+            logger.debug("the driver does not know yet that this worker has the state: %s", error)
 
     def host_updates(self) -> KeyValueMailbox:
         """The driver's notifications about changed hosts, over a separate connection."""
         return KeyValueMailbox(self._client.clone(), host_update_box(self.topology.worker))
+
+    def _push(self, message: dict[str, object]) -> None:
+        message = {"worker": self.topology.worker, "version": __version__, "has_state": self.has_state, **message}
+        self._client.push(DRIVER_BOX, json.dumps(message).encode())
 
     def close(self) -> None:
         """Close the connection; this does not affect the job."""

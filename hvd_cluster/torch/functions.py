@@ -17,7 +17,7 @@ from hvd_cluster.engine.request import REDUCED_DTYPES, describe, element_dtype
 from hvd_cluster.engine.submission import wait_all
 from hvd_cluster.torch import wire
 from hvd_cluster.torch.collectives.broadcast import submit_broadcast
-from hvd_cluster.torch.wrapper import load_in_place
+from hvd_cluster.torch.wrapper import load_unchanged
 
 #: The end of a state dict's key for what ``Module.get_extra_state`` returns.
 _EXTRA_STATE = "_extra_state"
@@ -124,8 +124,7 @@ def broadcast_optimizer_state(
     wait_all(handles)
     if not is_root:
         state_dict = tree_map_only(_TensorIndex, lambda leaf: sent[leaf.index], skeleton)
-        load_in_place(optimizer, optimizer.load_state_dict, state_dict)
-        _keep_dtypes(optimizer, parameters, state_dict["state"])
+        load_unchanged(optimizer, state_dict)
 
 
 def share_buffers(model: torch.nn.Module, root_rank: int) -> None:
@@ -191,13 +190,6 @@ def _target_devices(state: dict[Any, Any], kinds: Sequence[str], devices: Sequen
         candidates = [own[index], *devices] if index in own else devices
         targets.append(next((device for device in candidates if device.type == kind), torch.device("cpu")))
     return targets
-
-
-def _keep_dtypes(optimizer: torch.optim.Optimizer, parameters: list[torch.Tensor], state: dict[Any, Any]) -> None:
-    """Undo the casts of ``load_state_dict``, which gives state tensors the dtype of the parameter."""
-    for index, entry in state.items():
-        if isinstance(index, int) and parameters[index] in optimizer.state:
-            optimizer.state[parameters[index]] = entry
 
 
 def _as_sendable(tensor: torch.Tensor) -> torch.Tensor:

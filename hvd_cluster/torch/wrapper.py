@@ -51,6 +51,15 @@ def load_in_place(
     optimizer.param_groups = groups
 
 
+def load_unchanged(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None:
+    """Load a state dict in place, and undo the casts: torch gives state tensors the dtype of their parameter."""
+    load_in_place(optimizer, optimizer.load_state_dict, state_dict)
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for index, entry in state_dict["state"].items():
+        if isinstance(index, int) and parameters[index] in optimizer.state:
+            optimizer.state[parameters[index]] = entry
+
+
 class Wrapper(_Base):
     """Keeps the original optimizer valid for code that has a reference to it."""
 

@@ -17,6 +17,7 @@ from hvd_cluster.rendezvous.secret import new_secret
 from hvd_cluster.rendezvous.server import KeyValueServer
 from hvd_cluster.settings import Settings
 from hvd_cluster.topology import Topology
+from hvd_cluster.version import __version__
 
 SECRET = new_secret()
 PLACE = {
@@ -32,6 +33,7 @@ PLACE = {
     "devices": "3,0",
     "newcomers": 2,
     "lost": 1,
+    "sync": False,
     "since": 12.5,
 }
 
@@ -65,18 +67,35 @@ def test_a_worker_asks_and_is_told_its_place_again_and_again(member: Membership,
         driver.push(topology_box("w7"), json.dumps(answer).encode())
         place = member.next_topology(5)
         request = json.loads(asked.next(5))
-        assert (request["worker"], set(request)) == ("w7", {"worker", "request"})
+        assert (request["worker"], request["version"]) == ("w7", __version__)
+        assert set(request) == {"worker", "version", "has_state", "request", "skip_sync"}
         requests.add(request["request"])
         assert (place.rank, place.size, place.cross_size, place.generation) == (1, 3, 3, generation)
         assert (place.secret, place.job_id, place.worker) == (SECRET, "j", "w7")
         assert (member.interface, member.devices) == ("ib0", "3,0")
-        assert (member.num_newcomers, member.num_lost) == (2, 1)
+        assert (member.num_newcomers, member.num_lost, member.must_sync) == (2, 1, False)
         assert member.since == 12.5
     assert len(requests) == 2
     driver.push(host_update_box("w7"), b"the hosts have changed")
     updates = member.host_updates()
     assert updates.next(5) == b"the hosts have changed"
     updates.close()
+
+
+def test_a_worker_reports_once_that_it_has_the_state_and_repeats_it_in_its_requests(
+    member: Membership, driver: KeyValueClient
+) -> None:
+    received = KeyValueMailbox(driver, DRIVER_BOX)
+    driver.push(topology_box("w7"), json.dumps({**PLACE, "generation": 2, "rendezvous": "a:1"}).encode())
+    driver.push(topology_box("w7"), json.dumps({**PLACE, "generation": 3, "rendezvous": "a:1"}).encode())
+    member.next_topology(5)
+    assert json.loads(received.next(5))["has_state"] is False
+    member.report_state()
+    member.report_state()
+    assert json.loads(received.next(5)) == {"worker": "w7", "version": __version__, "has_state": True}
+    member.next_topology(5)
+    request = json.loads(received.next(5))
+    assert ("request" in request, request["has_state"]) == (True, True)
 
 
 @pytest.mark.long

@@ -64,6 +64,9 @@ class UpdateBatchStateCallback(keras.callbacks.Callback):  # type: ignore[misc,u
     the remaining batches, unless they are drawn at random; with ``steps_per_epoch``, use infinite data. If Keras does
     not know the number of batches per epoch (a generator without ``steps_per_epoch``), an epoch is as long as its data.
 
+    The batches are those of one worker, and ``state.batch`` stays the same when the number of workers changes. If the
+    batches per epoch depend on the number of workers, convert ``state.batch`` in a reset callback.
+
     Args:
         state: an object state with an attribute ``batch``.
     """

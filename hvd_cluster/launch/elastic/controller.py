@@ -26,6 +26,7 @@ from hvd_cluster.rendezvous.membership import DRIVER_BOX, TOPOLOGY_FIELDS
 from hvd_cluster.rendezvous.sockets import LOOPBACK
 from hvd_cluster.settings import Settings
 from hvd_cluster.topology import Topology, join_address
+from hvd_cluster.version import __version__
 
 logger = logging.getLogger(__name__)
 
@@ -75,6 +76,8 @@ class ElasticController:
         #: How members of the present world have failed.
         self._lost: list[Outcome] = []
         self._generation = -1
+        #: A worker has reported that it has the state of the job.
+        self._state_exists = False
         self._num_resets = 0
         #: None until the first turn, which follows the first discovery: the time that it takes does not count.
         self._short_since_s: float | None = None
@@ -174,12 +177,33 @@ class ElasticController:
         while self._requests:
             request = self._requests.pop(0)
             member = by_name.get(str(request["worker"]))
+            if (version := request.get("version")) != __version__:
+                if member is not None and not member.is_leaving:
+                    self._refuse(member, str(version or "another version"))
+                continue
+            has_state = bool(request["has_state"])
+            self._state_exists |= has_state  # also if that worker has ended by now
             if member is None or member.is_leaving:
                 logger.info("ignoring the request of a worker that is not in the job any more: %s", request["worker"])
                 continue
+            member.has_state |= has_state
+            if "request" not in request:
+                continue  # only the report that it has the state
             if member.request == str(request["request"]):
                 continue  # sent twice, as happens when a worker's connection breaks
             member.request, member.phase = str(request["request"]), Phase.WAITING
+            member.skips_sync = bool(request["skip_sync"])
+
+    def _refuse(self, member: ElasticWorker, version: str) -> None:
+        """Stop a worker of another version, which may send and expect other messages. It counts as failed."""
+        member.stop()
+        ending = (
+            f"cannot take part: hvd_cluster is {version} there and {__version__} in the launcher; all hosts need the "
+            "same Python environment"
+        )
+        self._record_failure(
+            member, Outcome(member.display_rank, member.host, finished_at=time.time(), ending_text=ending)
+        )
 
     def _reap(self) -> None:
         """Record the outcomes of workers that have ended."""
@@ -195,16 +219,19 @@ class ElasticController:
                 self._finished.append(outcome)
                 logger.info("rank %d has finished", outcome.rank)
                 continue
-            self._failed.append(outcome)
-            logger.warning("rank %d on host %s %s", outcome.rank, member.host, outcome.ending())
-            self.hosts.fail(member.host)
-            if why := self._give_up_reason(outcome):
-                logger.error("%s", why)
-                self._fatal_outcome = outcome
+            self._record_failure(member, outcome)
             if member in self._world:
                 self._lost.append(outcome)
                 # Workers that still try to connect in this world learn at once that it has ended.
                 self._fleet.server.close_keys(f"world/{self._generation}.")
+
+    def _record_failure(self, member: ElasticWorker, outcome: Outcome) -> None:
+        self._failed.append(outcome)
+        logger.warning("rank %d on host %s %s", outcome.rank, member.host, outcome.ending())
+        self.hosts.fail(member.host)
+        if why := self._give_up_reason(outcome):
+            logger.error("%s", why)
+            self._fatal_outcome = outcome
 
     def _view(self, usable: Mapping[str, int], blacklisted: frozenset[str]) -> View:
         spec, now_s = self._spec, time.monotonic()
@@ -224,6 +251,7 @@ class ElasticController:
             max_num_proc=spec.max_num_proc,
             generation=self._generation,
             size=len(self._world),
+            state_exists=self._state_exists,
             num_lost=len(self._lost),
             is_finished=bool(self._finished),
             num_resets=self._num_resets,
@@ -317,6 +345,7 @@ class ElasticController:
                 **{name: getattr(topology, name) for name in TOPOLOGY_FIELDS},
                 "newcomers": newcomers,
                 "lost": lost,
+                "sync": not all(each.skips_sync for each in members),
             }
             answer["interface"] = fleet.interface(member.host)
             # A worker that already uses its GPU addresses it by its original index.

@@ -41,6 +41,10 @@ class ElasticWorker:
         self.rank: int | None = None
         #: The id of its last request for a rank.
         self.request = ""
+        #: It has reported that it has the state of the job.
+        self.has_state = False
+        #: It said in that request that its state is equal to that of the others that leave for the same reason.
+        self.skips_sync = False
         self.worker: Worker | None = None
         #: It was told to exit, so its end needs no reaction.
         self.is_leaving = False
@@ -59,7 +63,7 @@ class ElasticWorker:
 
     def view(self) -> WorkerView:
         """What the policy needs to know."""
-        return WorkerView(self.key, self.host, self.phase, self.rank)
+        return WorkerView(self.key, self.host, self.phase, self.rank, self.has_state)
 
     def stop(self) -> None:
         """End it: SIGTERM now, SIGKILL after the grace period."""

@@ -3,10 +3,13 @@
 The rules:
 
 - A worker's slot must be on a usable host: one that discovery lists and that is not blacklisted. Other workers leave.
-- Workers on a blacklisted host are stopped, unless the state of the job would be lost with them.
+- Workers on a blacklisted host are stopped.
 - New workers start first; workers that train are notified only when the new ones are ready to join.
 - A world is broken when a member has ended or has left it. Then all other members leave it too, and a new world is
-  formed from them and the new workers that are ready. Members come first, so rank 0 has the state.
+  formed from them and the new workers that are ready. Workers that have the state come first, so rank 0 has it.
+- A worker has the state of the job when it has reported that. A member that joined with the present world may not have
+  received it yet. When no worker has it any more, the job ends.
+- If no worker that has the state is on a usable host, those that have it stay until others have received it.
 - With fewer than ``min_num_proc`` workers the job waits, up to a limit.
 """
 
@@ -54,6 +57,8 @@ class WorkerView:
     phase: Phase
     #: Its rank in the present world, or in the last one that it was in; None if it was never in one.
     rank: int | None = None
+    #: It has reported that it has the state of the job.
+    has_state: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +77,8 @@ class View:
     generation: int = -1
     #: Members of the present world when it was formed.
     size: int = 0
+    #: A worker, which may have ended by now, has reported that it has the state of the job.
+    state_exists: bool = False
     #: Members that have ended without finishing.
     num_lost: int = 0
     #: A member has finished the job.
@@ -114,48 +121,60 @@ class Decision:
 
 def decide(view: View) -> Decision:
     """The next decision; see the rules at the top of this file."""
-    holders = [worker for worker in view.workers if worker.rank is not None]
+    members = [worker for worker in view.workers if worker.rank is not None]
+    # Until a worker has reported the state, each member may be about to.
+    holders = [worker for worker in view.workers if worker.has_state] if view.state_exists else members
     if view.is_finished:
         left = tuple(worker.key for worker in view.workers if worker.phase is Phase.WAITING)
         # Before the first world there is nothing to join: programs that never call init() just finish.
         new = [worker.key for worker in view.workers if worker.phase is Phase.STARTING]
         return Decision(step=Step.WAIT, leave=left, stop=tuple(new) if view.generation >= 0 else ())
-    if view.generation >= 0 and not holders:
+    last = _last_holders(view, holders, members)
+    if view.generation >= 0 and not holders and not last:
         return Decision(
             step=Step.RAISE,
             text="No hosts from previous set remaining, unable to broadcast state: all workers that held the state of "
             "the job have ended. Start it again from your last checkpoint.",
         )
-    wanted, unwanted = _wanted_and_unwanted(view, holders)
+    wanted, unwanted = _wanted_and_unwanted(view, last)
     stop = _to_stop(view, unwanted)
     leave = tuple(w.key for w in unwanted if w.phase is Phase.WAITING and w.key not in stop)
     base = Decision(step=Step.WAIT, start=_to_start(view, wanted), stop=stop, leave=leave)
     if view.generation < 0:
         return _first_world(view, wanted, base)
-    if view.num_lost > 0 or any(worker.phase is Phase.WAITING for worker in holders):
-        return _next_world(view, wanted, holders, base)
+    if view.num_lost > 0 or any(worker.phase is Phase.WAITING for worker in members):
+        return _next_world(view, wanted, members, base)
     return _intact(view, wanted, unwanted, base)
 
 
-def _wanted_and_unwanted(view: View, holders: list[WorkerView]) -> tuple[list[WorkerView], list[WorkerView]]:
-    """The workers that may stay, and those that must leave; workers with low ranks stay first.
+def _last_holders(view: View, holders: list[WorkerView], members: list[WorkerView]) -> list[WorkerView]:
+    """The workers with which the state would be lost; empty if one that has it is on a usable host."""
+    if any(view.hosts.get(worker.host) for worker in holders):
+        return []
+    # The report of a member that has not left its world may be on its way.
+    return holders or [worker for worker in members if worker.phase is not Phase.WAITING]
 
-    The last workers that hold the state may stay on hosts that have failed.
+
+def _wanted_and_unwanted(view: View, last: list[WorkerView]) -> tuple[list[WorkerView], list[WorkerView]]:
+    """The workers that may stay, and those that must leave; those with the state stay first, then those with low ranks.
+
+    Args:
+        last: these may stay on any host, at least one of them, but leave room for a worker that can receive the state.
     """
-    spared = {w.key for w in holders} if all(w.host in view.blacklisted for w in holders) else set()
     taken: Counter[str] = Counter()
     wanted: list[WorkerView] = []
     unwanted: list[WorkerView] = []
+    room = len(view.workers) + 1 if view.max_num_proc is None else view.max_num_proc
     for worker in sorted(view.workers, key=_seniority):
         taken[worker.host] += 1
-        has_room = view.max_num_proc is None or len(wanted) < view.max_num_proc
-        fits = has_room and (worker.key in spared or taken[worker.host] <= view.hosts.get(worker.host, 0))
+        stays = worker in last and len(wanted) < max(1, room - bool(view.hosts))
+        fits = len(wanted) < room and (stays or taken[worker.host] <= view.hosts.get(worker.host, 0))
         (wanted if fits else unwanted).append(worker)
     return wanted, unwanted
 
 
-def _seniority(worker: WorkerView) -> tuple[bool, int, int]:
-    return worker.rank is None, worker.rank or 0, worker.key
+def _seniority(worker: WorkerView) -> tuple[bool, bool, int, int]:
+    return not worker.has_state, worker.rank is None, worker.rank or 0, worker.key
 
 
 def _to_stop(view: View, unwanted: list[WorkerView]) -> tuple[int, ...]:
@@ -184,14 +203,15 @@ def _first_world(view: View, wanted: list[WorkerView], base: Decision) -> Decisi
     return _short(view, len(ready), view.num_proc, base)
 
 
-def _next_world(view: View, wanted: list[WorkerView], holders: list[WorkerView], base: Decision) -> Decision:
+def _next_world(view: View, wanted: list[WorkerView], members: list[WorkerView], base: Decision) -> Decision:
+    """Wait until all members have left the broken world; then at least one that has the state is wanted."""
     waiting = replace(base, leave=())
-    going = [worker for worker in holders if worker.key in base.stop]
-    training = [worker for worker in holders if worker.phase is not Phase.WAITING and worker not in going]
+    going = [worker for worker in members if worker.key in base.stop]
+    training = [worker for worker in members if worker.phase is not Phase.WAITING and worker not in going]
     if training:
         # They notice at their next collective. Workers that are not wanted leave then.
         ranks = ", ".join(str(worker.rank) for worker in training)
-        if view.broken_for_s > view.leave_timeout_s and len(training) < len(holders):
+        if view.broken_for_s > view.leave_timeout_s and len(training) < len(members):
             hung = tuple(worker.key for worker in training)
             text = (
                 f"for ranks {ranks} to end, which hang: they have not left their world within "
@@ -209,7 +229,7 @@ def _next_world(view: View, wanted: list[WorkerView], holders: list[WorkerView],
             f"{view.reset_limit}. (--reset-limit says how often the workers may change.)",
         )
     ready = [worker for worker in wanted if worker.phase is Phase.WAITING]
-    if len(ready) < view.min_num_proc or not any(worker.rank is not None for worker in ready):
+    if len(ready) < view.min_num_proc:
         return _short(view, len(ready), view.min_num_proc, waiting)
     world = tuple(worker.key for worker in sorted(ready, key=_seniority))
     kind = Step.RESTART if len(world) == view.size else Step.RESIZE
@@ -250,8 +270,6 @@ def _intact(view: View, wanted: list[WorkerView], unwanted: list[WorkerView], ba
     ready = [w for w in wanted if w.rank is None and w.phase is Phase.WAITING]
     others_come = bool(base.start) or any(w.phase is Phase.STARTING for w in wanted)
     adds = bool(ready) and (not others_come or view.ready_for_s >= READY_WAIT_S) and not _resets_are_used_up(view)
-    removes = any(w.rank is not None and w.key not in base.stop for w in unwanted) and any(
-        w.rank is not None for w in wanted
-    )
+    removes = any(w.rank is not None and w.key not in base.stop for w in unwanted)
     step = Step.NOTIFY if adds or removes else Step.WAIT
     return replace(base, step=step, notify=(adds, removes))

@@ -14,6 +14,7 @@ from hvd_cluster.errors import HorovodInternalError
 from hvd_cluster.torch.elastic.sampler import ElasticSampler
 from hvd_cluster.torch.elastic.snapshot import copied
 from hvd_cluster.torch.functions import broadcast_object, broadcast_optimizer_state, broadcast_parameters
+from hvd_cluster.torch.wrapper import load_unchanged
 
 
 class StateHandler:
@@ -33,7 +34,7 @@ class StateHandler:
         self.value.load_state_dict(copied(self._saved))
 
     def sync(self) -> None:
-        """Load rank 0's state, and save it."""
+        """Load rank 0's state. Do not save it here: the state saves all objects when it has received all of them."""
         raise NotImplementedError(f"{type(self).__name__} does not implement sync()")
 
     def reset(self) -> None:
@@ -53,7 +54,6 @@ class ModelStateHandler(StateHandler):
 
     def sync(self) -> None:
         broadcast_parameters(self.value.state_dict(), root_rank=0)
-        self.save()
 
 
 class OptimizerStateHandler(StateHandler):
@@ -61,17 +61,16 @@ class OptimizerStateHandler(StateHandler):
 
     def restore(self) -> None:
         try:
-            self.value.load_state_dict(copied(self._saved))
+            load_unchanged(self.value, copied(self._saved))
         except HorovodInternalError:
             # Raised by gradients that were being reduced when the world ended; they are discarded now.
-            self.value.load_state_dict(copied(self._saved))
+            load_unchanged(self.value, copied(self._saved))
         for group in self.value.param_groups:
             for parameter in group["params"]:
                 parameter.grad = None  # of the unfinished step
 
     def sync(self) -> None:
         broadcast_optimizer_state(self.value, root_rank=0)
-        self.save()
 
 
 class PacerStateHandler(StateHandler):
@@ -79,7 +78,6 @@ class PacerStateHandler(StateHandler):
 
     def sync(self) -> None:
         self.value.load_state_dict(broadcast_object(self.value.state_dict()))
-        self.save()
 
 
 class SamplerStateHandler(PacerStateHandler):
@@ -155,10 +153,10 @@ class TorchState(ObjectState):
         super().restore()
 
     def sync(self) -> None:
-        """Copy the state of rank 0 to all ranks, and save it."""
+        """Copy the state of rank 0 to all ranks, then save it; after an error, :meth:`restore` gives the last save."""
         for handler in self._handlers.values():
             handler.sync()
-        super().sync()
+        super().sync()  # also saves everything
 
     def reset(self) -> None:
         """Assign the remaining samples to the workers of the new world."""

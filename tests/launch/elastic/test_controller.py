@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import sys
 import time
 
+import pytest
+
+from hvd_cluster.errors import LaunchError
 from hvd_cluster.launch.elastic.controller import ElasticController
 from hvd_cluster.launch.elastic.discovery import FixedHosts
 from hvd_cluster.launch.elastic.elastic_worker import ElasticWorker
@@ -15,6 +20,20 @@ from hvd_cluster.launch.ssh.fleet import SshFleet
 from hvd_cluster.launch.task import Task
 from hvd_cluster.launch.worker_group import Callbacks
 from hvd_cluster.rendezvous.secret import new_secret
+from hvd_cluster.version import __version__
+
+#: A worker that requests a rank and waits.
+_WORKER = """
+import json, sys, time
+from hvd_cluster.rendezvous.client import KeyValueClient
+from hvd_cluster.rendezvous.membership import DRIVER_BOX
+from hvd_cluster.topology import Topology
+
+here = Topology.from_env()
+request = {"worker": here.worker, "request": "1", **json.loads(sys.argv[1])}
+KeyValueClient(here.rendezvous, here.secret).push(DRIVER_BOX, json.dumps(request).encode())
+time.sleep(60)
+"""
 
 
 def test_a_request_that_is_told_twice_counts_once() -> None:
@@ -25,12 +44,37 @@ def test_a_request_that_is_told_twice_counts_once() -> None:
         fleet.open(others=False)
         with contextlib.closing(ElasticController(spec, fleet, FixedHosts(spec.hosts), Callbacks())) as controller:
             member = controller._members[0] = ElasticWorker(0, "w", "localhost", 0, 0)
+            ours = {"worker": "w", "version": __version__}
             for request, then in (("a", Phase.WAITING), ("a", Phase.RUNNING), ("b", Phase.WAITING)):
-                controller._requests.append({"worker": "w", "request": request})
+                controller._requests.append({**ours, "has_state": False, "request": request, "skip_sync": False})
                 controller._handle_requests()
                 assert member.phase is then
                 member.phase = Phase.RUNNING  # it is given its place
+            assert not controller._state_exists
+            controller._requests.append({**ours, "has_state": True})
+            controller._handle_requests()
+            assert (member.has_state, member.phase) == (True, Phase.RUNNING)
             controller._members.clear()
+            controller._state_exists = False
+            controller._requests.append({**ours, "has_state": True})  # of a worker that has ended
+            controller._handle_requests()
+            assert controller._state_exists
+
+
+@pytest.mark.parametrize(("version", "there"), [({}, "another version"), ({"version": "99.9"}, "99.9")])
+def test_a_worker_of_another_version_is_refused_and_its_host_excluded(version: dict[str, str], there: str) -> None:
+    task = Task(command=(sys.executable, "-c", _WORKER, json.dumps(version)))
+    hosts = (Host("localhost", 1), Host("127.0.0.1", 1))
+    spec = ElasticSpec(task=task, hosts=hosts, num_proc=1, min_num_proc=1)
+    with SshFleet(new_secret()) as fleet:
+        fleet.open(others=False)
+        with ElasticController(spec, fleet, FixedHosts(hosts), Callbacks()) as controller:
+            with pytest.raises(LaunchError, match=r"127.0.0.1, localhost are excluded permanently") as caught:
+                controller.run()
+            assert (
+                f" cannot take part: hvd_cluster is {there} there and {__version__} in the launcher; "
+                "all hosts need the same Python environment."
+            ) in str(caught.value)
 
 
 def test_the_time_of_the_first_discovery_does_not_count_as_a_shortage() -> None:

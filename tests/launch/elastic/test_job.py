@@ -18,6 +18,7 @@ import psutil
 import pytest
 
 import hvd_cluster
+from hvd_cluster.engine.timeline.trace import read
 from hvd_cluster.errors import LaunchError, WorkerFailedError
 
 HVDRUN = [sys.executable, "-m", "hvd_cluster.launch.cli.main"]
@@ -299,6 +300,120 @@ def test_the_job_fails_with_rank_0_however_the_others_end_later(tmp_path: Path) 
     assert "rank 1 has finished" in told
 
 
+@pytest.mark.parametrize("all_may_skip", [True, False])
+def test_ranks_skip_the_synchronization_after_a_reset_only_together(all_may_skip: bool) -> None:
+    def fn(all_may_skip: bool) -> list[tuple[int, int]]:
+        import hvd_cluster.torch as hvd
+        from hvd_cluster.errors import HorovodInternalError, HostsUpdatedInterrupt
+
+        hvd.init()
+        worlds = 0
+
+        @hvd.elastic.run
+        def train(state: Any) -> list[tuple[int, int]]:
+            nonlocal worlds
+            worlds += 1
+            if worlds == 1:
+                state.value = hvd.rank() + 5  # not committed
+                if all_may_skip or hvd.rank() == 0:
+                    raise HostsUpdatedInterrupt(skip_sync=True)
+                raise HorovodInternalError("rank 2 died while rank 1 waited for the result that rank 0 has")
+            found: list[tuple[int, int]] = hvd.allgather_object((hvd.rank(), state.value))
+            return found
+
+        return train(hvd.elastic.ObjectState(hvd.broadcast_object, hvd.rank, value=1))
+
+    ran = hvd_cluster.run(fn, (all_may_skip,), num_proc=2, min_num_proc=2, hosts="localhost:1,127.0.0.1:1", verbose=0)
+    assert ran == [[(0, 5), (1, 6 if all_may_skip else 5)]] * 2
+
+
+@pytest.mark.parametrize("is_dynamic", [False, True])
+def test_the_next_world_is_joined_with_the_arguments_of_init(is_dynamic: bool) -> None:
+    def fn(is_dynamic: bool) -> list[float]:
+        import torch
+
+        import hvd_cluster.torch as hvd
+        from hvd_cluster.errors import HostsUpdatedInterrupt
+
+        mine = [hvd.ProcessSet([0]), hvd.ProcessSet([1])]
+        hvd.init(process_sets="dynamic" if is_dynamic else mine)
+        sums = []
+
+        @hvd.elastic.run
+        def train(state: Any) -> list[float]:
+            for each in mine if is_dynamic else ():
+                hvd.add_process_set(each)
+            each = mine[hvd.rank()]
+            sums.append(float(hvd.allreduce(torch.tensor(hvd.rank() + 1.0), op=hvd.Sum, process_set=each)))
+            hvd.barrier()  # a rank that leaves earlier would end the other one's allreduce
+            if len(sums) == 1:
+                raise HostsUpdatedInterrupt
+            return sums
+
+        return train(hvd.elastic.ObjectState(hvd.broadcast_object, hvd.rank))
+
+    ran = hvd_cluster.run(fn, (is_dynamic,), num_proc=2, min_num_proc=2, hosts="localhost:1,127.0.0.1:1", verbose=0)
+    assert ran == [[1.0, 1.0], [2.0, 2.0]]
+
+
+def test_each_world_has_its_own_timeline_and_autotune_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOROVOD_TIMELINE", str(tmp_path / "run.json"))
+    monkeypatch.setenv("HOROVOD_AUTOTUNE", "1")
+    monkeypatch.setenv("HOROVOD_AUTOTUNE_LOG", str(tmp_path / "tuning.csv"))
+
+    def fn() -> None:
+        import torch
+
+        import hvd_cluster.torch as hvd
+        from hvd_cluster.errors import HostsUpdatedInterrupt
+
+        hvd.init()
+
+        @hvd.elastic.run
+        def train(state: Any) -> None:
+            state.world += 1
+            hvd.allreduce(torch.ones(1), name=f"in_world_{state.world}")
+            if state.world == 0:
+                raise HostsUpdatedInterrupt
+
+        train(hvd.elastic.ObjectState(hvd.broadcast_object, hvd.rank, world=-1))
+        hvd.shutdown()
+
+    hvd_cluster.run(fn, num_proc=2, min_num_proc=2, hosts="localhost:1,127.0.0.1:1", verbose=0)
+    for world, suffix in ((0, ""), (1, ".generation-1")):
+        lanes = {span.lane for span in read(tmp_path / f"run{suffix}.json").spans}
+        assert {lane for lane in lanes if "in_world" in lane} == {f"allreduce.in_world_{world}"}
+        assert (tmp_path / f"tuning{suffix}.csv").read_text().startswith("hierarchical_allreduce,")
+
+
+def test_a_job_ends_if_its_state_is_lost_before_a_new_worker_has_received_it(tmp_path: Path) -> None:
+    hosts = tmp_path / "hosts"
+    hosts.write_text("localhost:1\n")
+
+    def fn() -> int:
+        import hvd_cluster.torch as hvd
+
+        hvd.init()
+
+        @hvd.elastic.run
+        def train(state: Any) -> int:
+            while state.step < 3 or state.is_first:
+                hosts.write_text("localhost:1\n127.0.0.1:1\n")
+                time.sleep(0.1)
+                state.step += 1
+                state.commit()
+            return int(state.step)
+
+        is_first = len(hosts.read_text().splitlines()) == 1
+        state = hvd.elastic.ObjectState(hvd.broadcast_object, hvd.rank, step=0, is_first=is_first)
+        # The worker that has trained dies when the new one waits for the state.
+        state.register_reset_callbacks([lambda: os.kill(os.getpid(), signal.SIGKILL) if state.step else None])
+        return train(state)
+
+    with pytest.raises(LaunchError, match="all workers that held the state of the job have ended"):
+        hvd_cluster.run(fn, num_proc=1, min_num_proc=1, max_num_proc=2, host_discovery_script=f"cat {hosts}", verbose=0)
+
+
 @pytest.mark.slow
 def test_an_error_after_the_training_fails_the_job_and_one_that_was_made_good_does_not() -> None:
     def fn(fault: str) -> int:
@@ -409,7 +524,8 @@ def test_a_member_that_hangs_holds_the_job_up_no_longer_than_told(
 def test_a_worker_that_is_ready_while_the_others_still_meet_is_let_in(tmp_path: Path) -> None:
     def fn(folder: str) -> int:
         import hvd_cluster.torch as hvd
-        from hvd_cluster.elastic.loop import rejoin, run_fn
+        from hvd_cluster.elastic.loop import run_fn
+        from hvd_cluster.engine.basics import rejoin
 
         hvd.init()
         state = hvd.elastic.ObjectState(hvd.broadcast_object, hvd.rank, worlds=1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,12 +14,16 @@ from hvd_cluster.launch.elastic.policy import READY_WAIT_S, Decision, Phase, Ste
 S, W, R = Phase.STARTING, Phase.WAITING, Phase.RUNNING
 
 
-def view(workers: list[tuple[str, Phase, int | None]], hosts: dict[str, int], **more: Any) -> View:
+def view(
+    workers: list[tuple[str, Phase, int | None]], hosts: dict[str, int], have_state: tuple[int, ...] = (), **more: Any
+) -> View:
     numbers: dict[str, Any] = {"num_proc": 2, "min_num_proc": 2, **more}
     return View(
         hosts=hosts,
-        workers=tuple(WorkerView(key, host, phase, rank) for key, (host, phase, rank) in enumerate(workers)),
-        **numbers,
+        workers=tuple(
+            WorkerView(key, host, phase, rank, key in have_state) for key, (host, phase, rank) in enumerate(workers)
+        ),
+        **{"state_exists": bool(have_state), **numbers},
     )
 
 
@@ -123,6 +128,75 @@ def test_a_state_that_no_one_holds_any_more_is_lost() -> None:
     assert "unable to broadcast state" in decision.text
 
 
+def test_a_member_that_has_not_received_the_state_cannot_replace_those_that_had_it() -> None:
+    alone: dict[str, Any] = {"generation": 1, "size": 2, "num_lost": 1, "min_num_proc": 1, "state_exists": True}
+    still_in_its_world = decide(view([("b", R, 1)], {"b": 1}, **alone))
+    assert (still_in_its_world.step, still_in_its_world.world) == (Step.WAIT, ())
+    # Its report may be on its way, so it is not stopped, although another worker on its host has failed.
+    on_failed_host = decide(view([("b", R, 1)], {}, blacklisted=frozenset("b"), **alone))
+    assert (on_failed_host.step, on_failed_host.stop) == (Step.WAIT, ())
+    with_another = decide(view([("b", R, 1), ("c", R, 2)], {"c": 1}, blacklisted=frozenset("b"), **alone))
+    assert (with_another.step, with_another.stop) == (Step.WAIT, ())
+    lost = decide(view([("b", W, 1)], {"b": 1}, **alone))
+    assert lost.step is Step.RAISE
+    assert "all workers that held the state of the job have ended" in lost.text
+    received = decide(view([("b", W, 1)], {"b": 1}, (0,), **alone))
+    assert (received.step, received.world) == (Step.RESIZE, (0,))
+
+
+def test_workers_start_again_if_none_has_received_a_state_yet() -> None:
+    decision = decide(view([("a", W, 1), ("b", W, None)], {"a": 1, "b": 1}, generation=0, size=2, num_lost=1))
+    assert (decision.step, decision.world) == (Step.RESTART, (0, 1))
+
+
+def test_a_worker_with_the_state_comes_before_members_without_it() -> None:
+    workers = [("a", W, 0), ("b", W, 2), ("c", W, None)]
+    hosts = {"a": 1, "b": 1, "c": 1}
+    assert decide(view(workers, hosts, (1,), generation=2, size=3, num_lost=1)).world == (1, 0, 2)
+    few = decide(view(workers, hosts, (1,), generation=2, size=3, num_lost=1, max_num_proc=2))
+    assert (few.world, few.leave, few.stop) == ((1, 0), (), (2,))
+
+
+def test_a_worker_on_a_failed_host_stays_until_others_have_received_the_state() -> None:
+    members = [("a", R, 0), ("b", R, 1)]
+    failed: dict[str, Any] = {"blacklisted": frozenset("a"), "generation": 1, "size": 2, "min_num_proc": 1}
+    assert decide(view(members, {"b": 1}, (0,), **failed)).stop == ()
+    assert decide(view(members, {"b": 1}, (0, 1), **failed)).stop == (0,)
+    # Its host has not failed but is to be given back: it is asked to leave when the other one has the state.
+    given_back = {**failed, "blacklisted": frozenset()}
+    assert decide(view(members, {"b": 1}, (0,), **given_back)).notify == (False, False)
+    assert decide(view(members, {"b": 1}, (0, 1), **given_back)).notify == (False, True)
+
+
+def test_the_last_worker_with_the_state_joins_one_more_world_after_its_host_was_given_back() -> None:
+    broken: dict[str, Any] = {"generation": 1, "size": 3, "num_lost": 1, "min_num_proc": 1}
+    decision = decide(view([("a", W, 0), ("c", W, 1)], {"c": 1}, (0,), **broken))
+    assert (decision.step, decision.world, decision.leave) == (Step.RESIZE, (0, 1), ())
+    joined: dict[str, Any] = {"generation": 2, "size": 2, "min_num_proc": 1}
+    assert decide(view([("a", R, 0), ("c", R, 1)], {"c": 1}, (0, 1), **joined)).notify == (False, True)
+    # One of the holders' hosts has failed, the other was given back.
+    mixed = decide(view([("a", W, 0), ("b", W, 1)], {"c": 1}, (0, 1), **broken, blacklisted=frozenset("b")))
+    assert (mixed.step, mixed.world, mixed.stop) == (Step.RESIZE, (0, 1), ())
+
+
+def test_all_hosts_may_be_replaced_at_once() -> None:
+    members, new = [("a", R, 0), ("b", R, 1)], [("c", W, None), ("d", W, None)]
+    hosts = {"c": 1, "d": 1}
+    trains: dict[str, Any] = {"generation": 0, "size": 2}
+    began = decide(view(members, hosts, (0, 1), **trains))
+    assert (began.step, began.start, began.stop) == (Step.WAIT, ("c", "d"), ())
+    assert decide(view(members + new, hosts, (0, 1), **trains)).notify == (True, False)
+    left = [("a", W, 0), ("b", W, 1)]
+    assert decide(view(left + new, hosts, (0, 1), **trains)).world == (0, 1, 2, 3)
+    # Where there is no room for all, a holder makes room for a worker that can receive the state.
+    full = decide(view(members, hosts, (0, 1), **trains, max_num_proc=2))
+    assert (full.start, full.stop, full.notify) == (("c",), (), (False, True))
+    replaced = decide(view(left + new[:1], hosts, (0, 1), **trains, max_num_proc=2))
+    assert (replaced.world, replaced.leave) == ((0, 2), (1,))
+    # A discovery that finds no host for a moment changes nothing.
+    assert decide(view(members, {}, (0, 1), **trains, max_num_proc=2)) == Decision(step=Step.WAIT)
+
+
 @pytest.mark.parametrize(("num_resets", "step"), [(1, Step.RESTART), (2, Step.RAISE)])
 def test_resets_are_counted(num_resets: int, step: Step) -> None:
     workers = [("a", W, 0), ("a", W, None)]
@@ -154,6 +228,7 @@ def _simulate(chance: random.Random) -> None:
     workers: dict[int, WorkerView] = {}
     generation, size, lost, keys = -1, 0, 0, iter(range(10_000))
     blacklisted: set[str] = set()
+    state_exists = False
     for _ in range(60):
         usable = {host: slots for host, slots in hosts.items() if host not in blacklisted}
         decision = decide(
@@ -166,13 +241,15 @@ def _simulate(chance: random.Random) -> None:
                 max_num_proc=most,
                 generation=generation,
                 size=size,
+                state_exists=state_exists,
                 num_lost=lost,
                 ready_for_s=chance.choice((0.0, READY_WAIT_S)),
                 may_return=True,
             )
         )
         if decision.step is Step.RAISE:
-            assert all(worker.rank is None for worker in workers.values())
+            holders = [worker for worker in workers.values() if worker.has_state or not state_exists]
+            assert all(worker.rank is None for worker in holders)
             return
         assert not set(decision.stop) & set(decision.world)
         assert not set(decision.leave) & set(decision.world)
@@ -188,19 +265,20 @@ def _simulate(chance: random.Random) -> None:
         if decision.world:
             assert least <= len(decision.world) <= most
             assert generation < 0 or workers[decision.world[0]].rank is not None
-            old = [w.rank for key in decision.world if (w := workers[key]).rank is not None]
+            assert workers[decision.world[0]].has_state or not state_exists
+            old = [(not w.has_state, w.rank) for key in decision.world if (w := workers[key]).rank is not None]
             assert old == sorted(old)
             for worker in workers.values():
                 assert worker.rank is None or worker.key in decision.world
             for rank, key in enumerate(decision.world):
-                workers[key] = WorkerView(key, workers[key].host, R, rank)
+                workers[key] = replace(workers[key], phase=R, rank=rank)
             generation, size, lost = generation + 1, len(decision.world), 0
         for host in decision.start:
             key = next(keys)
             workers[key] = WorkerView(key, host, S)
         assert len(workers) <= most + sum(w.host in blacklisted or w.host not in usable for w in workers.values())
         if decision.notify != (False, False):
-            workers = {k: WorkerView(k, w.host, W if w.phase is R else w.phase, w.rank) for k, w in workers.items()}
+            workers = {k: replace(w, phase=W if w.phase is R else w.phase) for k, w in workers.items()}
         for key, worker in list(workers.items()):
             fate = chance.random()
             if fate < 0.03:
@@ -208,7 +286,9 @@ def _simulate(chance: random.Random) -> None:
                 blacklisted.add(worker.host)
                 lost += worker.rank is not None
             elif worker.phase is S or (worker.phase is R and lost):
-                workers[key] = WorkerView(key, worker.host, W, worker.rank)
+                workers[key] = replace(worker, phase=W)
+            elif worker.phase is R and chance.random() < 0.5:  # all members of its world are there
+                workers[key], state_exists = replace(worker, has_state=True), True
         if chance.random() < 0.2:
             blacklisted.clear()
         if chance.random() < 0.1:

@@ -10,7 +10,7 @@ import torch
 import hvd_cluster.torch as hvd
 from hvd_cluster.launch import local
 from hvd_cluster.torch.elastic.snapshot import copied
-from hvd_cluster.torch.elastic.state import get_handler_registry, set_handler_registry
+from hvd_cluster.torch.elastic.state import StateHandler, get_handler_registry, set_handler_registry
 
 
 @pytest.fixture(autouse=True)
@@ -73,6 +73,21 @@ def test_a_restore_before_the_first_commit_goes_back_to_the_last_sync() -> None:
     step(model, optimizer)
     state.restore()
     assert equal(everything(model, optimizer), synced)
+
+
+def test_a_restore_keeps_the_dtypes_of_the_optimizer_s_state_and_its_groups() -> None:
+    weight = torch.nn.Parameter(torch.zeros(2, dtype=torch.bfloat16))
+    optimizer = torch.optim.SGD([weight], lr=0.1, momentum=0.9)
+    exact = torch.tensor([1.0009765625, 3.0])  # not a bfloat16
+    optimizer.state[weight]["momentum_buffer"] = exact.clone()
+    group = optimizer.param_groups[0]
+    state = hvd.elastic.TorchState(None, optimizer)
+    for _ in range(2):
+        optimizer.state[weight]["momentum_buffer"].zero_()
+        state.restore()
+        assert optimizer.state[weight]["momentum_buffer"].dtype == torch.float32
+        assert torch.equal(optimizer.state[weight]["momentum_buffer"], exact)
+        assert optimizer.param_groups[0] is group
 
 
 def test_an_object_that_is_assigned_is_taken_care_of_from_then_on() -> None:
@@ -191,6 +206,39 @@ def test_a_sync_makes_all_ranks_rank_0_and_deals_what_is_left() -> None:
     assert first == second
     assert (first["lr"], first["step"]) == (0.1, 0)
     assert len(first["moments"]) == 2
+
+
+def broken_off() -> tuple[list[float], int, list[float]]:
+    """A sync that fails after it has overwritten the first of the state's objects."""
+    hvd.init()
+
+    class Last:
+        def state_dict(self) -> dict[str, int]:
+            return {}
+
+        def load_state_dict(self, state_dict: dict[str, int]) -> None:
+            pass
+
+    class LastHandler(StateHandler):
+        def sync(self) -> None:
+            raise hvd.HorovodInternalError("rank 0 has died")
+
+    set_handler_registry([*get_handler_registry(), (Last, LastHandler)])
+    model = torch.nn.Linear(1, 1, bias=False)
+    torch.nn.init.constant_(model.weight, float(hvd.rank()))
+    state = hvd.elastic.TorchState(first=model, last=Last(), step=hvd.rank())
+    with pytest.raises(hvd.HorovodInternalError):
+        state.sync()
+    partly = model.weight.flatten().tolist()
+    state.restore()
+    found = partly, state.step, model.weight.flatten().tolist()
+    hvd.shutdown()
+    return found
+
+
+def test_a_sync_that_fails_halfway_can_be_undone() -> None:
+    results = local.run(broken_off, num_proc=2, env={"OMP_NUM_THREADS": "1"})
+    assert results == [([0.0], 0, [0.0]), ([0.0], 1, [1.0])]
 
 
 def paced() -> list[Any]:
