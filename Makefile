@@ -11,7 +11,7 @@ SPARK_FILES = $$(grep -rl --include='test_*.py' 'mark\.spark' tests)
 MATRIX := petastorm pyfunc spark35 spark40 ray240 serve loaders tf216 mxnet oldest newest py310 py312 py313 py314
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test .lane-1 .lane-2 test-fast test-slow test-matrix notebooks docs docs-version bench check wheel dist clean $(MATRIX:%=matrix-%)
+.PHONY: help demo test .lane-1 .lane-2 test-fast test-gpu test-slow test-matrix notebooks docs docs-version bench check wheel dist clean $(MATRIX:%=matrix-%)
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -43,6 +43,9 @@ test: $(READY) ## everything but the slow tests; a process for each kind of Spar
 
 test-fast: $(READY) ## the tests that need no second process: a minute or so
 	@$(PYTEST) --ignore=tests/house -m fast
+
+test-gpu: $(READY) ## the tests that need a GPU: NCCL, the engine's stream, fits
+	@$(PYTEST) --ignore=tests/house -m gpu
 
 # pytest exits with 5 where nothing was selected: not every session kind has a slow test.
 test-slow: $(READY) ## kill loops, soak, every variant

@@ -6,7 +6,7 @@ import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -29,6 +29,8 @@ logger = logging.getLogger(__name__)
 
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 
+#: Columns of some rows.
+Batch = TypeVar("Batch", bound=Mapping[str, torch.Tensor])
 #: The model's positional arguments, or its keyword arguments.
 Features = list[torch.Tensor] | dict[str, torch.Tensor]
 
@@ -70,6 +72,36 @@ class Inputs:
         """Whether ``preprocess`` returns one array, to which it gives no name, as far as that can be told."""
         return self.made is not None and len(self.made) == 1 and self.made[0] in {*UNNAMED, *self.feature_cols}
 
+    def checked(self, batch: Batch) -> Batch:
+        """The batch itself, on the CPU: on a GPU each check would wait for the work before it.
+
+        Raises:
+            DataError: see :meth:`require_whole`.
+        """
+        self.require_whole(batch)
+        self.warn_of_inexact(batch)
+        return batch
+
+    def require_whole(self, batch: Mapping[str, torch.Tensor]) -> None:
+        """Refuse a batch with fractions that would become int64.
+
+        Raises:
+            DataError: ``preprocess`` returned numbers that are not whole, and whole ones for the rows of the trial; or
+                a float label becomes int64, because the rows of the trial held whole numbers, and a value is not whole.
+        """
+        if self.made is not None:
+            for name, dtype in zip(self.made, self.feature_dtypes):  # noqa: B905 - no dtypes before the trial
+                _require_whole(name, batch[name], getattr(torch, dtype))
+        for name in self.float_labels_as_int64(batch):
+            values = batch[name]
+            wrong = values[values != values.round()]
+            if len(wrong) or not torch.isfinite(values).all():
+                shown = float(wrong[0]) if len(wrong) else "infinite numbers"
+                raise DataError(
+                    f"label column {name!r} holds {shown}: the loss takes whole numbers only (int64), and the rows "
+                    "of the trial held nothing else. Correct the column, or use a loss that takes floats"
+                )
+
     def warn_of_inexact(self, batch: Mapping[str, torch.Tensor]) -> None:
         """Warn once for each column with a value that the model's dtype cannot hold."""
         wanted = (*zip(self.arguments, self.feature_dtypes), *zip(self.label_cols, self.label_dtypes))  # noqa: B905
@@ -86,15 +118,8 @@ class Inputs:
         return dict(zip(self.arguments, tensors, strict=True)) if self.by_keyword else tensors
 
     def tensors(self, batch: Mapping[str, torch.Tensor], device: torch.device) -> list[torch.Tensor]:
-        """A tensor for each feature column, or for each name that ``preprocess`` returns.
-
-        Raises:
-            DataError: ``preprocess`` returned numbers that are not whole, and whole ones for the rows of the trial.
-        """
+        """A tensor for each feature column, or for each name that ``preprocess`` returns."""
         dtypes = [getattr(torch, dtype) for dtype in self.feature_dtypes]
-        if self.made is not None:
-            for name, dtype in zip(self.made, dtypes, strict=True):
-                _require_whole(name, batch[name], dtype)
         tensors = [
             batch[name].to(device=device, dtype=dtype) for name, dtype in zip(self.arguments, dtypes, strict=True)
         ]
@@ -103,21 +128,7 @@ class Inputs:
         return [tensor.reshape(shape) for tensor, shape in zip(tensors, self.input_shapes, strict=True)]
 
     def labels(self, batch: Mapping[str, torch.Tensor], device: torch.device) -> list[torch.Tensor]:
-        """One tensor for each label column, in the column's shape.
-
-        Raises:
-            DataError: a float label becomes int64, because the rows of the trial held whole numbers, and a value is
-                not whole.
-        """
-        for name in self.float_labels_as_int64(batch):
-            values = batch[name]
-            wrong = values[values != values.round()]
-            if len(wrong) or not torch.isfinite(values).all():
-                shown = float(wrong[0]) if len(wrong) else "infinite numbers"
-                raise DataError(
-                    f"label column {name!r} holds {shown}: the loss takes whole numbers only (int64), and the rows "
-                    "of the trial held nothing else. Correct the column, or use a loss that takes floats"
-                )
+        """One tensor for each label column, in the column's shape."""
         return [
             batch[name].to(device=device, dtype=getattr(torch, dtype))
             for name, dtype in zip(self.label_cols, self.label_dtypes, strict=True)
@@ -130,7 +141,7 @@ class Inputs:
     def float_labels_as_int64(self, batch: Mapping[str, torch.Tensor]) -> list[str]:
         """The label columns that are stored as floats and passed to the loss as int64."""
         pairs = zip(self.label_cols, self.label_dtypes, strict=True)
-        return [name for name, dtype in pairs if dtype == "int64" and batch[name].is_floating_point()]
+        return [name for name, dtype in pairs if dtype == "int64" and name in batch and batch[name].is_floating_point()]
 
     def sample_weights(self, batch: Mapping[str, torch.Tensor], device: torch.device) -> torch.Tensor | None:
         """(rows,) float32, or None.

@@ -75,7 +75,7 @@ class LateTransport(AloneTransport):
         return FinishedWork()
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no CUDA GPU")
+@pytest.mark.gpu
 def test_a_gradient_is_reduced_when_the_step_reads_it() -> None:
     device = torch.device("cuda", 0)
     gradient = torch.ones(1 << 20, device=device)
@@ -87,7 +87,7 @@ def test_a_gradient_is_reduced_when_the_step_reads_it() -> None:
     assert gradient.sum().item() == 2 << 20
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no CUDA GPU")
+@pytest.mark.gpu
 def test_the_zeros_of_a_joined_rank_are_written_before_they_are_sent() -> None:
     device = torch.device("cuda", 0)
     for _ in range(8):  # memory that holds something else, for the allocator to give out again

@@ -236,8 +236,8 @@ def _module(thread: threading.Thread) -> str:
 
 def _foreign_file(path: str, spark: bool) -> bool:
     name = Path(path).name
-    if path.startswith("/dev/shm/"):
-        return _used_by_others(path)
+    if path.startswith("/dev/shm/"):  # what we and multiprocessing leave there are files
+        return Path(path).is_dir() or _used_by_others(path)
     return name.startswith(FOREIGN_FILES) or (spark and not name.startswith(("hvd", "horovod")))
 
 

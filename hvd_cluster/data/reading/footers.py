@@ -23,7 +23,8 @@ def memory_bytes(footer: Any) -> int:
 
 def estimated(groups: Iterable[RowGroup], num_columns: int) -> list[int]:
     """About what the footers of these row groups' files take in memory, where no footer has been seen."""
-    return [number * num_columns * _CHUNK_BYTES for number in Counter(group.path for group in groups).values()]
+    numbers = Counter(path for path, _ in {(group.path, group.index) for group in groups})
+    return [number * num_columns * _CHUNK_BYTES for number in numbers.values()]
 
 
 def bound_bytes(footers: Iterable[int], num_threads: int) -> int:

@@ -42,6 +42,7 @@ class ReadAhead(Generic[T]):
         num_threads: threads to run, >= 1.
         limit_bytes: bound of what is held in advance.
         name: of the threads.
+        warns: log a warning when a result takes long.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class ReadAhead(Generic[T]):
         num_threads: int,
         limit_bytes: int,
         name: str = "hvd-reader",
+        warns: bool = True,
     ) -> None:
         self._work = work
         self._coming = iter(sizes_bytes)
@@ -65,6 +67,7 @@ class ReadAhead(Generic[T]):
         self._taken = 0  # results handed out
         self._held_bytes = 0
         self._stop = False
+        self._warns = warns
         #: The result that :meth:`take` waits for, since when, and the one of which it has warned.
         self._waited_for, self._waits_since_s, self._warned_of = -1, 0.0, -1
         self._pid = os.getpid()
@@ -112,7 +115,7 @@ class ReadAhead(Generic[T]):
         """Wait until something has changed; log a warning if result ``index`` takes long."""
         if index != self._waited_for:
             self._waited_for, self._waits_since_s = index, time.monotonic()
-        if self._changed.wait(_REPORT_CHECK_S) or self._warned_of == index:
+        if self._changed.wait(_REPORT_CHECK_S) or self._warned_of == index or not self._warns:
             return
         settings, waited_s = Settings.from_env(), time.monotonic() - self._waits_since_s
         if waited_s >= settings.stall_warning_s and not settings.stall_check_disable:

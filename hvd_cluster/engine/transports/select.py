@@ -24,6 +24,7 @@ from hvd_cluster.engine.transports.transport import Transport
 from hvd_cluster.engine.world import World
 from hvd_cluster.rendezvous.client import KeyValueClient
 from hvd_cluster.settings import Settings
+from hvd_cluster.topology import inherited_env
 
 logger = logging.getLogger(__name__)
 
@@ -229,17 +230,17 @@ class TransportTable:
         )
 
     def _for_gpu(self, process_set_id: SetId, device: torch.device) -> Transport:
-        """NCCL if every rank has its own GPU, otherwise Gloo with copies through the host's memory."""
+        """NCCL if every rank has its own GPU, otherwise the transport of the CPU, with copies."""
         world, ranks = self._world, ranks_of(self._process_sets, process_set_id)
         if len(ranks) == 1 or world.client is None:
             return AloneTransport(device, ranks[0])
-        mine = str(torch.cuda.get_device_properties(device).uuid)
+        mine = _own_gpu(device, world.topology.rank)
         prefix = f"{world.prefix}gpu/{_label(process_set_id)}/"
         world.client.set(f"{prefix}{world.topology.rank}", mine.encode())
         devices = _from_each(world.client, prefix, ranks, self._settings.gloo_timeout_s)
         if len(set(devices)) < len(ranks) or not is_nccl_available():
             logger.warning(
-                "process set %s: ranks share a GPU or NCCL is missing, so its GPU tensors travel over Gloo",
+                "process set %s: ranks share a GPU or NCCL is missing: GPU tensors go through the memory of hosts",
                 process_set_id,
             )
             return self._transports[process_set_id, "cpu"]
@@ -254,6 +255,17 @@ class TransportTable:
             host_transport=self._transports[process_set_id, "cpu"],
             timeout_s=self._settings.gloo_timeout_s,
         )
+
+
+def _own_gpu(device: torch.device, rank: int) -> str:
+    """The GPU of this rank; the same text on two ranks means that NCCL would refuse them.
+
+    NCCL refuses ranks of one host that share a GPU, unless it was told to allow it (from 2.30 on).
+    """
+    environ = inherited_env()
+    gpu = f"{torch.cuda.get_device_properties(device).uuid} {environ.get('NCCL_HOSTID', '')}"
+    allows_several = environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1" and nccl_version() >= 23000
+    return f"{gpu} {rank}" if allows_several else gpu
 
 
 def _label(process_set_id: SetId) -> str:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from hvd_cluster.data.reading.to_device import with_tensors
 from hvd_cluster.estimators.run.readers import RepeatedRow
 
 if TYPE_CHECKING:
@@ -19,13 +20,11 @@ class BatchLoader:
     Args:
         batches: called at the start of each epoch, when the Trainer asks for the first batch.
         steps: how many; None if only a user's data module knows.
-        dtype: torch's name of the dtype that floating columns get; None leaves them as they are.
     """
 
-    def __init__(self, batches: Callable[[], Iterator[dict[str, Any]]], steps: int | None, dtype: str | None) -> None:
+    def __init__(self, batches: Callable[[], Iterator[dict[str, Any]]], steps: int | None) -> None:
         self._batches = batches
         self._steps = steps
-        self._dtype = dtype
         #: Index of the first batch of the current epoch that is a repeated row; hooks of the module may replace
         #: batches.
         self.first_repeated: int | None = None
@@ -40,7 +39,7 @@ class BatchLoader:
         for index, batch in enumerate(self._batches()):
             if self.first_repeated is None and isinstance(batch, RepeatedRow):
                 self.first_repeated = index
-            yield batch if self._dtype is None else floating(batch, self._dtype)
+            yield batch
 
 
 class ResumableLoader:
@@ -78,7 +77,9 @@ def saved_batches(batches: Iterator[Any], saving: SaveRun) -> Iterator[Any]:
         saving.between_batches()
 
 
-def floating(batch: Mapping[str, torch.Tensor], dtype: str) -> dict[str, torch.Tensor]:
-    """The batch with every floating column in one dtype, that of the model."""
+def floating(batch: dict[str, torch.Tensor], dtype: str | None) -> dict[str, torch.Tensor]:
+    """The batch with every floating column in one dtype, that of the model; None leaves them as they are."""
+    if dtype is None:
+        return batch
     wanted: torch.dtype = getattr(torch, dtype)
-    return {name: column.to(wanted) if column.is_floating_point() else column for name, column in batch.items()}
+    return with_tensors(batch, {name: one.to(wanted) for name, one in batch.items() if one.is_floating_point()})

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from hvd_cluster.data.reader import ParquetReader
-from hvd_cluster.estimators.lightning.data import BatchLoader
+from hvd_cluster.estimators.lightning.data import BatchLoader, floating
 from hvd_cluster.estimators.run.data_module import PetastormDataModule as _PlainModule
 from hvd_cluster.estimators.run.reader_pool import batches_from
 from hvd_cluster.estimators.run.readers import with_rows
@@ -50,7 +50,8 @@ class PetastormDataModule(_PlainModule, _LightningDataModule):
         )
 
     def _loader(self, batches: Callable[[], Iterator[Any]], steps: int) -> BatchLoader:
-        return BatchLoader(lambda: itertools.islice(batches(), steps), steps, self.kwargs.get("floating_dtype"))
+        dtype = self.kwargs.get("floating_dtype")
+        return BatchLoader(lambda: (floating(batch, dtype) for batch in itertools.islice(batches(), steps)), steps)
 
     def _first_validation_row(self) -> dict[str, torch.Tensor]:
         alone = ParquetReader(

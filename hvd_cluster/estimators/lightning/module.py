@@ -24,6 +24,8 @@ class LossModule(_LightningModule):
         super().__init__()
         self.net = net
         self._spec = spec
+        #: Batches come from a LightningDataModule, and hooks of its may have changed them on the device.
+        self.checks_batches = False
         assert spec.objective is not None
         self._objective = spec.objective()
         #: Losses that are modules move to the device with this one.
@@ -59,7 +61,8 @@ class LossModule(_LightningModule):
 
     def _step(self, batch: Mapping[str, torch.Tensor], part: str) -> torch.Tensor:
         columns = self._spec.inputs
-        columns.warn_of_inexact(batch)
+        if self.checks_batches:
+            columns.checked(batch)
         labels, weights = columns.labels(batch, self.device), columns.sample_weights(batch, self.device)
         raw = called(self.net, columns.features(batch, self.device), **columns.label_arguments(labels))
         outputs, shaped, loss = self._objective.evaluated(raw, labels, weights)

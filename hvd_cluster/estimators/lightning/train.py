@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hvd_cluster.data.files.scratch import scratch_folder
+from hvd_cluster.data.reading.to_device import ToDevice
 from hvd_cluster.estimators.lightning.checkpoint_file import plain_checkpoint
-from hvd_cluster.estimators.lightning.data import BatchLoader, ResumableLoader, saved_batches
+from hvd_cluster.estimators.lightning.data import BatchLoader, ResumableLoader, floating, saved_batches
 from hvd_cluster.estimators.lightning.spec import LightningSpec
 from hvd_cluster.estimators.run.checkpoint import Checkpoint, packed
 from hvd_cluster.estimators.run.data_module import arguments, steps_of
@@ -63,7 +64,9 @@ def _train(spec: LightningSpec, hvd: Collectives, folder: str) -> TrainResult:
     trainer = _trainer(spec, hvd, folder, saving, best)
     if found is not None and found.is_over(spec):
         trainer.fit_loop.max_epochs = found.epochs  # then fit() loads everything and trains nothing
-    with _checkpoint_path(found) as checkpoint, _data(saving) as data:
+    with _checkpoint_path(found) as checkpoint, _data(saving, trainer, module) as data:
+        if spec.objective is not None:
+            module.checks_batches = "datamodule" in data
         trainer.fit(module, **data, ckpt_path=checkpoint)
     state = _sharded_result(spec, trainer, best, saving.hooks) if spec.sharding != "none" else b""
     if hvd.rank() == 0:
@@ -76,7 +79,7 @@ def _train(spec: LightningSpec, hvd: Collectives, folder: str) -> TrainResult:
 
 
 @contextlib.contextmanager
-def _data(saving: SaveRun) -> Iterator[dict[str, Any]]:
+def _data(saving: SaveRun, trainer: Any, module: Any) -> Iterator[dict[str, Any]]:
     """The data, as arguments of ``Trainer.fit``: the user's LightningDataModule, or the readers of this package."""
     from hvd_cluster.lightning.installed import lightning
 
@@ -85,25 +88,37 @@ def _data(saving: SaveRun) -> Iterator[dict[str, Any]]:
     kind = spec.data_module
     if isinstance(kind, type) and issubclass(kind, lightning().LightningDataModule):
         given = arguments(spec, hvd.rank(), hvd.size(), *steps_of(spec, hvd.size()))
-        module: Any = kind(**given, floating_dtype=spec.floating_dtype)
+        data_module: Any = kind(**given, floating_dtype=spec.floating_dtype)
         if spec.checkpoint_every_steps is not None or run.partial_epoch is not None:
-            made = module.train_dataloader
-            module.train_dataloader = lambda: _resumable(made(), saving)
-        yield {"datamodule": module}
+            made = data_module.train_dataloader
+            data_module.train_dataloader = lambda: _resumable(made(), saving)
+        yield {"datamodule": data_module}
         return
-    with Readers.of(spec, hvd.rank(), hvd.size()) as readers:
+    device = torch.device("cpu") if _moves_batches(module) else trainer.strategy.root_device
+    with Readers.of(spec, hvd.rank(), hvd.size()) as readers, ToDevice(device) as to_device:
         run.padding_rows, saving.look = readers.padding_rows, readers.not_finite
+
+        def prepared(batches: Iterator[dict[str, torch.Tensor]]) -> Iterator[dict[str, torch.Tensor]]:
+            cast = (floating(batch, spec.floating_dtype) for batch in batches)
+            return to_device(cast if spec.objective is None else map(spec.inputs.checked, cast), ahead=readers.ahead)
+
         train = BatchLoader(
-            lambda: saved_batches(readers.train_batches(run.epoch, saving.done), saving),
-            readers.train_steps,
-            spec.floating_dtype,
+            lambda: saved_batches(prepared(readers.train_batches(run.epoch, saving.done)), saving), readers.train_steps
         )
         validation = None
         if spec.has_validation:
             # Equally many on every rank, so that modules may use collectives in each step.
             steps = _validation_steps(spec, hvd.size())
-            validation = BatchLoader(lambda: run.validated(readers.validation_batches()), steps, spec.floating_dtype)
+            validation = BatchLoader(lambda: run.validated(prepared(readers.validation_batches())), steps)
         yield {"train_dataloaders": train, "val_dataloaders": validation}
+
+
+def _moves_batches(module: Any) -> bool:
+    """Whether hooks of the user's module expect batches that are not on the device yet."""
+    from hvd_cluster.lightning.installed import lightning
+
+    hooks = ("on_before_batch_transfer", "transfer_batch_to_device")
+    return any(getattr(type(module), hook) is not getattr(lightning().LightningModule, hook) for hook in hooks)
 
 
 def _validation_steps(spec: LightningSpec, size: int) -> int | None:

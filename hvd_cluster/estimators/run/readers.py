@@ -47,6 +47,8 @@ class Readers(ABC):
     padding_rows: int
     #: Batches with rows that this rank has in a validation; None if that is unknown.
     num_validated: int | None = None
+    #: The next batch may be taken while one is trained on, in another thread.
+    ahead: bool = True
 
     @staticmethod
     def of(spec: FitSpec, rank: int, size: int) -> Readers:
@@ -199,6 +201,9 @@ class DataModuleReaders(Readers):
 
     A run that resumes from a checkpoint reads and skips the batches that it was trained on.
     """
+
+    #: A loader may draw from the global random generators, whose states a checkpoint holds as of its step.
+    ahead = False
 
     def __init__(self, spec: FitSpec, rank: int, size: int) -> None:
         self._inputs: Inputs = spec.inputs

@@ -197,7 +197,7 @@ class Scorer:
             DataError: the model failed.
         """
         inputs, tensors, schema = arguments.inputs, arguments.tensors, arguments.schema
-        inputs.warn_of_inexact(tensors)
+        inputs.checked(tensors)
         try:
             return self.framework.predict(model, inputs.features(tensors, _CPU))
         except Exception as error:  # the user's model may raise anything

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -24,6 +24,9 @@ class ClassWeights:
     """label -> weight; other labels weigh 1."""
 
     weights: Mapping[float, float]
+    _tables: dict[tuple[torch.dtype, torch.device], tuple[Tensor, Tensor]] = field(
+        default_factory=dict, compare=False, repr=False
+    )
 
     @classmethod
     def of(cls, spec: TrainSpec, hvd: Collectives) -> ClassWeights | None:
@@ -66,14 +69,21 @@ class ClassWeights:
 
     def row_weights(self, labels: Tensor, weights: Tensor | None) -> Tensor:
         """(rows,) float32: the weight of each row's loss, multiplied by ``weights``."""
-        known = torch.tensor(sorted(self.weights), dtype=torch.float64, device=labels.device)
-        if labels.is_floating_point():  # the data have the model's dtype, in which 0.1 is another number
-            known = known.to(labels.dtype).to(torch.float64)
-        factors = torch.tensor([self.weights[label] for label in sorted(self.weights)], device=labels.device)
+        known, factors = self._table(labels.dtype, labels.device)
         flat = labels.to(torch.float64).reshape(len(labels), -1)[:, 0]
         places = torch.searchsorted(known, flat).clamp(max=len(known) - 1)
         found = torch.where(known[places] == flat, factors[places], torch.ones_like(factors[places]))
         return found if weights is None else found * weights
+
+    def _table(self, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+        """The labels in ascending order, as float64, and their weights; kept, as a copy waits for the device."""
+        if (dtype, device) not in self._tables:
+            known = torch.tensor(sorted(self.weights), dtype=torch.float64)
+            if dtype.is_floating_point:  # the data have the model's dtype, in which 0.1 is another number
+                known = known.to(dtype).to(torch.float64)
+            factors = torch.tensor([self.weights[label] for label in sorted(self.weights)])
+            self._tables[dtype, device] = known.to(device), factors.to(device)
+        return self._tables[dtype, device]
 
 
 def _labels(spec: TrainSpec, rank: int, size: int) -> Iterator[Tensor]:

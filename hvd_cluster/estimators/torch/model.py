@@ -114,6 +114,7 @@ class TorchModel(TorchModelParams, FittedModel):
         model = self._portable_model()
         with self._framework().mode(model):
             found = scorer.arguments_of(model, rows.select(list(dict.fromkeys(scorer.inputs.feature_cols))))
+            found.inputs.require_whole(found.tensors)
             values = found.inputs.tensors(found.tensors, torch.device("cpu"))
             module = NamedModule(model, found.inputs.by_keyword, self._output_names(), self._value("output_fn"))
             export(module, dict(zip(found.inputs.arguments, values, strict=True)), path, format)

@@ -128,6 +128,7 @@ def scoring_text(
     trial = copied(model).to(_CPU).eval()
     rows = len(next(iter(batch.values())))
     try:
+        found.inputs.require_whole(batch)
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             outputs = as_outputs(called(trial, found.inputs.features(batch, _CPU)), output_fn)
         shapes = tuple(tuple(output.shape[1:]) for output in outputs)

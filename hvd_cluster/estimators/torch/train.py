@@ -6,6 +6,7 @@ import contextlib
 
 import torch
 
+from hvd_cluster.data.reading.to_device import ToDevice
 from hvd_cluster.estimators.run.finite_check import FiniteCheck
 from hvd_cluster.estimators.run.readers import Readers
 from hvd_cluster.estimators.run.scalars import scalar_log
@@ -49,11 +50,11 @@ def _train(spec: TrainSpec, hvd: Collectives) -> TrainResult:
     steps = Steps(run, device, strategy, model, optimizer, _objective(spec, device))
     saving = _checkpointing(spec)(run, steps, scale)
     saving.restore()
-    with Readers.of(spec, hvd.rank(), hvd.size()) as readers:
+    with Readers.of(spec, hvd.rank(), hvd.size()) as readers, ToDevice(device) as to_device:
         run.padding_rows = readers.padding_rows
         has_scaler = steps.scaler is not None
         losses = FiniteCheck(spec.terminate_on_nan, hvd, spec.run_id, has_scaler, readers.not_finite)
-        _train_epochs(Worker(run, steps, readers, losses, ClassWeights.of(spec, hvd)), saving)
+        _train_epochs(Worker(run, steps, readers, to_device, losses, ClassWeights.of(spec, hvd)), saving)
     state = saving.to_return() if hvd.rank() == 0 else b""
     hvd.barrier()
     return TrainResult(rank=hvd.rank(), size=hvd.size(), state=state, history=run.history)

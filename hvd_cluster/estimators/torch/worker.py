@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from hvd_cluster.data.reading.to_device import ToDevice
 from hvd_cluster.estimators.run.finite_check import FiniteCheck, all_finite
 from hvd_cluster.estimators.run.readers import Readers, rows_of
 from hvd_cluster.estimators.run.worker_run import WorkerRun
@@ -28,6 +29,7 @@ class Worker:
     run: WorkerRun[TrainSpec]
     steps: Steps
     readers: Readers
+    to_device: ToDevice
     losses: FiniteCheck
     class_weights: ClassWeights | None = None
 
@@ -46,7 +48,8 @@ class Worker:
         if sums is not None:
             means.restore(sums)
         self.steps.model.train()
-        for step, batch in enumerate(run.timed(self.readers.train_batches(epoch, done), epoch, done), start=done):
+        batches = run.timed(self._on_device(self.readers.train_batches(epoch, done)), epoch, done)
+        for step, batch in enumerate(batches, start=done):
             inputs, labels, weights = self._arguments(batch)
             rows = len(labels[0])
             outputs, loss = self.steps.train(inputs, labels, weights, step, steps)
@@ -75,16 +78,19 @@ class Worker:
         means = self._means()
         self.steps.model.eval()
         with torch.no_grad():
-            for step, batch in enumerate(self.run.validated(self.readers.validation_batches())):
+            batches = self.run.validated(self._on_device(self.readers.validation_batches()))
+            for step, batch in enumerate(batches):
                 inputs, labels, weights = self._arguments(batch)
                 outputs, loss = self.steps.validate(inputs, labels, weights, step)
                 means.add(loss, self._metrics(outputs, labels), rows_of(batch))
         return means.over_ranks(self.run.hvd, "hvd_cluster.validation_means")
 
+    def _on_device(self, batches: Iterator[dict[str, Tensor]]) -> Iterator[dict[str, Tensor]]:
+        return self.to_device(map(self.run.spec.inputs.checked, batches), ahead=self.readers.ahead)
+
     def _arguments(self, batch: Mapping[str, Tensor]) -> tuple[Features, list[Tensor], Tensor | None]:
-        """Features, labels and row weights of a batch, on the device."""
+        """Features, labels and row weights of a batch on the device."""
         columns, device = self.run.spec.inputs, self.steps.device
-        columns.warn_of_inexact(batch)
         labels, weights = columns.labels(batch, device), columns.sample_weights(batch, device)
         if self.class_weights is not None:
             weights = self.class_weights.row_weights(labels[0], weights)

@@ -9,7 +9,7 @@ import torch
 
 from hvd_cluster.launch import local
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no CUDA GPU")
+pytestmark = pytest.mark.gpu
 ENV = {"OMP_NUM_THREADS": "1"}
 
 

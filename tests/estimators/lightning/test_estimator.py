@@ -209,7 +209,7 @@ def test_the_best_epoch_of_a_course_that_was_left_is_not_returned(frame, one_wor
     rows = frame[frame["v"]]
     x, a = torch.from_numpy(np.stack(rows["x"])), torch.from_numpy(rows["a"].to_numpy("float32"))
     with torch.no_grad():
-        error = F.mse_loss(model.getModel()(x, a).flatten(), torch.from_numpy(rows["y"].to_numpy()))
+        error = F.mse_loss(model.getModel()(x, a).flatten(), torch.tensor(rows["y"].to_numpy()))
     assert float(error) == pytest.approx(min(losses[2:]), rel=1e-4)
 
 
@@ -575,6 +575,30 @@ def test_every_validation_row_is_seen_by_a_lightning_data_module(frame, two_work
     given = {"validation": "v", "val_batch_size": 10, "epochs": 1, "data_module": PetastormDataModule}
     model = estimator(two_workers, Counts(), **given).fit(frame.assign(v=np.arange(len(frame)) < rows))
     assert model.getHistory()[0]["logged"]["val_rows"] == rows
+
+
+def test_labels_that_a_hook_of_a_data_module_makes_are_checked(frame, one_worker):
+    from hvd_cluster.estimators.lightning.datamodule import PetastormDataModule
+
+    class Smoothed(PetastormDataModule):
+        def on_after_batch_transfer(self, batch, dataloader_idx):
+            return {**batch, "c": batch["c"] + 0.5}
+
+    net = torch.nn.Linear(4, 3)
+    given = {"optimizer": torch.optim.SGD(net.parameters(), lr=0.1), "loss": F.cross_entropy, "label_cols": ["c"]}
+    with pytest.raises(WorkerFailedError, match=r"label column 'c' holds \d\.5: the loss takes whole numbers only"):
+        estimator(one_worker, net, feature_cols=["x"], data_module=Smoothed, **given).fit(frame)
+
+
+def test_modules_with_hooks_of_their_own_for_the_transfer_get_batches_that_are_not_moved_yet():
+    from hvd_cluster.estimators.lightning.train import _moves_batches
+
+    class Augments(Net):
+        def on_before_batch_transfer(self, batch, dataloader_idx):
+            return batch
+
+    assert _moves_batches(Augments())
+    assert not _moves_batches(Net())
 
 
 @pytest.mark.parametrize(("reader", "rows"), [("ours", 1), ("ours", 7), ("a data module", 7)])

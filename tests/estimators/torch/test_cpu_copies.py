@@ -90,7 +90,7 @@ def test_a_model_on_another_device_travels_on_the_cpu(frame, one_worker):
     assert {tensor.device.type for tensor in tensors_of(seen.spec)} == {"cpu"}
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no CUDA GPU")
+@pytest.mark.gpu
 def test_a_model_and_an_optimizer_on_a_gpu_travel_on_the_cpu(frame, one_worker, monkeypatch):
     for name in ("cpu", "to"):
         monkeypatch.delattr(Away, name)

@@ -352,6 +352,14 @@ def test_what_only_scoring_would_find_is_found_before_the_training(two_workers, 
     estimator(two_workers, NeedsLabels(), epochs=1).fit(reviews)
     assert "the model can be trained, but transform would fail or give other outputs: TypeError" in caplog.text
 
+    def halves(batch, *, training):
+        made = tokens(batch)
+        return made if training else {**made, "input_ids": made["input_ids"] + 0.5}
+
+    caplog.clear()
+    estimator(two_workers, preprocess=halves, epochs=1).fit(reviews)
+    assert "transform would fail or give other outputs: DataError: preprocess returned" in caplog.text
+
 
 def test_mistakes_are_named_before_any_worker_starts(reviews, two_workers):
     runs = two_workers.runs

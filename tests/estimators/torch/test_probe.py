@@ -228,7 +228,7 @@ def test_whole_numbers_that_are_stored_as_floats_are_class_labels_where_the_loss
     assert any("label 'y': the loss takes no floats" in text for text in caplog.messages)
     assert found.inputs.labels({"y": label}, torch.device("cpu"))[0].tolist() == [0, 1, 2]
     with pytest.raises(DataError, match=r"label column 'y' holds 1\.5: the loss takes whole numbers only"):
-        found.inputs.labels({"y": torch.tensor([1.0, 1.5])}, torch.device("cpu"))
+        found.inputs.checked({"y": torch.tensor([1.0, 1.5])})
     assert run(torch.nn.Linear(4, 1), F.mse_loss, label=label).inputs.label_dtypes == ("float32",)
     with pytest.raises(DataError, match="the loss does not take output and label of 'y'"):
         run(torch.nn.Linear(4, 3), F.cross_entropy, label=label + 0.5)

@@ -1,0 +1,16 @@
+"""The marker ``gpu``: a test that needs a CUDA GPU, and is skipped where there is none."""
+
+from __future__ import annotations
+
+import pytest
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    marked = [item for item in items if item.get_closest_marker("gpu")]
+    if not marked:
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        for item in marked:
+            item.add_marker(pytest.mark.skip(reason="this machine has no CUDA GPU"))
