@@ -20,7 +20,8 @@ logger = logging.getLogger(__name__)
 
 #: Name of the file that describes a data set, in the folder of its training part.
 MANIFEST = "_dataset.json"
-_MANIFEST_VERSION = 1
+#: Of what is written, manifest and rows: a change of it makes new names (`content_address`) too.
+MANIFEST_VERSION = 1
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,15 @@ class Split:
     def with_lanes(self, lanes: int) -> Split:
         """The same rows for another number of streams."""
         return self if lanes == self.lanes else replace(self, lanes=lanes)
+
+    def first(self, rows: int, max_bytes: int) -> Split:
+        """The first row groups, until they hold ``rows`` rows or ``max_bytes`` bytes; at least one row."""
+        count = found = size_bytes = 0
+        for group in self.row_groups:
+            if found and (found >= rows or size_bytes >= max_bytes):
+                break
+            count, found, size_bytes = count + 1, found + group.rows, size_bytes + group.read_bytes
+        return replace(self, row_groups=self.row_groups[:count], rows=found, lanes=1)
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for :meth:`from_json`."""
@@ -89,7 +99,7 @@ class Dataset:
     def save(self, folder: str) -> None:
         """Write the manifest into a folder of the store: with it another process need not look at the data."""
         content = {
-            "version": _MANIFEST_VERSION,
+            "version": MANIFEST_VERSION,
             "columns": [[c.name, c.kind.value, c.dtype, c.shape, c.unit] for c in self.schema],
             "train": self.train.to_json(),
             "validation": None if self.validation is None else self.validation.to_json(),
@@ -103,7 +113,7 @@ class Dataset:
             content = json.loads(store.read(f"{folder}/{MANIFEST}"))
         except FileNotFoundError:
             return None
-        if content.get("version") != _MANIFEST_VERSION:
+        if content.get("version") != MANIFEST_VERSION:
             return None
         columns = tuple(
             Column(name, Kind(kind), dtype, tuple(shape), unit) for name, kind, dtype, shape, unit in content["columns"]

@@ -70,7 +70,7 @@ def write_arrow(
         DataError: there are no rows, a column is missing, holds nulls or lists of unequal length, or the disk is full.
             Nothing is left behind then.
     """
-    validation = validation_rule.check(validation)
+    validation = validation_rule.check(validation, columns or ())
     root = Store.create(folder)
     if not root.is_local:
         raise DataError(f"{folder!r} is not on this machine's disk: memory-mapped files need a local folder")

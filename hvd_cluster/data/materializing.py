@@ -10,7 +10,7 @@ import os
 import socket
 import uuid
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from hvd_cluster.data import schema_spark, spark_jobs
@@ -21,7 +21,7 @@ from hvd_cluster.data.optional import load_pyarrow
 from hvd_cluster.data.reading.parquet_files import SUCCESS
 from hvd_cluster.data.reading.table_columns import TableColumns
 from hvd_cluster.data.row_group import RowGroup
-from hvd_cluster.data.schema import Kind, Schema, infer, missing_columns_text
+from hvd_cluster.data.schema import Schema, infer, missing_columns_text
 from hvd_cluster.data.spark_jobs import map_batches, quoted
 from hvd_cluster.data.store import Store
 from hvd_cluster.data.tables.opening import is_table, open_table
@@ -94,8 +94,9 @@ def materialize(
         reuse: name the folders by what the data holds and how it was asked for, and write nothing where they are there
             already. pandas and Arrow data is the same if its bytes are, in any process; Parquet if its files have not
             changed; a Spark DataFrame if Spark says within this session that it has the same plan
-            (``DataFrame.sameSemantics``) and its input files have not changed: a plan that draws at random or calls out
-            gives then the rows that it gave the first time. ``Dataset.remove`` leaves such folders to others;
+            (``DataFrame.sameSemantics``, with the views that its names stand for now) and its input files have not
+            changed: a plan that draws at random or calls out gives then the rows that it gave the first time.
+            ``Dataset.remove`` leaves such folders to others;
             :func:`hvd_cluster.data.writing.retention.remove_older_than` deletes them.
         own_folders: each part must be all that lies in one folder, for programs that read folders themselves: Parquet
             is used in place only where it is a folder of which nothing is held out.
@@ -112,15 +113,13 @@ def materialize(
             the store cannot be written. All problems of one kind are named at once.
         MissingExtraError: pyarrow is not installed.
     """
-    validation = validation_rule.check(validation)
+    validation = validation_rule.check(validation, columns)
     if num_proc < 1 or partitions_per_process < 1:
         raise DataError(
             f"num_proc is {num_proc} and partitions_per_process {partitions_per_process}: both must be >= 1"
         )
     if not columns:
         raise DataError("no columns were asked for: name the feature and label columns")
-    if isinstance(validation, str) and validation in columns:
-        raise DataError(f"the validation column {validation!r} cannot be a feature, label or weight too")
     options = _Options(
         columns=tuple(dict.fromkeys(columns)),
         validation=validation,
@@ -210,7 +209,9 @@ class _Materializer:
 
     def from_spark(self, frame: Any) -> Dataset:
         """Executors write Parquet with the same writer as everybody; a line of JSON for each partition comes back."""
-        schema = self._schema_and_validation_column(frame.schema)
+        options = self.options
+        schema = schema_spark.infer_split(frame.schema, options.columns, options.validation, self.wrong, options.raw)
+        self._usable(schema)
         selected = frame.select(*map(quoted, self._countable(frame.columns)))
         if written := self._written_before(lambda: PLANS.address(selected, self.store, self.options.of_address)):
             return written
@@ -314,24 +315,13 @@ class _Materializer:
                 self.dataset_id, self.reuse = uuid.uuid4().hex, False
                 plan = self._plan(schema, group_rows)
                 folders = stack.enter_context(DatasetFolders(self.store, plan.folders))
-            yield plan, folders
+            yield replace(plan, claim=folders.claim), folders
 
     def _written(self, plan: PartPlan, batches: Any, rows: int) -> PartReport:
         try:
             return write_part(plan, 0, counted(batches, self.options.progress, rows))
         except OSError as error:
             raise DataError(unwritable_text(plan.train_folder, error)) from error
-
-    def _schema_and_validation_column(self, spark_schema: Any) -> Schema:
-        schema = schema_spark.infer(spark_schema, self.options.read_columns, self.wrong, self.options.raw)
-        if isinstance(self.options.validation, str) and self.options.validation in schema:
-            kind = schema[self.options.validation].kind
-            if kind not in {Kind.NUMERIC, Kind.BOOL}:
-                raise DataError(
-                    f"the validation column {self.options.validation!r} holds {kind.value}: it must be bool, or "
-                    "numeric with > 0 for validation"
-                )
-        return self._usable(Schema(tuple(column for column in schema if column.name in self.options.columns)))
 
     def _arrow_schema(self, arrow_schema: pa.Schema) -> Schema:
         if isinstance(self.options.validation, str):
@@ -345,7 +335,10 @@ class _Materializer:
         """The columns to take from data that has ``existing`` ones: all, where nothing is wrong."""
         if isinstance(self.options.validation, str) and list(existing).count(self.options.validation) != 1:
             column_stats.raise_if_any(self.wrong)
-        return [name for name in self.options.read_columns if not self.wrong or list(existing).count(name) == 1]
+        found = [name for name in self.options.read_columns if not self.wrong or list(existing).count(name) == 1]
+        if not found:
+            column_stats.raise_if_any(self.wrong)
+        return found
 
     def _usable(self, schema: Schema) -> Schema:
         """The schema; what is wrong with it is kept until the nulls of its columns have been counted."""

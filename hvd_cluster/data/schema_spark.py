@@ -58,6 +58,32 @@ def infer(
     return Schema(tuple(found.values()))
 
 
+def infer_split(
+    spark_schema: StructType,
+    columns: Sequence[str],
+    validation: float | str | None,
+    wrong: list[str] | None = None,
+    raw: Collection[str] = (),
+) -> Schema:
+    """The schema of the columns to train on, after a check of the column that marks rows for validation, if one does.
+
+    Args:
+        validation: share of the rows, name of a column that is not one of ``columns``, or None.
+        spark_schema, columns, wrong, raw: as :func:`infer` takes them.
+
+    Raises:
+        DataError: as :func:`infer`; or the validation column cannot mark rows.
+    """
+    marks = validation if isinstance(validation, str) else None
+    schema = infer(spark_schema, [*columns, *([] if marks is None else [marks])], wrong, raw)
+    if marks is not None and marks in schema and schema[marks].kind not in {Kind.NUMERIC, Kind.BOOL}:
+        raise DataError(
+            f"the validation column {marks!r} holds {schema[marks].kind.value}: it must be bool, or numeric with > 0 "
+            "for validation"
+        )
+    return Schema(tuple(column for column in schema if column.name in columns))
+
+
 def texts(spark_schema: StructType) -> dict[str, str]:
     """Columns that Spark hands to Python as text only, such as intervals of months, and the type of each."""
     odd = [field for field in spark_schema.fields if not _passes(field.dataType.jsonValue())]
@@ -82,6 +108,13 @@ def _passes(described: Any) -> bool:
     return len({field["name"] for field in fields}) == len(fields) and all(map(_passes, inner))
 
 
+def _unit_of(described: str) -> str | None:
+    """The unit of a date, time or duration, given in its JSON form; None for other types."""
+    if described.startswith(("interval day", "interval hour", "interval minute", "interval second")):
+        return "us"
+    return _TIMES.get(described)
+
+
 def column_of(name: str, data_type: Any) -> Column:
     """The column for a Spark type."""
     # The JSON form is the same in all versions and sessions, and needs no import of pyspark.
@@ -101,8 +134,8 @@ def column_of(name: str, data_type: Any) -> Column:
             return Column(name, Kind.BOOL if dtype == "bool" else Kind.NUMERIC, dtype)
         if not shape and (element in {"string"} or element.startswith(("string ", "char", "varchar"))):
             return Column(name, Kind.STRING, "str")
-        if not shape and element in _TIMES:
-            return Column(name, Kind.TIME, "int64", unit=_TIMES[element])
+        if not shape and (unit := _unit_of(element)) is not None:
+            return Column(name, Kind.TIME, "int64", unit=unit)
         if not shape and element == "binary":
             return Column(name, Kind.BINARY, "bytes")
     raise DataError(

@@ -6,6 +6,7 @@ submitted from a thread of its own, under a name by which it can be cancelled.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import re
@@ -209,6 +210,32 @@ def _with_names(fn: OnBatches, names: Sequence[str], batches: Iterator[pa.Record
     return fn(RecordBatch.from_arrays(batch.columns, names=list(names)) for batch in batches)
 
 
+def connect_session() -> Any:
+    """The Connect session of this process, or None.
+
+    A session is active only in the thread that started it: other threads, such as those of a pool, get the default one.
+    """
+    module = sys.modules.get("pyspark.sql.connect.session")
+    if module is None:  # this process has not created one
+        return None
+    session = module.SparkSession.getActiveSession() or module.SparkSession._default_session
+    return None if session is None or getattr(session, "is_stopped", False) else session
+
+
+def classic_session() -> Any:
+    """The classic session of this process, or None; as :func:`connect_session` in other threads.
+
+    Raises:
+        ImportError: pyspark is not installed, or is one that is a client of Connect servers alone.
+    """
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+    if SparkContext._active_spark_context is None:
+        return None
+    return SparkSession.getActiveSession() or SparkSession.builder.getOrCreate()
+
+
 def table_named(name: object) -> Any:
     """The DataFrame of ``"catalog.schema.table"`` in this process's Spark session; None if it is not such a name."""
     if (
@@ -218,7 +245,9 @@ def table_named(name: object) -> Any:
         or Path(name).exists()
     ):
         return None
-    from pyspark.sql import SparkSession
-
-    session = SparkSession.getActiveSession()
+    # A local Connect server also has a classic session in this process, but the user works with this one.
+    session = connect_session()
+    if session is None:
+        with contextlib.suppress(ImportError):
+            session = classic_session()
     return None if session is None else session.table(name)

@@ -15,7 +15,7 @@ from hvd_cluster.data.preprocessing import Preprocess
 from hvd_cluster.data.reader import ParquetReader
 from hvd_cluster.data.schema import missing_columns_text
 from hvd_cluster.errors import DataError
-from hvd_cluster.estimators.logged_model.first_rows import MAX_ROWS, first_rows
+from hvd_cluster.estimators.logged_model.first_rows import MAX_BYTES, MAX_ROWS, first_rows
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -89,11 +89,12 @@ class TrialRows:
 
     def _read(self, transformed: bool) -> dict[str, torch.Tensor]:
         most = _TRIED_ROWS if self._preprocess is None else MAX_ROWS
+        first = self.dataset.train.first(most, MAX_BYTES)
         reader = ParquetReader(
-            self.dataset.train,
+            first,
             self.dataset.schema,
             self.dataset.store,
-            batch_size=min(most, self.dataset.train.rows),
+            batch_size=min(most, first.rows),
             seed=self.seed,
             shuffle=False,
             remainder="pad",

@@ -1,4 +1,4 @@
-"""Assigns ranks to slots. Pure.
+"""Assigns ranks to slots: a computation only, without input or output.
 
 Ranks are contiguous on each host, and the host of slot 0 comes first, so rank 0 is always on slot 0. Hosts may have
 different numbers of slots.

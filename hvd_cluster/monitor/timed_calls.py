@@ -27,9 +27,14 @@ def timed_items(items: Iterable[T]) -> Iterator[T]:
     """The same items; the time to get each of them is DATA."""
     iterator = iter(items)
     while True:
+        # Not span(), whose context manager takes a quarter of the time that a small batch costs this thread.
+        before = step_clock.enter(DATA)
+        is_over = False
         try:
-            with step_clock.span(DATA):
-                item = next(iterator)
+            item = next(iterator)
         except StopIteration:
+            is_over = True
             return
+        finally:
+            step_clock.leave(before, is_end_of_data=is_over)
         yield item

@@ -16,7 +16,7 @@ from hvd_cluster.data.spark_jobs import quoted
 from hvd_cluster.data.store import Store
 from hvd_cluster.data.tables.parquet import ParquetFolder
 from hvd_cluster.data.tables.table_source import TableSource
-from hvd_cluster.data.writing.content_address import same_plan, state_of_files
+from hvd_cluster.data.writing.content_address import PlanState
 from hvd_cluster.errors import DataError
 from hvd_cluster.petastorm.factories import make_batch_reader, table_of
 from hvd_cluster.petastorm.fragments import parquet_files
@@ -202,9 +202,10 @@ def make_spark_converter(
             f"no folder for the DataFrame's files is set: spark.conf.set({PARENT_CACHE_DIR_URL_CONF!r}, "
             "'file:///path/that/all/machines/see')"
         )
-    arguments = (parent, parquet_row_group_size_bytes, compression_codec, dtype, state_of_files(df))
-    for frame, known, converter in _written:
-        if known == arguments and same_plan(frame, df):
+    arguments = (parent, parquet_row_group_size_bytes, compression_codec, dtype)
+    now = PlanState.of(df)
+    for then, known, converter in _written:
+        if known == arguments and then.has_rows_of(now):
             return converter
     url = f"{parent.rstrip('/')}/{uuid.uuid4().hex}"
     if not _written:
@@ -220,7 +221,7 @@ def make_spark_converter(
     except BaseException:  # raised again: half a data set must not stay
         _delete(url)
         raise
-    _written.append((df, arguments, converter))
+    _written.append((now, arguments, converter))
     return converter
 
 
@@ -234,9 +235,8 @@ def register_delete_dir_handler(handler: Callable[[str], None] | None) -> None:
     _delete_handler = handler
 
 
-#: What this process has written: the frame; the arguments that decide what is written, and the state of the files that
-#: the frame read; the converter.
-_written: list[tuple[Any, tuple[Any, ...], SparkDatasetConverter]] = []
+#: What this process has written: the state of the frame; the arguments that decide what is written; the converter.
+_written: list[tuple[PlanState, tuple[Any, ...], SparkDatasetConverter]] = []
 _delete_handler: Callable[[str], None] | None = None
 
 

@@ -160,7 +160,7 @@ class BaseHorovodWorker:
             function = unpack(call)
             with torch_group():
                 return function()
-        except BaseException as error:
+        except BaseException as error:  # raised again: settle() reports it too
             self._remote_failure = self._remote_failure or ErrorReport.of(error, dumps)
             raise
         finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from hvd_cluster.data.spark_jobs import classic_session, connect_session, is_connect
 from hvd_cluster.errors import LaunchError, MissingExtraError
 from hvd_cluster.spark.classic import ClassicSession
 from hvd_cluster.spark.connect import ConnectSession
@@ -23,17 +24,17 @@ def active(spark: Any = None) -> Session:
         import pyspark  # noqa: F401
     except ImportError as error:
         raise MissingExtraError("pyspark", "spark", "to run workers on Spark") from error
-    spark = spark or ConnectSession.find() or ClassicSession.find()
+    spark = spark or connect_session() or classic_session()
     if spark is None:
         raise LaunchError(f"{NO_SESSION_TEXT} Start one with SparkSession.builder.getOrCreate(), or pass spark=.")
-    kind = ConnectSession if type(spark).__module__.startswith("pyspark.sql.connect") else ClassicSession
+    kind = ConnectSession if is_connect(spark) else ClassicSession
     return kind(spark)
 
 
 def spark_url(path: str) -> str:
     """A path or URL with scheme and host, as the classic session of this process resolves it; unchanged without one."""
     try:
-        spark = None if ConnectSession.find() is not None else ClassicSession.find()
+        spark = None if connect_session() is not None else classic_session()
     except ImportError:  # no pyspark, or one that is a client of Connect servers alone
         return path
     return path if spark is None else ClassicSession(spark).url_of(path)

@@ -27,16 +27,6 @@ _keep_lock = threading.Lock()
 class ClassicSession(Session):
     """Cancels by job group; knows the exact number of slots where Spark's private methods provide it."""
 
-    @staticmethod
-    def find() -> Any:
-        """The active session of this process, or None."""
-        from pyspark import SparkContext
-        from pyspark.sql import SparkSession
-
-        if SparkContext._active_spark_context is None:
-            return None
-        return SparkSession.getActiveSession() or SparkSession.builder.getOrCreate()
-
     @property
     def _context(self) -> Any:
         return self.spark.sparkContext

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import sys
 import tempfile
 import threading
 import weakref
@@ -28,16 +27,6 @@ class ConnectSession(Session):
     def __init__(self, spark: Any) -> None:
         super().__init__(spark)
         self._running: dict[str, int] = {}
-
-    @staticmethod
-    def find() -> Any:
-        """The active session of this process, or None."""
-        module = sys.modules.get("pyspark.sql.connect.session")
-        if module is None:  # this process has not created one
-            return None
-        # A local Connect server also has a classic session in this process, but the user works with this one.
-        session = module.SparkSession.getActiveSession() or module.SparkSession._default_session
-        return None if session is None or getattr(session, "is_stopped", False) else session
 
     def slots(self, profile: Any = None) -> SlotCounts:
         return slots.with_profile(slots.of_settings(self.conf), profile)

@@ -85,7 +85,8 @@ def remedy(slots: SlotCounts) -> str:
     """What to change to get more slots."""
     if slots.master.startswith("local"):
         return "start it with more cores, e.g. master('local[8]')"
-    return "ask for more executors (spark.executor.instances, spark.cores.max) or for more cores of each"
+    number = "spark.dynamicAllocation.maxExecutors" if slots.dynamic_allocation else "spark.executor.instances"
+    return f"ask for more executors ({number}, spark.cores.max) or for more cores of each"
 
 
 def of_master(master: str, cpus_per_task: int = 1) -> int | None:
@@ -120,20 +121,25 @@ def of_settings(conf: Callable[[str], str | None]) -> SlotCounts:
     gpus_per_task = float(conf("spark.task.resource.gpu.amount") or 0)
     max_total = of_master(master, cpus_per_task)
     on_cluster = max_total is None and not master.startswith("local")
-    instances, cores = conf("spark.executor.instances"), conf("spark.executor.cores")
-    # A standalone master gives an application as many executors as fit.
-    if on_cluster and instances and cores and not master.startswith("spark://"):
+    # Spark itself ignores the setting if the executors are in one process.
+    dynamic = (conf("spark.dynamicAllocation.enabled") or "").lower() == "true" and not re.fullmatch(
+        r"local(\[[^,\]]*(,\s*\d+)?])?", master
+    )
+    if dynamic:  # the number of instances is then only the first one
+        executors = conf("spark.dynamicAllocation.maxExecutors")
+    else:  # a standalone master gives an application as many executors as fit
+        executors = None if master.startswith("spark://") else conf("spark.executor.instances")
+    cores = conf("spark.executor.cores")
+    if on_cluster and executors and cores:
         per_executor = int(cores) // cpus_per_task
         gpus = conf("spark.executor.resource.gpu.amount")
         if gpus and gpus_per_task:
             per_executor = min(per_executor, int(float(gpus) / gpus_per_task))
-        max_total = int(instances) * per_executor
+        max_total = int(executors) * per_executor
     return SlotCounts(
         total=None if on_cluster else max_total,
         max_total=max_total,
-        # Spark itself ignores the setting if the executors are in one process.
-        dynamic_allocation=(conf("spark.dynamicAllocation.enabled") or "").lower() == "true"
-        and not re.fullmatch(r"local(\[[^,\]]*(,\s*\d+)?])?", master),
+        dynamic_allocation=dynamic,
         master=master,
         gpus_per_task=gpus_per_task,
         autoscaling=_autoscaling(conf),

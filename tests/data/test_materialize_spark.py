@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -181,6 +182,36 @@ def test_rows_that_were_made_in_the_session_are_told_apart(spark: Any, store: St
     assert [everything(dataset, dataset.train)["id"].tolist() for dataset in datasets] == [[0, 1], [10, 11]]
 
 
+@pytest.mark.each_kind
+@pytest.mark.parametrize("query", ["TABLE", "SELECT id FROM"])
+def test_a_view_that_was_replaced_is_written_again(spark: Any, store: Store, query: str) -> None:
+    def written(first: int) -> Dataset:
+        spark.range(first, first + 3, 1, 1).createOrReplaceTempView("replaced_view")
+        return materialize(spark.sql(f"{query} replaced_view"), store, columns=["id"], reuse=True)
+
+    try:
+        datasets = [written(first) for first in (0, 0, 10, 0)]
+    finally:
+        spark.catalog.dropTempView("replaced_view")
+    rows = [everything(dataset, dataset.train)["id"].tolist() for dataset in datasets]
+    assert rows == [[0, 1, 2], [0, 1, 2], [10, 11, 12], [0, 1, 2]]
+    assert datasets[0].train == datasets[1].train == datasets[3].train
+
+
+@pytest.mark.each_kind
+def test_one_frame_over_a_view_that_was_replaced_has_the_rows_that_spark_gives(spark: Any, store: Store) -> None:
+    spark.range(3).createOrReplaceTempView("replaced_view")
+    frame = spark.table("replaced_view")
+    try:
+        for first in (0, 10):
+            spark.range(first, first + 3, 1, 1).createOrReplaceTempView("replaced_view")
+            dataset = materialize(frame, store, columns=["id"], reuse=True)
+            expected = sorted(row["id"] for row in frame.collect())  # a classic frame keeps the first view
+            assert everything(dataset, dataset.train)["id"].tolist() == expected
+    finally:
+        spark.catalog.dropTempView("replaced_view")
+
+
 def test_progress_ends_with_all_rows(frame: Any, store: Store) -> None:
     told: list[tuple[int, int | None]] = []
     materialize(
@@ -190,18 +221,27 @@ def test_progress_ends_with_all_rows(frame: Any, store: Store) -> None:
     assert sorted(rows for rows, _ in told) == [rows for rows, _ in told]
 
 
-def test_moments_and_dates_arrive_as_counts(spark: Any, store: Store) -> None:
-    frame = spark.sql("select 1L as id, timestamp'1970-01-02 00:00:00 UTC' as t, date'1970-01-11' as d")
-    rows = everything(data := materialize(frame, store, columns=["id", "t", "d"]), data.train)
-    assert [data.schema[name].unit for name in ("t", "d")] == ["us", "D"]
-    assert (rows["t"].tolist(), rows["d"].tolist()) == ([86_400_000_000], [10])
+def test_moments_dates_and_durations_arrive_as_counts(spark: Any, store: Store) -> None:
+    moment, date, duration = (
+        "timestamp'1970-01-02 00:00:00 UTC'",
+        "date'1970-01-11'",
+        "interval '1:30' minute to second",
+    )
+    frame = spark.sql(f"select 1L as id, {moment} as t, {date} as d, {duration} as p")
+    rows = everything(data := materialize(frame, store, columns=["id", "t", "d", "p"]), data.train)
+    assert [data.schema[name].unit for name in ("t", "d", "p")] == ["us", "D", "us"]
+    assert [rows[name].tolist() for name in ("t", "d", "p")] == [[86_400_000_000], [10], [90_000_000]]
 
 
+@pytest.mark.each_kind
 def test_the_name_of_a_table_is_read_by_spark(spark: Any, tmp_path: Path) -> None:
     rows = spark.range(20).selectExpr("id", "id * 2 AS x")
     rows.write.mode("overwrite").option("path", (tmp_path / "files").as_uri()).saveAsTable("default.named_rows")
     try:
         for name in ("default.named_rows", "spark_catalog.default.named_rows"):
             assert materialize(name, tmp_path / "store", columns=["id", "x"]).train.rows == 20
+        with ThreadPoolExecutor(1) as pool:  # no session is active in its thread
+            data = pool.submit(materialize, "default.named_rows", tmp_path / "store", columns=["id"]).result()
+        assert data.train.rows == 20
     finally:
         spark.sql("DROP TABLE default.named_rows")

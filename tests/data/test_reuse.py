@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from hvd_cluster.data import dataset as dataset_module
 from hvd_cluster.data.dataset import Dataset
 from hvd_cluster.data.materializing import materialize
 from hvd_cluster.data.reader import ParquetReader
@@ -49,6 +50,16 @@ def rows(dataset: Dataset) -> list[int]:
     return sorted(
         row for batch in ParquetReader(dataset, batch_size=7, remainder="partial") for row in batch["id"].tolist()
     )
+
+
+def test_data_of_another_version_of_the_manifest_are_written_once_more(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    older = written(store, frame())
+    monkeypatch.setattr(dataset_module, "MANIFEST_VERSION", dataset_module.MANIFEST_VERSION + 1)
+    newer = written(store, frame())
+    assert not files(older) & files(newer)
+    assert files(written(store, frame())) == files(newer)
 
 
 def test_the_same_frame_is_written_once_and_reads_the_same(store: Store) -> None:

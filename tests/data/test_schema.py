@@ -100,10 +100,12 @@ def test_spark_types_describe_the_same_columns() -> None:
             types.StructField("a", types.ArrayType(types.ArrayType(types.ShortType()))),
             types.StructField("v", linalg.VectorUDT()),
             types.StructField("t", types.TimestampType()),
+            types.StructField("p", types.DayTimeIntervalType()),
+            types.StructField("q", types.DayTimeIntervalType(1, 2)),
             types.StructField("m", linalg.MatrixUDT()),
         ]
     )
-    assert list(schema_spark.infer(spark, ["i", "l", "f", "b", "d", "s", "y", "a", "v", "t"])) == [
+    assert list(schema_spark.infer(spark, ["i", "l", "f", "b", "d", "s", "y", "a", "v", "t", "p", "q"])) == [
         Column("i", Kind.NUMERIC, "int8"),
         Column("l", Kind.NUMERIC, "int64"),
         Column("f", Kind.NUMERIC, "float32"),
@@ -113,7 +115,7 @@ def test_spark_types_describe_the_same_columns() -> None:
         Column("y", Kind.BINARY, "bytes"),
         Column("a", Kind.LIST, "int16", (UNKNOWN, UNKNOWN)),
         Column("v", Kind.VECTOR, "float64", (UNKNOWN,)),
-        Column("t", Kind.TIME, "int64", unit="us"),
+        *(Column(name, Kind.TIME, "int64", unit="us") for name in "tpq"),
     ]
     with pytest.raises(DataError) as caught:
         schema_spark.infer(spark, ["m", "L"])

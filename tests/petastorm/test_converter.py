@@ -156,6 +156,22 @@ def test_a_path_with_other_files_than_before_is_written_again(spark: Any, tmp_pa
         converter.delete()
 
 
+@pytest.mark.spark("connect", "local")
+def test_a_view_that_was_replaced_is_written_again(spark: Any, tmp_path: Path) -> None:
+    def written(rows: int) -> SparkDatasetConverter:
+        spark.range(0, rows, 1, 1).createOrReplaceTempView("converted_view")
+        return make_spark_converter(spark.table("converted_view"), parent_cache_dir_url=tmp_path.as_uri())
+
+    try:
+        converters = [written(rows) for rows in (3, 3, 5)]
+    finally:
+        spark.catalog.dropTempView("converted_view")
+    assert [len(converter) for converter in converters] == [3, 3, 5]
+    assert converters[0] is converters[1]
+    for converter in converters[1:]:
+        converter.delete()
+
+
 @pytest.mark.spark("connect")
 @pytest.mark.slow
 def test_a_frame_of_a_session_that_has_gone_is_not_an_obstacle(spark: Any, tmp_path: Path) -> None:

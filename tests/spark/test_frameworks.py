@@ -95,6 +95,10 @@ def with_accelerate() -> list[float]:
 
 def with_lightning(folder: str) -> list[float]:
     """The mean losses over the ranks under Lightning's own DDP."""
+    import sys
+
+    # Lightning looks for MPI: mpi4py without one raises what it does not expect; Open MPI would start its daemon.
+    sys.modules["mpi4py.MPI"] = None  # type: ignore[assignment]
     import lightning as pl
     import torch
 

@@ -114,3 +114,22 @@ def test_dynamic_allocation_counts_on_clusters_only() -> None:
     assert slots.of_settings({**on, "spark.master": "yarn"}.get).dynamic_allocation
     assert slots.of_settings({**on, "spark.master": "local-cluster[2,1,1024]"}.get).dynamic_allocation
     assert not slots.of_settings({**on, "spark.master": "local[*]"}.get).dynamic_allocation
+
+
+def test_the_number_of_instances_is_not_a_limit_where_spark_adds_executors() -> None:
+    conf = {
+        "spark.master": "yarn",
+        "spark.dynamicAllocation.enabled": "true",
+        "spark.executor.instances": "2",  # Spark starts with them
+        "spark.executor.cores": "4",
+    }
+    slots.check(64, slots.with_total(slots.of_settings(conf.get), 8, 0), barrier=False)
+    capped = slots.of_settings({**conf, "spark.dynamicAllocation.maxExecutors": "10"}.get)
+    assert capped.max_total == 40
+    slots.check(40, capped, barrier=False)
+    with pytest.raises(NotEnoughSlotsError, match=r"at most 40: .*spark\.dynamicAllocation\.maxExecutors"):
+        slots.check(41, capped, barrier=False)
+    off = {**conf, "spark.dynamicAllocation.enabled": "false", "spark.dynamicAllocation.maxExecutors": "10"}
+    assert slots.of_settings(off.get).max_total == 8
+    alone = {**conf, "spark.master": "spark://10.0.0.1:7077", "spark.dynamicAllocation.maxExecutors": "3"}
+    assert slots.of_settings(alone.get).max_total == 12

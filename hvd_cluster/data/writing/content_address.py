@@ -7,8 +7,10 @@ import json
 import threading
 import uuid
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from hvd_cluster.data import dataset
 from hvd_cluster.data.files.filesystems import normalize, open_filesystem
 from hvd_cluster.data.files.retry import file_info
 from hvd_cluster.data.optional import load_pyarrow
@@ -17,9 +19,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from hvd_cluster.data.store import Store
-
-#: Part of every name: a change of what is written makes new names.
-_FORMAT = "hvd-cluster 1"
 
 
 def of_table(table: pa.Table, options: Mapping[str, Any]) -> str:
@@ -43,7 +42,8 @@ def of_text(text: str, options: Mapping[str, Any]) -> str:
 
 def _digest(options: Mapping[str, Any]) -> Any:
     digest = hashlib.blake2b(digest_size=16)
-    digest.update(json.dumps([_FORMAT, options], sort_keys=True).encode())
+    # A folder of another version cannot be used again, so it must not have the name that is looked for.
+    digest.update(json.dumps([f"hvd-cluster {dataset.MANIFEST_VERSION}", options], sort_keys=True).encode())
     return digest
 
 
@@ -70,6 +70,31 @@ class _Hashing:
 _MAX_FRAMES = 64
 
 
+@dataclass(frozen=True)
+class PlanState:
+    """What a DataFrame stands for at one moment.
+
+    A DataFrame of Spark Connect is resolved each time that it is used: after a temporary view has been replaced, the
+    same DataFrame holds the rows of the new view. So a comparison of two DataFrames says what they stand for now, and
+    the hash says whether that is what they stood for then.
+    """
+
+    frame: Any
+    #: Hash of the plan after its names were resolved.
+    resolved: int
+    #: Names, sizes and times of change of the files that it reads.
+    files: str
+
+    @classmethod
+    def of(cls, frame: Any) -> PlanState:
+        """The state of a DataFrame now."""
+        return cls(frame, int(frame.semanticHash()), state_of_files(frame))
+
+    def has_rows_of(self, now: PlanState) -> bool:
+        """Whether the rows of another DataFrame, whose state is new, are those that this one had then."""
+        return self.resolved == now.resolved and self.files == now.files and _same_plan(self.frame, now.frame)
+
+
 class SparkPlans:
     """Remembers frames, and gives the same name to those with the same plan over unchanged files.
 
@@ -79,24 +104,22 @@ class SparkPlans:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        #: (frame, state of its input files, its name), oldest first.
-        self._known: list[tuple[Any, str, str]] = []
+        #: (state of a frame, its name), oldest first.
+        self._known: list[tuple[PlanState, str]] = []
 
     def address(self, frame: Any, store: Store, options: Mapping[str, Any]) -> str:
         """A name for what a DataFrame holds, written into a store with these options."""
-        files = state_of_files(frame)
+        now = PlanState.of(frame)
         with self._lock:
-            name = next(
-                (name for known, state, name in self._known if state == files and same_plan(known, frame)), None
-            )
+            name = next((name for then, name in self._known if then.has_rows_of(now)), None)
             if name is None:
                 name = uuid.uuid4().hex
-                self._known = [*self._known[1 - _MAX_FRAMES :], (frame, files, name)]
+                self._known = [*self._known[1 - _MAX_FRAMES :], (now, name)]
         return of_text(f"{name} {store.prefix}", options)
 
 
-def same_plan(one: Any, other: Any) -> bool:
-    """Whether two DataFrames of a session have the same plan; their files may have changed in between."""
+def _same_plan(one: Any, other: Any) -> bool:
+    """Whether two DataFrames of a session have the same plan now."""
     if one.sparkSession is not other.sparkSession or type(one) is not type(other):
         return False
     try:

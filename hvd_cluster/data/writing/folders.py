@@ -66,20 +66,33 @@ class DatasetFolders:
         return self
 
     def complete(self, paths: set[str]) -> None:
-        """Say that exactly these files are the data."""
-        there = {path for folder in self._folders for path in self._store.list(folder)}
-        unseen = sorted(paths - there)
+        """Say that exactly these files are the data.
+
+        A repeated or speculative attempt at a part may still run. An attempt that finds SUCCESS, or a folder without
+        the claim, after it has named its files removes them, and the files of any other are in the listing that
+        follows SUCCESS.
+        """
+        unseen = sorted(paths - self._listed())
         if unseen:
             raise DataError(
                 f"the executors wrote {unseen[0]}, but the driver does not see it: the store {self._store.prefix!r} "
                 "must be a path or URL that all machines share"
             )
-        for path in there - paths:
-            if path.endswith(".parquet"):  # of a task attempt that was repeated
-                self._store.delete(path)
         for folder in self._folders:
             self._store.write(f"{folder}/{SUCCESS}", b"")
+        for path in self._listed() - paths:
+            if path.endswith(".parquet"):
+                self._store.delete(path)
+        for folder in self._folders:
             self._store.delete(f"{folder}/{self._claim}")
+
+    @property
+    def claim(self) -> str:
+        """The file in each folder that is there until the data is complete, with SUCCESS then, or given up."""
+        return self._claim
+
+    def _listed(self) -> set[str]:
+        return {path for folder in self._folders for path in self._store.list(folder)}
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: Any) -> None:
         if error is None:
@@ -114,7 +127,8 @@ class DatasetFolders:
     def _remove(self, folder: str) -> None:
         """Delete what was written, the claim last: until it is deleted no other writer begins.
 
-        Tasks that were cancelled may continue for a moment; once the folder has gone they cannot write to it.
+        Tasks that were cancelled may continue for a moment; once the claim has gone from a folder they remove their
+        files.
         """
         until = time.monotonic() + _LAST_FILES_S
         while True:

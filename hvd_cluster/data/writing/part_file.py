@@ -5,6 +5,7 @@ Both formats hold the same Arrow data in the same row groups, so that a reader m
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -59,6 +60,9 @@ class PartPlan:
     #: Whether the writers make the folders; False where the driver has made them, and removes them when the files are
     #: no longer wanted: a writer that does not know it must not make them again.
     makes_folders: bool = True
+    #: The file in each folder that is the driver's claim, see :class:`hvd_cluster.data.writing.folders.DatasetFolders`:
+    #: without it, or beside SUCCESS, no more files may appear. "" where no other attempt writes.
+    claim: str = ""
 
     @property
     def folders(self) -> tuple[str, ...]:
@@ -106,11 +110,14 @@ class PartFile:
         self._file = None
         return self._groups
 
-    def abandon(self) -> None:
-        """Remove a file that was not completed; after `close` it does nothing."""
+    def withdraw(self) -> None:
+        """Remove the file, whether it is complete or not."""
         if self._file is not None:
             self._file.abandon()
             self._file = None
+        elif self._groups:
+            with contextlib.suppress(OSError):  # the error that led here is the one to report
+                self._plan.store.delete(self._path)
 
     def _open(self, batch: pa.RecordBatch) -> UnfinishedFile:
         pyarrow = load_pyarrow()

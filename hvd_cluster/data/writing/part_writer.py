@@ -5,6 +5,7 @@ Runs on Spark's executors as well as in the driver; knows neither.
 
 from __future__ import annotations
 
+import socket
 import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -13,11 +14,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from hvd_cluster.data.files.retry import file_info
 from hvd_cluster.data.optional import load_pyarrow
+from hvd_cluster.data.reading.parquet_files import SUCCESS
 from hvd_cluster.data.row_group import RowGroup
 from hvd_cluster.data.writing import validation
 from hvd_cluster.data.writing.column_stats import TableStats
 from hvd_cluster.data.writing.part_file import MAX_GROUP_BYTES, MAX_GROUP_ROWS, SUFFIXES, PartFile, PartPlan
+from hvd_cluster.errors import DataError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -65,13 +69,14 @@ def write_part(plan: PartPlan, part: int, batches: Iterable[pa.RecordBatch]) -> 
 
     Raises:
         OSError: the store cannot be written.
-        DataError: an integer does not fit, or a sparse vector is broken.
+        DataError: an integer does not fit, a sparse vector is broken, or the driver has the part from another attempt.
     """
     report = PartReport(part=part)
     # A retried or speculative task never meets another one.
     name = f"part-{part:05d}-{uuid.uuid4().hex}{SUFFIXES[plan.format]}"
     train = PartFile(plan, f"{plan.train_folder}/{name}")
     held_out = PartFile(plan, f"{plan.validation_folder}/{name}")
+    written = False
     try:
         for batch in batches:
             if not batch.num_rows:
@@ -90,10 +95,30 @@ def write_part(plan: PartPlan, part: int, batches: Iterable[pa.RecordBatch]) -> 
                 held_out.add(batch.filter(pyarrow.array(mask)))
         if not plan.wrong and not report.stats.problems(allow_ragged=plan.allow_ragged):
             report.train, report.validation = train.close(), held_out.close()
+            _require_claim(plan)
+            written = True
     finally:
-        train.abandon()
-        held_out.abandon()
+        if not written:
+            train.withdraw()
+            held_out.withdraw()
     return report
+
+
+def _require_claim(plan: PartPlan) -> None:
+    """Check that the driver still collects parts, now that this one's files have their names."""
+    if not plan.claim:
+        return
+    missing = load_pyarrow("pyarrow.fs").FileType.NotFound
+    paths = [f"{plan.train_folder}/{SUCCESS}", *(f"{folder}/{plan.claim}" for folder in plan.folders)]
+    success, *claims = (info.type for info in file_info(plan.store.fs, paths))
+    if success != missing:
+        raise DataError(f"the rows in {plan.train_folder!r} are complete: this attempt is too late")
+    if missing in claims:
+        path = paths[1 + claims.index(missing)]
+        raise DataError(
+            f"{path}, which the driver has written, is not on {socket.gethostname()}: either the driver has given "
+            f"the rows up, or the store {plan.store.prefix!r} must be a path or URL that all machines share"
+        )
 
 
 def _validation_mask(

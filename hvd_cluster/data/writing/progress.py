@@ -87,4 +87,5 @@ class FinishedParts:
                 if path.rsplit("/", 1)[-1].startswith("part-") and path not in self._rows:
                     with store.fs.open_input_file(path) as stream:
                         self._rows[path] = parquet.read_metadata(stream).num_rows
-        return sum(self._rows.values())
+        of_parts = {path.rsplit("-", 1)[0]: rows for path, rows in self._rows.items()}  # once for all attempts
+        return sum(of_parts.values())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,8 +17,14 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-def check(validation: object) -> float | str | None:
-    """The parameter in its one form: None, the name of a column, or a ratio in (0, 1)."""
+def check(validation: object, columns: Collection[str] = ()) -> float | str | None:
+    """The parameter in its one form: None, the name of a column, or a ratio in (0, 1).
+
+    Args:
+        columns: those to train on, which the one that marks rows is not among.
+    """
+    if isinstance(validation, str) and validation in columns:
+        raise DataError(f"the validation column {validation!r} cannot be a feature, label or weight too")
     if validation is None or (isinstance(validation, str) and validation):
         return validation
     if isinstance(validation, bool) or not isinstance(validation, (int, float)):

@@ -30,7 +30,7 @@ class KerasColumns:
 
     def item(self, batch: Mapping[str, torch.Tensor]) -> tuple[Any, ...]:
         """``(x, y)``, or ``(x, y, sample_weight)`` where rows are weighted."""
-        self.inputs.warn_of_inexact(batch)
+        self.inputs.checked(batch)
         x = [feature.numpy() for feature in self.inputs.tensors(batch, _CPU)]
         y = [
             (label if shape is None else label.reshape(shape)).numpy()

@@ -17,12 +17,13 @@ from hvd_cluster.data.schema import Column, Schema
 if TYPE_CHECKING:
     import pyarrow as pa
 
-#: Rows that are looked through for nulls.
-MAX_ROWS = 1000
+#: Rows that are looked through for nulls, and their size in the files: the driver reads them.
+MAX_ROWS, MAX_BYTES = 1000, 16 << 20
 
 
 def first_rows(dataset: Dataset, columns: Sequence[str]) -> pa.Table:
-    """Up to ``MAX_ROWS`` training rows of the named columns, each named once."""
+    """Up to ``MAX_ROWS`` training rows of the named columns, each named once; fewer if they are large."""
+    first = dataset.train.first(MAX_ROWS, MAX_BYTES)
     found: list[pa.Table] = []
 
     def keep(rows: pa.Table) -> npt.NDArray[Any]:
@@ -30,10 +31,10 @@ def first_rows(dataset: Dataset, columns: Sequence[str]) -> pa.Table:
         return np.zeros(len(rows))
 
     reader = ParquetReader(
-        dataset.train,
+        first,
         Schema(tuple(Column.raw(name) for name in columns)),
         dataset.store,
-        batch_size=min(MAX_ROWS, dataset.train.rows),
+        batch_size=min(MAX_ROWS, first.rows),
         shuffle=False,
         remainder="pad",
         preprocess=Preprocess(fn=keep, columns=tuple(columns), batch_format="pyarrow"),

@@ -17,6 +17,7 @@ from hvd_cluster.data.optional import load_pyarrow
 from hvd_cluster.data.spark_jobs import map_batches, quoted
 from hvd_cluster.data.store import Store
 from hvd_cluster.data.writing import part_transfer
+from hvd_cluster.data.writing import validation as validation_rule
 from hvd_cluster.data.writing.part_file import PartPlan
 from hvd_cluster.estimators.run.direct_rows import DirectRows
 from hvd_cluster.spark.task_function import Rows
@@ -46,8 +47,11 @@ def direct_rows(
     Partitions, split and files are those of ``materialize`` with the same arguments.
 
     Raises:
-        DataError: columns are missing or of an unsupported type, or there are no rows.
+        DataError: columns are missing or of an unsupported type, the validation column cannot mark rows, or there are
+            no rows.
     """
+    columns, validation = list(dict.fromkeys(columns)), validation_rule.check(validation, columns)
+    schema = schema_spark.infer_split(frame.schema, columns, validation, raw=raw)
     selected = frame.select(*map(quoted, [*columns, *([validation] if isinstance(validation, str) else [])]))
     sample = write_arrow(
         first_batches(selected),
@@ -58,7 +62,6 @@ def direct_rows(
         raw=raw,
         first_rows=_SAMPLE_ROWS,
     )
-    schema = schema_spark.infer(frame.schema, columns, raw=raw)
     plan = PartPlan(
         store=store,
         schema=schema,

@@ -7,7 +7,9 @@ import pytest
 from hvd_cluster.data.dataset import Split
 from hvd_cluster.data.reading.block_buffer import chunks_of
 from hvd_cluster.data.reading.budget import PREFETCH_BYTES, WINDOW_BYTES, Budget
+from hvd_cluster.data.reading.footers import estimated
 from hvd_cluster.data.reading.shards import plan
+from hvd_cluster.data.reading.table_columns import held_out
 from hvd_cluster.data.row_group import RowGroup
 
 ROWS = 1000
@@ -31,3 +33,10 @@ def test_a_window_is_read_at_one_go_although_some_row_groups_are_larger_than_oth
 
 def test_a_window_that_is_much_larger_than_the_usual_one_is_cut() -> None:
     assert num_chunks([WINDOW_BYTES // 4] * 40, 4 * WINDOW_BYTES) == [4, 4, 2]
+
+
+def test_a_footer_counts_row_groups_and_not_the_pieces_that_held_out_rows_leave() -> None:
+    whole = [RowGroup("file", index, 60) for index in range(20)]
+    train, _ = held_out(whole, 0.3, seed=0)
+    assert len(train) > len(whole)
+    assert estimated(train, 5) == estimated(whole, 5)

@@ -7,7 +7,6 @@ import struct
 from pathlib import Path
 from typing import Any
 
-import deltalake
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -24,7 +23,7 @@ def test_int96_moments_outside_of_nanoseconds_are_read_as_they_are(tmp_path: Pat
     table = pa.table({"t": pa.array(MOMENTS, pa.timestamp("us", "UTC"))})
     path = tmp_path / "a.parquet"
     if kind == "delta":
-        deltalake.write_deltalake(str(tmp_path), table)
+        pytest.importorskip("deltalake").write_deltalake(str(tmp_path), table)
         (path,) = tmp_path.glob("*.parquet")
     pq.write_table(table, path, use_deprecated_int96_timestamps=True, store_schema=False)
     reader = ParquetReader(tmp_path, batch_size=3, shuffle=False)

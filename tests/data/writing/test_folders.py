@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from hvd_cluster.data.reader import ParquetReader
+from hvd_cluster.data.schema import infer
 from hvd_cluster.data.store import Store
 from hvd_cluster.data.writing.folders import DatasetFolders, FoldersTakenError
+from hvd_cluster.data.writing.part_writer import PartPlan, write_part
 from hvd_cluster.errors import DataError
 
 
@@ -76,6 +81,95 @@ def test_files_that_the_driver_does_not_see_mean_that_the_store_is_not_shared(st
     with pytest.raises(DataError, match=message), DatasetFolders(store, [folder]) as folders:
         folders.complete({f"{folder}/on-another-machine.parquet"})
     assert names(store) == []
+
+
+def half_held_out(store: Store) -> tuple[PartPlan, pa.RecordBatch]:
+    """A plan whose folders the driver makes, and rows for it."""
+    batch = pa.RecordBatch.from_pydict({"id": list(range(100))})
+    train, held = (store.get_localized_path(f"{store.prefix}/{name}") for name in ("train", "held"))
+    plan = PartPlan(
+        store=store,
+        schema=infer(batch.schema),
+        train_folder=train,
+        validation_folder=held,
+        validation=0.5,
+        makes_folders=False,
+    )
+    return plan, batch
+
+
+@pytest.mark.parametrize("prefix", ["", "memory://late-attempts/store"])
+@pytest.mark.parametrize("aborted", [False, True])
+def test_an_attempt_that_ends_after_the_driver_has_all_parts_leaves_no_file(
+    tmp_path: Path, prefix: str, aborted: bool
+) -> None:
+    """A speculative task that Spark does not stop in time."""
+    store = Store.create(prefix or tmp_path / "store")
+    plan, batch = half_held_out(store)
+    folders = list(plan.folders)
+
+    def late(filled: DatasetFolders, plan: PartPlan) -> Iterator[pa.RecordBatch]:
+        if aborted:
+            filled.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
+        else:
+            done = write_part(plan, 0, [batch])
+            filled.complete({group.path for group in (*done.train, *done.validation)})
+            kept.extend(store.list(store.prefix, recursive=True))
+        yield batch  # its files show up only now, as those of any attempt do on an object store
+
+    kept: list[str] = []
+    try:
+        with DatasetFolders(store, folders) as filled:
+            plan = replace(plan, claim=filled.claim)
+            with pytest.raises((DataError, FileNotFoundError)):  # the folder itself has gone from a local disk
+                write_part(plan, 0, late(filled, plan))
+        assert len([path for path in kept if path.endswith(".parquet")]) == (0 if aborted else 2)
+        assert store.list(store.prefix, recursive=True) == kept
+    finally:
+        store.delete(store.prefix)
+
+
+def test_a_file_that_appears_while_folders_are_removed_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its folder is empty already, and the first one still holds the claim."""
+    store = Store.create("memory://removed-folders/store")
+    plan, batch = half_held_out(store)
+    folders = list(plan.folders)
+    delete = store.delete
+    errors: list[str] = []
+
+    def delete_and_write(path: str) -> None:
+        delete(path)
+        if path == f"{folders[1]}/{filled.claim}":
+            with pytest.raises(DataError) as caught:
+                write_part(replace(plan, claim=filled.claim), 0, [batch])
+            errors.append(str(caught.value))
+
+    filled = DatasetFolders(store, folders)
+    try:
+        filled.__enter__()
+        monkeypatch.setattr(store, "delete", delete_and_write)
+        filled.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
+        assert store.list(store.prefix, recursive=True) == []
+        assert "either the driver has given the rows up, or the store" in errors[0]
+        assert "must be a path or URL that all machines share" in errors[0]
+    finally:
+        delete(store.prefix)
+
+
+def test_a_file_that_appears_while_the_folder_is_completed_goes(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = f"{store.prefix}/train"
+    write = store.write
+
+    def write_and_more(path: str, data: bytes) -> None:
+        if path.endswith("/_SUCCESS"):
+            write(f"{folder}/late.parquet", b"")
+        write(path, data)
+
+    with DatasetFolders(store, [folder]) as folders:
+        write(f"{folder}/a.parquet", b"")
+        monkeypatch.setattr(store, "write", write_and_more)
+        folders.complete({f"{folder}/a.parquet"})
+    assert names(store) == ["train", "train/_SUCCESS", "train/a.parquet"]
 
 
 @pytest.mark.long

@@ -13,8 +13,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from hvd_cluster.data.materializing import materialize
+from hvd_cluster.data.store import Store
 from hvd_cluster.errors import DataError, WorkerFailedError
 from hvd_cluster.estimators import SparkBackend, TorchEstimator
+from hvd_cluster.estimators.spark.direct_rows import direct_rows
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -66,13 +69,37 @@ def what_was_learned(model):
 
 
 @pytest.mark.spark("local-cluster", "connect")
-def test_the_weights_equal_those_of_a_fit_with_a_store(data, tmp_path):
-    through_store = estimator(store=tmp_path / "work").fit(data)
+@pytest.mark.parametrize("validation", [0.2, "held"])
+def test_the_weights_equal_those_of_a_fit_with_a_store(data, tmp_path, validation):
+    # Without feature_cols the features are all columns that have no other role: the validation column has one.
+    data = data.selectExpr("features", "a", "y", *(["noise > 0.5 AS held"] if validation == "held" else []))
+    given = {"validation": validation, "feature_cols": None}
+    through_store = estimator(store=tmp_path / "work", **given).fit(data)
     before = set(Path(tempfile.gettempdir()).glob("hvd*"))
-    straight = estimator().fit(data)
+    straight = estimator(**given).fit(data)
     assert what_was_learned(straight) == what_was_learned(through_store)
     assert straight.transform(data).count() == ROWS
     assert set(Path(tempfile.gettempdir()).glob("hvd*")) == before
+
+
+@pytest.mark.spark("local")
+@pytest.mark.parametrize(
+    ("columns", "validation", "message"),
+    [
+        (["a", "held"], "held", "the validation column 'held' cannot be a feature"),
+        (["a"], "Held", "no column 'Held'; did you mean 'held'"),
+        (["a"], "text", "the validation column 'text' holds string: it must be bool"),
+        (["a", "nope"], "held", "no column 'nope'"),
+        (["A"], None, "no column 'A'; did you mean 'a'"),
+    ],
+)
+def test_columns_are_checked_as_with_a_store(data, tmp_path, columns, validation, message):
+    frame = data.selectExpr("a", "a > 0 AS held", "string(a) AS text")
+    given = {"columns": columns, "validation": validation, "num_proc": 2, "partitions_per_process": 2, "seed": 0}
+    given |= {"allow_ragged": False, "tensors_only": True, "raw": ()}
+    for send in (materialize, direct_rows):
+        with pytest.raises(DataError, match=message):
+            send(frame, Store.create(tmp_path), **given)
 
 
 @pytest.mark.spark("local")
