@@ -96,8 +96,9 @@ def conditions() -> str:
 
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     model = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), "?")
+    gpu = f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
     return (
-        f"{time.strftime('%Y-%m-%d')}; {os.cpu_count()} cores, {model}; Linux {platform.release()}; "
+        f"{time.strftime('%Y-%m-%d')}; {os.cpu_count()} cores, {model}{gpu}; Linux {platform.release()}; "
         f"Python {platform.python_version()}, torch {torch.__version__}; OMP_NUM_THREADS=1; "
         f"load before the run {os.getloadavg()[0]:.2f}."
     )

@@ -1,7 +1,7 @@
 """200 tensors of 1 to 64 KB, submitted asynchronously and then awaited: fusion against one Gloo call each.
 
 What bounds it: the calls themselves, and the bytes, which as one tensor would take a vote and one stream of chunks. The
-rest is what 200 tensors take more than one does: to be voted for, packed, unpacked and told of.
+rest is what 200 tensors take more than one does: to be voted for, packed, unpacked and reported.
 """
 
 from __future__ import annotations

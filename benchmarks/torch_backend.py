@@ -1,7 +1,8 @@
 """torch.distributed on the backend "hvd", and on Gloo: DDP, FSDP2, and single calls.
 
-DDP trains the MLP 784-2048-2048-10 with batches of 64, with gradients as views of its buckets; beside it is the same
-step with ``hvd.DistributedOptimizer``.
+DDP trains the models of ``training_step``, with gradients as views of its buckets; beside it are the same step with
+``hvd.DistributedOptimizer``, and DDP with a hook that communicates nothing: DDP copies each gradient into a bucket,
+which the optimizer does not. A hook also saves DDP from scaling the gradients: the engine does so while it adds them.
 FSDP2 shards 24 blocks of 1024-4096-1024, 201 million parameters, block by block, with batches of 16 rows: it gathers
 the weights twice and scatters the gradients once in each step. All contenders run in the same processes, in turns.
 """
@@ -59,22 +60,41 @@ def groups() -> tuple[Any, Any]:
     return dist.group.WORLD, dist.new_group(backend="gloo")
 
 
-def ddp(turns: int) -> Found:
+def ddp(turns: int, what: str) -> Found:
+    import torch.distributed as dist
+
     import hvd_cluster.torch as hvd
 
     ours, peer = groups()
-    net, loss_of = model_and_loss("MLP")
+    net, loss_of = model_and_loss(what)
 
-    def trained(group: Any) -> Trained:
+    def trained(group: Any, hook: Callable[[Any, Any], Any] | None = None) -> Trained:
         model = torch.nn.parallel.DistributedDataParallel(net(), process_group=group, gradient_as_bucket_view=True)
+        if hook is not None:
+            model.register_comm_hook(None, hook)
         return Trained(model, torch.optim.SGD(model.parameters(), lr=0.01), loss_of)
 
+    def averaged(bucket: Any) -> Any:
+        future = dist.all_reduce(bucket.buffer(), dist.ReduceOp.AVG, async_op=True).get_future()
+        return future.then(lambda done: done.value()[0])
+
+    def as_it_is(bucket: Any) -> Any:
+        future: Any = torch.futures.Future()
+        future.set_result(bucket.buffer())
+        return future
+
     on_hvd, on_gloo, own = trained(ours), trained(peer), net()
+    with_hook, alone = (
+        trained(ours, lambda _, bucket: averaged(bucket)),
+        trained(ours, lambda _, bucket: as_it_is(bucket)),
+    )
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(own.parameters(), lr=0.01), list(own.named_parameters()))
     with_optimizer = Trained(own, optimizer, loss_of)
     found = {
         "DDP on Gloo": compare(on_hvd.step, on_gloo.step, turns, per_turn=3),
         "hvd.DistributedOptimizer": compare(on_hvd.step, with_optimizer.step, turns, per_turn=3),
+        "DDP on hvd with a hook of AVG": compare(on_hvd.step, with_hook.step, turns, per_turn=3),
+        "DDP without communication (the limit)": compare(on_hvd.step, alone.step, turns, per_turn=3),
     }
     return found, on_hvd.difference(on_gloo)
 
@@ -131,7 +151,8 @@ def calls(turns: int) -> Found:
 def measure(turns: int = 15) -> Reports:
     tables = []
     for title, work, ranks, num_turns in (
-        ("A step of DDP on the backend hvd", ddp, (2, 4), turns),
+        ("A step of DDP on the backend hvd: the MLP", functools.partial(ddp, what="MLP"), (2, 4), turns),
+        ("A step of DDP on the backend hvd: the transformer", functools.partial(ddp, what="transformer"), (2,), turns),
         ("A step of FSDP2 on the backend hvd", fsdp2, (2, 4), max(3, turns // 3)),
         ("One call of torch.distributed on the backend hvd, and on Gloo", calls, (2, 4), turns),
     ):

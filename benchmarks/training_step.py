@@ -3,9 +3,9 @@
 The MLP is 784-2048-2048-10, with batches of 64; the transformer has 8 layers of width 320, and batches of 4 sequences
 of 64.
 
-What a step must cost more is beside it: the same step with a meeting of the ranks and no gradients (a step then takes
-as long as that of the slower rank), and with a meeting and then the two passes over the gradients that it takes to
-reduce what autograd allocates: each rank copies its own to where the other can read it, and adds the other's.
+What a step must cost more is beside it: the same step with a barrier and no gradients (a step then takes as long as
+that of the slower rank), and with a barrier and then the two passes over the gradients that it takes to reduce what
+autograd allocates: each rank copies its own to where the other can read it, and adds the other's.
 """
 
 from __future__ import annotations
@@ -66,26 +66,28 @@ def worker(what: str) -> dict[str, dict[str, list[float]]]:
 
     one, mine, others = torch.ones(1), torch.zeros(PIECE), torch.zeros(PIECE)
 
-    def meet() -> None:
-        hvd.allreduce_(one, op=hvd.Sum, name="meeting")
+    def barrier() -> None:
+        hvd.allreduce_(one, op=hvd.Sum, name="barrier")
 
-    def meet_and_pass() -> None:
-        meet()
+    def barrier_and_passes() -> None:
+        barrier()
         for parameter in passing.parameters():
             assert parameter.grad is not None
             for piece in parameter.grad.view(-1).split(PIECE):
                 mine[: piece.numel()].copy_(piece)
                 torch.add(mine[: piece.numel()], others[: piece.numel()], out=piece)
 
-    alone, meeting, passing, ours, peer = net(), net(), net(), net(), net()
+    alone, waiting, passing, ours, peer = net(), net(), net(), net(), net()
     named = list(ours.named_parameters())
     our_step = step_of(ours, hvd.DistributedOptimizer(torch.optim.SGD(ours.parameters(), lr=0.01), named))
     ddp = torch.nn.parallel.DistributedDataParallel(peer)
     steps = {
         "DDP on Gloo": step_of(ddp, torch.optim.SGD(ddp.parameters(), lr=0.01)),
         "no communication (the limit)": step_of(alone, torch.optim.SGD(alone.parameters(), lr=0.01)),
-        "a meeting alone": step_of(meeting, torch.optim.SGD(meeting.parameters(), lr=0.01), meet),
-        "a meeting and two passes": step_of(passing, torch.optim.SGD(passing.parameters(), lr=0.01), meet_and_pass),
+        "a barrier alone": step_of(waiting, torch.optim.SGD(waiting.parameters(), lr=0.01), barrier),
+        "a barrier and two passes": step_of(
+            passing, torch.optim.SGD(passing.parameters(), lr=0.01), barrier_and_passes
+        ),
     }
     found = {name: compare(our_step, step, turns=15, per_turn=3) for name, step in steps.items()}
     dist.destroy_process_group()
