@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from hvd_cluster.data.cancelling import cancel_until
 from hvd_cluster.errors import LaunchError
 from hvd_cluster.topology import inherited_env
 
@@ -32,9 +33,6 @@ T = TypeVar("T")
 _TABLE_NAME = re.compile(r"\w+(\.\w+){1,2}")
 
 _MISSING = re.compile(r"ModuleNotFoundError: No module named '([^']+)'")
-#: Seconds between two attempts to cancel: a cancel that comes before the job was submitted is lost.
-_CANCEL_AGAIN_S = 0.5
-_CANCEL_GIVE_UP_S = 60.0
 #: Seconds that tasks may outlive their job: Spark waits two seconds before it kills a Python worker.
 _TASKS_END_S = 4.0
 
@@ -103,28 +101,6 @@ def cancel(spark: Any, tag: str) -> None:
         spark.interruptTag(tag)
     else:
         spark.sparkContext.cancelJobGroup(tag)
-
-
-def cancel_until(ended: Callable[[float], bool], cancel_jobs: Callable[[], None]) -> bool:
-    """Cancel repeatedly, until the jobs have ended or a minute is over.
-
-    Args:
-        ended: waits at most this many seconds for the end, and returns whether it came.
-        cancel_jobs: cancels them once.
-
-    Returns:
-        Whether they have ended.
-    """
-    give_up_s = time.monotonic() + _CANCEL_GIVE_UP_S
-    while not ended(0.0):
-        if time.monotonic() > give_up_s:
-            return False
-        try:
-            cancel_jobs()
-        except Exception as error:  # noqa: BLE001  a session that has gone has no tasks any more
-            logger.debug("the jobs could not be cancelled: %s", error)
-        ended(_CANCEL_AGAIN_S)
-    return True
 
 
 def running_tasks(spark: Any, tag: str) -> int | None:

@@ -13,7 +13,7 @@ import uuid
 from dataclasses import asdict
 from typing import Any
 
-from hvd_cluster.data import spark_jobs
+from hvd_cluster.data.cancelling import cancel_until
 from hvd_cluster.errors import LaunchError, StartTimeoutError
 from hvd_cluster.launch.outcome import Outcome
 from hvd_cluster.launch.run_options import RunOptions
@@ -212,7 +212,7 @@ class Job:
         if self._finished.is_set():
             return
         server.stop_tasks()
-        if spark_jobs.cancel_until(self._finished.wait, functools.partial(self._session.cancel, self._tag)):
+        if cancel_until(self._finished.wait, functools.partial(self._session.cancel, self._tag)):
             server.drain(_DRAIN_S)
         else:
             logger.error("the Spark job %s does not end although it was cancelled repeatedly", self._tag)

@@ -9,10 +9,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from hvd_cluster.data.cancelling import cancel_until
 from hvd_cluster.data.materializing import OnPart, RemoteParts
 from hvd_cluster.data.writing.assembly import NO_ROWS_TEXT
 from hvd_cluster.errors import DataError
@@ -22,9 +22,8 @@ logger = logging.getLogger(__name__)
 
 #: Blocks per CPU that are written or queued; a queued block stays in the object store.
 _TASKS_PER_CPU = 2
-#: Seconds between two attempts to cancel a task: Ray loses a cancel that comes while the task begins.
+#: Seconds between two attempts to cancel a task: each interrupts it, also while it cleans up.
 _CANCEL_AGAIN_S = 2.0
-_CANCEL_GIVE_UP_S = 60.0
 
 
 def parts_of(dataset: Any, columns: Sequence[str]) -> RemoteParts:
@@ -134,18 +133,21 @@ def _cancelled_on_error(pending: list[Any]) -> Iterator[None]:
     """After an exception, end all tasks: they would write into folders that are being removed."""
     import ray
 
+    def ended(timeout_s: float) -> bool:
+        pending[:] = ray.wait(pending, num_returns=len(pending), timeout=timeout_s)[1] if pending else []
+        return not pending
+
+    def cancel() -> None:
+        for task in pending:
+            # Not tasks that are done, such as the failed one: Ray 2.60 kills the driver if a task is cancelled while
+            # its result is being received.
+            if not ray.wait([task], timeout=0)[0]:
+                ray.cancel(task)
+
     try:
         yield
     except BaseException:  # raised again; an interrupt must cancel the tasks too
-        give_up_s = time.monotonic() + _CANCEL_GIVE_UP_S
-        while pending and time.monotonic() < give_up_s:
-            for task in pending:
-                # Not tasks that are done, such as the failed one: Ray 2.60 kills the driver if a task is cancelled
-                # while its result is being received.
-                if not ray.wait([task], timeout=0)[0]:
-                    ray.cancel(task)
-            pending[:] = ray.wait(pending, num_returns=len(pending), timeout=_CANCEL_AGAIN_S)[1]
-        if pending:
+        if not cancel_until(ended, cancel, _CANCEL_AGAIN_S):
             logger.error("%d tasks of the write do not end although they were cancelled repeatedly", len(pending))
         raise
 

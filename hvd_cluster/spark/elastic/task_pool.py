@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from hvd_cluster.data import spark_jobs
+from hvd_cluster.data.cancelling import cancel_until
 from hvd_cluster.errors import LaunchError, StartTimeoutError
 from hvd_cluster.launch.elastic.discovery import HostDiscovery
 from hvd_cluster.launch.hosts import Host
@@ -148,7 +148,7 @@ class TaskPool(HostDiscovery):
             for remote in self._remotes.values():
                 remote.request_end()
             self._changed.wait_for(lambda: not self._remotes, _END_S)
-        spark_jobs.cancel_until(self._ended, functools.partial(self._session.cancel, self._tag))
+        cancel_until(self._ended, functools.partial(self._session.cancel, self._tag))
         self._listener.close()
         for remote in [*self._remotes.values(), *self._gone]:
             remote.close(time.monotonic())
