@@ -21,7 +21,7 @@ from hvd_cluster.torch import wire
 from hvd_cluster.torch.buckets import plan_buckets
 from hvd_cluster.torch.compression import Compressor
 from hvd_cluster.torch.gradient_layout import fingerprint
-from hvd_cluster.torch.parameters import names_of_last_group
+from hvd_cluster.torch.parameters import named_now
 from hvd_cluster.torch.submission import checked
 from hvd_cluster.torch.wrapper import Wrapper, unwrapped, wrap
 
@@ -96,6 +96,7 @@ class DeltaOptimizer(Wrapper):
         """
         check_adasum(global_process_set)
         self.mark_stepped()
+        self._names = named_now(self, self._names)  # the parameters may have changed since the last step
         parameters = [p for p in self._names if p.requires_grad]
         with torch.no_grad():
             starts = [parameter.detach().clone() for parameter in parameters]
@@ -118,11 +119,6 @@ class DeltaOptimizer(Wrapper):
     step.hooked = True  # type: ignore[attr-defined]
     # A scheduler need not wrap it either: it sets the attribute that schedulers check itself.
     step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
-
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add parameters; all ranks do so at the same step."""
-        super().add_param_group(param_group)
-        self._names = self._names | names_of_last_group(self, self._names)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuilt, (*self.plain(), self._names, self._compression, self._passes_per_step)

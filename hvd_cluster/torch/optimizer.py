@@ -20,7 +20,7 @@ from hvd_cluster.torch import backward
 from hvd_cluster.torch.collectives.allreduce import allreduce
 from hvd_cluster.torch.compression import Compression, Compressor
 from hvd_cluster.torch.delta_optimizer import DeltaOptimizer
-from hvd_cluster.torch.parameters import named, names_of_last_group, resolve_groups
+from hvd_cluster.torch.parameters import named, named_now, resolve_groups
 from hvd_cluster.torch.reducer import GradientReducer
 from hvd_cluster.torch.timed_calls import time_calls_of_torch
 from hvd_cluster.torch.wrapper import Wrapper, unwrapped, wrap
@@ -144,8 +144,8 @@ class _DistributedOptimizer(Wrapper):
         if self._reducer.has_ready and backward.reads_gradients(sys._getframe(1)):
             self.finish_reduction()
         groups: list[dict[str, Any]] | None = self.__dict__.get("param_groups")
-        if groups is None:  # read by a proxy that is a subclass, such as Lightning's
-            raise AttributeError("param_groups")
+        if groups is None:  # of a class that computes them, or read by a proxy that is a subclass, such as Lightning's
+            groups = super().param_groups
         return groups
 
     @param_groups.setter
@@ -183,6 +183,7 @@ class _DistributedOptimizer(Wrapper):
         Raises:
             HorovodInternalError: the ranks disagree, or the job has ended.
         """
+        self._follow_groups()
         self._reducer.synchronize()
         self._is_synchronized = True
 
@@ -215,6 +216,7 @@ class _DistributedOptimizer(Wrapper):
         if not self._should_synchronize:
             self._is_synchronized = False
             return self._timed_step(*([] if closure is None else [closure]), **kwargs)
+        self._follow_groups()
         is_reduced = self._is_synchronized and not self._reducer.has_ready
         if is_reduced:
             warnings.warn(
@@ -267,6 +269,7 @@ class _DistributedOptimizer(Wrapper):
         Raises:
             AssertionError: gradients are being reduced.
         """
+        self._follow_groups()
         if self._reducer.is_reduced:
             self._reducer.clear()  # the step was skipped, as GradScaler does if gradients have overflowed
         if self._reducer.has_ready:
@@ -280,7 +283,14 @@ class _DistributedOptimizer(Wrapper):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters; all ranks do so at the same step."""
         super().add_param_group(param_group)
-        self._reducer.add(names_of_last_group(self, self._reducer.index.named))
+        self._reducer.follow(named_now(self, self._reducer.index.named))
+
+    def _follow_groups(self) -> None:
+        """Reduce the gradients of parameters that code has put into the groups without :meth:`add_param_group`."""
+        index = self._reducer.index
+        ids = [number for group in self.param_groups for number in map(id, group["params"])]
+        if self._reducer.is_attached and ids != index.ids and [*dict.fromkeys(ids)] != index.ids:
+            self._reducer.follow(named_now(self, index.named))
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load the state of this optimizer or of an unwrapped one; gradients in flight are discarded."""

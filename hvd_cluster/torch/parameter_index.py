@@ -24,14 +24,15 @@ class ParameterIndex:
 
     def __init__(self, names: dict[torch.Tensor, str], groups: Sequence[Sequence[torch.Tensor]]) -> None:
         self.named = names
-        self.groups = groups
+        self.ids = [id(parameter) for parameter in names]
+        self.groups = [[parameter for parameter in group if parameter in names] for group in groups]
         ordered = sorted(names.items(), key=lambda entry: entry[1])
         self.parameters = [parameter for parameter, _ in ordered]
         self.names = [name for _, name in ordered]
         self.fingerprint = fingerprint(self.names)
         self.number_of = {parameter: number for number, parameter in enumerate(self.parameters)}
         self._own_order = [self.number_of[parameter] for parameter in names]
-        self._groups = [[self.number_of[parameter] for parameter in group] for group in groups]
+        self._groups = [[self.number_of[parameter] for parameter in group] for group in self.groups]
         self._grouped = {number for group in self._groups for number in group}
 
     def __len__(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -45,11 +45,20 @@ def named(
     return {parameter: names[parameter] for parameter in parameters}
 
 
-def names_of_last_group(optimizer: torch.optim.Optimizer, known: Container[torch.Tensor]) -> dict[torch.Tensor, str]:
-    """Names for the unnamed parameters of the last group."""
-    index = len(optimizer.param_groups) - 1
-    parameters = enumerate(optimizer.param_groups[index]["params"])
-    return {parameter: f"noname.{index}.{i}" for i, parameter in parameters if parameter not in known}
+def named_now(optimizer: torch.optim.Optimizer, known: Mapping[torch.Tensor, str]) -> dict[torch.Tensor, str]:
+    """A unique name for every parameter that the optimizer has now: the known one, or else one of its position."""
+    used = set(known.values())
+    names: dict[torch.Tensor, str] = {}
+    for i, group in enumerate(optimizer.param_groups):
+        for j, parameter in enumerate(group["params"]):
+            name = known.get(parameter)
+            if name is None:
+                name = f"noname.{i}.{j}"
+                while name in used:
+                    name += "'"
+                used.add(name)
+            names[parameter] = name
+    return names
 
 
 def resolve_groups(

@@ -190,12 +190,14 @@ def test_weights_stay_equal_when_parameters_are_added_later_and_in_copies(two: A
             optimizer.step()
 
         step(0)
-        optimizer.add_param_group({"params": net[2].parameters()})
+        optimizer.add_param_group({"params": [net[2].weight]})
         step(1)
-        net, optimizer = copy.deepcopy((net, optimizer))
+        optimizer.param_groups[1]["params"].append(net[2].bias)
         step(2)
-        net, optimizer = pickle.loads(pickle.dumps((net, optimizer)))
+        net, optimizer = copy.deepcopy((net, optimizer))
         step(3)
+        net, optimizer = pickle.loads(pickle.dumps((net, optimizer)))
+        step(4)
         assert type(optimizer).__name__ == "Adam"
         return [p.detach() for p in net.parameters()]
 

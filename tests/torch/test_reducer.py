@@ -415,6 +415,33 @@ def test_parameters_that_are_added_later_are_reduced_too(two: Any) -> None:
     assert two(fn) == [[[-3.5, -3.5], [-5.0, -5.0]]] * 2
 
 
+@pytest.mark.parametrize("way", ["append", "replace", "original"])
+@pytest.mark.parametrize("op", ["Average", "Sum"])
+def test_parameters_that_groups_get_without_add_param_group_are_reduced_too(two: Any, way: str, op: str) -> None:
+    def fn(hvd: Any) -> list[Any]:
+        first, second = scalars(2)
+        original = torch.optim.SGD([first], lr=1.0)
+        optimizer = hvd.DistributedOptimizer(original, named([first]), op=getattr(hvd, op))
+        for step in range(3):
+            optimizer.zero_grad()
+            ((first.sum() + second.sum()) * (hvd.rank() + 1)).backward()
+            optimizer.step()
+            if step > 0:
+                continue
+            if way == "append":
+                optimizer.param_groups[0]["params"].append(second)
+            elif way == "replace":  # as Lightning does when it resumes a fit with unfrozen layers
+                optimizer.param_groups = [{**optimizer.param_groups[0], "params": [second]}]
+            else:
+                original.add_param_group({"params": [second]})
+            second.grad = None
+        return [first.tolist(), second.tolist()]
+
+    gradient = 1.5 if op == "Average" else 3.0
+    values = [1.0 - (1 if way == "replace" else 3) * gradient, 1.0 - 2 * gradient]
+    assert two(fn) == [[[value] * 2 for value in values]] * 2
+
+
 def test_ranks_that_ran_out_of_data_join(three: Any) -> None:
     """Rank 2 has no step in the first epoch, in which the others agree on nothing that would outlast it."""
 
