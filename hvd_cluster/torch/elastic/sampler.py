@@ -67,7 +67,14 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         self.indices = share(order, self.processed_num, self.rank, self.num_replicas).tolist()
 
     def __iter__(self) -> Iterator[int]:
+        self._enter_world()
         return iter(self.indices)
 
     def __len__(self) -> int:
+        self._enter_world()
         return len(self.indices)
+
+    def _enter_world(self) -> None:
+        """Take this worker's share if ``init()`` was called after the sampler was made."""
+        if self.num_replicas == 1 and basics.is_initialized() and basics.size() > 1:
+            self.reset()

@@ -3,6 +3,7 @@ from __future__ import annotations
 import torch
 
 import hvd_cluster.torch as hvd
+from hvd_cluster.launch import local
 
 
 def test_a_loader_continues_behind_the_recorded_batches() -> None:
@@ -42,3 +43,17 @@ def test_a_batch_that_is_smaller_than_said_counts_no_more_than_there_is() -> Non
     assert sampler.processed_num == 5
     sampler.reset()
     assert list(sampler) == []
+
+
+def shares_of_a_sampler_made_before_init() -> tuple[int, list[int], int]:
+    sampler = hvd.elastic.ElasticSampler(range(10), shuffle=False)
+    hvd.init()
+    found = len(sampler), list(sampler)
+    sampler.record_batch(0, 2)
+    hvd.shutdown()
+    return *found, sampler.processed_num
+
+
+def test_a_sampler_made_before_init_divides_the_data_too() -> None:
+    results = local.run(shares_of_a_sampler_made_before_init, num_proc=2)
+    assert results == [(5, [0, 2, 4, 6, 8], 4), (5, [1, 3, 5, 7, 9], 4)]
