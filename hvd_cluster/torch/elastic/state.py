@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from hvd_cluster.elastic.notification import agree_on_update
 from hvd_cluster.elastic.state import ObjectState
@@ -74,7 +75,10 @@ class OptimizerStateHandler(StateHandler):
 
 
 class PacerStateHandler(StateHandler):
-    """A learning rate scheduler or a GradScaler; a copy of it would act on a copy of the optimizer."""
+    """A learning rate scheduler, a GradScaler, or another object with a state dict that is not to be copied itself.
+
+    A copy of it would act on a copy of the optimizer.
+    """
 
     def sync(self) -> None:
         self.value.load_state_dict(broadcast_object(self.value.state_dict()))
@@ -114,8 +118,11 @@ class TorchState(ObjectState):
     Args:
         model: a module.
         optimizer: an optimizer.
-        kwargs: further modules, optimizers, learning rate schedulers, scalers, samplers, and picklable values:
-            ``epoch=0, batch=0``.
+        kwargs: further modules, optimizers, learning rate schedulers, scalers, samplers, other objects with
+            ``state_dict`` and ``load_state_dict``, and picklable values: ``epoch=0, batch=0``.
+
+    Raises:
+        ValueError: a value is a list or dict of modules, optimizers or the like, which must be arguments themselves.
     """
 
     def __init__(
@@ -131,6 +138,8 @@ class TorchState(ObjectState):
         if optimizer is None:
             self.optimizer = None
         plain = {name: value for name, value in given.items() if name not in handlers}
+        for name, value in plain.items():
+            _require_none_inside(name, value)
         super().__init__(broadcast_object, basics.rank, **plain)
 
     _handlers: dict[str, StateHandler]
@@ -171,4 +180,17 @@ def _handler_of(value: Any) -> StateHandler | None:
     for kind, handler in _registry:
         if isinstance(value, kind):
             return handler(value)
+    if callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None)):
+        return PacerStateHandler(value)
     return None
+
+
+def _require_none_inside(name: str, value: Any) -> None:
+    """Check that a plain value contains nothing of which the training would use the original, and the state a copy."""
+    kinds = tuple(kind for kind, _ in _registry)
+    found = next((leaf for leaf in tree_leaves(value) if isinstance(leaf, kinds)), None)
+    if found is not None:
+        raise ValueError(
+            f"{name} of the TorchState is a {type(value).__name__} that contains a {type(found).__name__}, of which it "
+            f"would save and restore a copy: pass each one as an argument of its own, e.g. {name}_0=..., {name}_1=..."
+        )

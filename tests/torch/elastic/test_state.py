@@ -265,3 +265,54 @@ def test_a_scheduler_and_a_scaler_of_a_state_continue_acting_on_its_optimizer() 
         local.run(paced, num_proc=2, env={"OMP_NUM_THREADS": "1"})
         == [[(0.5, 4.0), (0.5, 4.0), 0, True, True, [-2.0, -2.0]]] * 2
     )
+
+
+class Warmup:
+    """A schedule that is not one of torch's, as those of timm."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+        self.num_steps = 0
+
+    def step(self) -> None:
+        self.num_steps += 1
+        for group in self.optimizer.param_groups:
+            group["lr"] = 0.1 * self.num_steps
+
+    def state_dict(self) -> dict[str, int]:
+        return {"num_steps": self.num_steps}
+
+    def load_state_dict(self, state_dict: dict[str, int]) -> None:
+        self.num_steps = state_dict["num_steps"]
+
+
+def warmed_up() -> tuple[bool, int, float]:
+    hvd.init()
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))], lr=1.0)
+    schedule = Warmup(optimizer)
+    schedule.num_steps = 3 * hvd.rank()
+    state = hvd.elastic.TorchState(optimizer=optimizer, schedule=schedule)
+    state.sync()
+    state.schedule.step()
+    state.commit()
+    state.schedule.step()
+    state.restore()
+    state.schedule.step()
+    found = state.schedule is schedule, schedule.num_steps, optimizer.param_groups[0]["lr"]
+    hvd.shutdown()
+    return found
+
+
+def test_an_object_with_a_state_dict_continues_acting_on_the_optimizer() -> None:
+    results = local.run(warmed_up, num_proc=2, env={"OMP_NUM_THREADS": "1"})
+    assert results == [(True, 2, pytest.approx(0.2))] * 2
+
+
+@pytest.mark.parametrize("kind", [list, tuple, lambda found: {"nets": [*found]}])
+def test_a_container_of_modules_or_optimizers_is_refused(kind: Any) -> None:
+    nets = [torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)]
+    with pytest.raises(ValueError, match=r"nets of the TorchState is a \w+ that contains a Linear.*nets_0=\.\.\."):
+        hvd.elastic.TorchState(nets=kind(nets))
+    with pytest.raises(ValueError, match="contains a SGD"):
+        hvd.elastic.TorchState(optimizers=kind([torch.optim.SGD(nets[0].parameters())]))
+    assert hvd.elastic.TorchState(best=nets[0].state_dict(), losses=[1.0, 2.0]).losses == [1.0, 2.0]
