@@ -137,7 +137,7 @@ class GradientHooks:
     def on_gradient(self, number: int, parameter: torch.Tensor, *, is_last_hook: bool) -> None:
         """Report a gradient, unless hooks of the user follow: then it is reported when the next one comes."""
         with self._lock:
-            self._report_deferred()
+            self.report_deferred()
             receiver = self._receiver()
             if receiver is None:
                 return
@@ -151,12 +151,13 @@ class GradientHooks:
         """Report the end of a backward pass."""
         self._pass_id = -1
         with self._lock:
-            self._report_deferred()
+            self.report_deferred()
         receiver = self._receiver()
         if receiver is not None:
             receiver.end_pass(is_nested=is_nested)
 
-    def _report_deferred(self) -> None:
+    def report_deferred(self) -> None:
+        """Report gradients now whose hooks may still run: a step is taken from inside such a hook."""
         if self._deferred and (receiver := self._receiver()) is not None:
             deferred, self._deferred = self._deferred, []
             for number, parameter in deferred:

@@ -276,7 +276,8 @@ class _DistributedOptimizer(Wrapper):
             raise AssertionError(
                 "optimizer.zero_grad() was called after loss.backward() but before optimizer.step() or "
                 "optimizer.synchronize(). This is prohibited as it can cause a race condition. If another model's "
-                "loss has made these gradients (a GAN), freeze the parameters meanwhile with requires_grad_(False)."
+                "loss has made these gradients (a GAN), freeze the parameters meanwhile with requires_grad_(False). "
+                "To skip the step, or to use the gradients in another way (SAM), call optimizer.synchronize() first."
             )
         super().zero_grad(*args, **kwargs)
 

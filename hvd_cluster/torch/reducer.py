@@ -67,8 +67,7 @@ class GradientReducer:
         self._engine: Callable[[], Engine | None] = lambda: None
         #: Not all ranks were at the end of the step when they last agreed, so they agree again there.
         self._needs_layout = False
-        #: Number of steps so far, for errors.
-        self._num_steps = 0
+        self._num_steps = 0  #: so far, for errors
         #: Parameters that re-entrant checkpoints accumulate several times in one backward pass.
         self._repeated: set[int] = set()
         self._is_reduced = False
@@ -76,8 +75,7 @@ class GradientReducer:
         self._reduced: dict[int, GradientVersion] = {}
         #: The gradients at the end of a backward pass that did not complete all of them.
         self._versions: dict[int, GradientVersion] = {}
-        # For the timeline: when the first and the latest gradient were ready.
-        self._begun_s = self._latest_s = 0.0
+        self._begun_s = self._latest_s = 0.0  # when the first and the latest gradient were ready, for the timeline
 
     # ---- for the optimizer -------------------------------------------------------------------------------------------
 
@@ -147,6 +145,7 @@ class GradientReducer:
         """
         if not self.is_attached:
             return
+        self._hooks.report_deferred()
         self._require_unchanged()
         if self._is_reduced:
             return
@@ -184,7 +183,9 @@ class GradientReducer:
         Raises:
             AssertionError: the step of an earlier backward pass was forgotten.
         """
-        step = self._step
+        step, gradient = self._step, parameter.grad
+        if gradient is None:  # a hook of the user has taken a step with it, or discarded it
+            return
         left = step.passes_left[number]
         if left <= 0 or self._is_reduced or number in step.sent_early:
             if not self._starts_new_step(number, parameter):
@@ -195,9 +196,8 @@ class GradientReducer:
         self._hooks.await_end_of_pass()
         step.passes_left[number] = left - 1
         self._versions.pop(number, None)
-        gradient = parameter.grad
         step.last_passes[number] = step.num_passes + 1
-        if left > 1 or gradient is None:
+        if left > 1:
             return
         if not step.ready:
             self._begin()
@@ -214,9 +214,9 @@ class GradientReducer:
             GradientChangedError: a gradient was changed or replaced while it was being reduced.
             HorovodInternalError: the ranks disagree, or the job has ended.
         """
-        if self._is_reduced:
-            return
         step, parameters = self._step, self.index.parameters
+        if self._is_reduced or not step.last_passes:  # a hook of the user may have taken the step
+            return
         if step.is_split:
             self._require_unchanged()
         if not is_nested:

@@ -410,6 +410,30 @@ def test_what_a_hook_makes_of_a_gradient_is_reduced(two: Any, is_last_hook: bool
     assert two(fn) == [[[0.75] * 2] * 3] * 2
 
 
+@pytest.mark.parametrize("is_last_hook", [True, False])
+def test_a_hook_may_take_the_step_of_its_parameter(two: Any, is_last_hook: bool) -> None:
+    def fn(hvd: Any) -> list[list[float]]:
+        parameters = scalars(3)
+        optimizers: dict[torch.Tensor, Any] = {}
+
+        def take_step(p: torch.Tensor) -> None:
+            optimizers[p].step()
+            optimizers[p].zero_grad()
+
+        for number, p in enumerate(parameters):
+            if not is_last_hook:
+                p.register_post_accumulate_grad_hook(take_step)
+            optimizers[p] = hvd.DistributedOptimizer(torch.optim.SGD([p], lr=1.0), [(f"p{number}", p)])
+            if is_last_hook:
+                p.register_post_accumulate_grad_hook(take_step)
+        for _ in range(3):
+            sum(p.sum() * (hvd.rank() + 1) for p in parameters).backward()
+        return [p.tolist() for p in parameters]
+
+    start = scalars(1)[0][0].item()
+    assert two(fn) == [[[start - 4.5] * len(scalars(1)[0])] * 3] * 2
+
+
 def changed_in_flight(replaces: bool) -> None:
     import hvd_cluster.torch as hvd
 
