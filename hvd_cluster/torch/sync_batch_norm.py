@@ -6,12 +6,14 @@ without cancellation (Chan, Golub and LeVeque 1983, equation 2.1), and the two s
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parameter import is_lazy
 
 from hvd_cluster.engine import basics
 from hvd_cluster.engine.membership import next_number, num_members
@@ -105,6 +107,9 @@ class SyncBatchNorm(_BatchNorm):
         Args:
             module: converted in place, unless it is a batch normalization itself.
             process_set: the ranks that share their statistics.
+
+        Raises:
+            ValueError: a lazy layer has not seen a batch yet.
         """
         modules = list(module.modules())
         converted: dict[torch.nn.Module | None, SyncBatchNorm] = {
@@ -120,6 +125,15 @@ class SyncBatchNorm(_BatchNorm):
 
     @classmethod
     def _converted(cls, layer: _BatchNorm, process_set: ProcessSet) -> SyncBatchNorm:
+        kind = type(layer)
+        if any(is_lazy(tensor) for tensor in (layer.weight, layer.running_mean) if tensor is not None):
+            raise ValueError(f"a {kind.__name__} does not know its size yet: run one batch through the model first")
+        if kind.forward not in (_BatchNorm.forward, torch.nn.SyncBatchNorm.forward):
+            warnings.warn(
+                f"{kind.__name__} has its own forward(), and SyncBatchNorm replaces it: whatever it does except batch "
+                "normalization, such as an activation, is lost. Put that into a module of its own before converting.",
+                stacklevel=4,
+            )
         new = cls(
             layer.num_features,
             layer.eps,

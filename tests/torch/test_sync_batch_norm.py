@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 import torch
 
+import hvd_cluster.torch as hvd
+
 
 def batch(rows: int, shape: tuple[int, ...] = (4, 5), dtype: torch.dtype = torch.float64) -> torch.Tensor:
     generator = torch.Generator().manual_seed(3)
@@ -132,6 +134,28 @@ def test_a_layer_with_several_names_is_converted_to_one_layer(two: Any) -> None:
         return type(model.first).__name__
 
     assert two(fn) == ["SyncBatchNorm"] * 2
+
+
+class NormAndActivation(torch.nn.BatchNorm1d):
+    """As timm's BatchNormAct2d."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x).relu()
+
+
+def test_a_conversion_that_loses_a_part_of_a_layer_warns() -> None:
+    with pytest.warns(UserWarning, match=r"NormAndActivation has its own forward\(\).*is lost"):
+        hvd.SyncBatchNorm.convert_sync_batchnorm(torch.nn.Sequential(NormAndActivation(3)))
+    plain = torch.nn.Sequential(torch.nn.BatchNorm1d(3), torch.nn.BatchNorm3d(3), torch.nn.SyncBatchNorm(3))
+    assert [type(layer) for layer in hvd.SyncBatchNorm.convert_sync_batchnorm(plain)] == [hvd.SyncBatchNorm] * 3
+
+
+def test_a_lazy_layer_is_converted_after_its_first_batch_only() -> None:
+    model = torch.nn.Sequential(torch.nn.LazyBatchNorm1d())
+    with pytest.raises(ValueError, match="LazyBatchNorm1d does not know its size yet: run one batch"):
+        hvd.SyncBatchNorm.convert_sync_batchnorm(model)
+    model(torch.zeros(2, 3))
+    assert hvd.SyncBatchNorm.convert_sync_batchnorm(model)[0].num_features == 3
 
 
 def test_one_rank_may_evaluate_without_running_statistics(two: Any) -> None:
