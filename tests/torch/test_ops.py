@@ -886,6 +886,15 @@ def test_a_sparse_average_of_integers_keeps_their_type_and_truncates_as_a_dense_
     assert three(fn) == [("torch.int64", [-2, -2, -2])] * 3
 
 
+def test_a_tensor_that_is_not_coo_is_refused_by_a_sparse_reduction(two: Any) -> None:
+    def fn(hvd: Any) -> None:
+        for tensor in (torch.eye(2), torch.eye(2).to_sparse_csr()):
+            with pytest.raises(ValueError, match=r"expects a COO tensor, got .*: use hvd\.allreduce"):
+                hvd.sparse_allreduce_async(tensor)
+
+    two(fn)
+
+
 def test_sparse_values_that_cannot_be_reduced_are_refused_and_leave_nothing_open(two: Any) -> None:
     def fn(hvd: Any) -> Any:
         from hvd_cluster.engine import basics

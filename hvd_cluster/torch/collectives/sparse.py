@@ -35,7 +35,7 @@ def sparse_allreduce_async(
 
     Raises:
         ValueError: ``op`` is neither Average nor Sum, a bool tensor would be averaged, or the tensor has an
-            unsupported dtype.
+            unsupported dtype or is not a COO tensor.
     """
     return begin_sparse_allreduce(tensor, name, op, process_set)
 
@@ -46,6 +46,10 @@ def begin_sparse_allreduce(
     """:func:`sparse_allreduce_async` with a number that must be equal on all ranks."""
     if op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
         raise ValueError(f"sparse_allreduce supports op=hvd.Average and op=hvd.Sum, not {ReduceOp(op).name}")
+    if tensor.layout != torch.sparse_coo:
+        raise ValueError(
+            f"sparse_allreduce expects a COO tensor, got {tensor.layout}: use hvd.allreduce, or tensor.to_sparse_coo()"
+        )
     check_reduction([tensor], op, 1.0, 1.0, process_set)
     tensor = tensor.coalesce()
     # Indices have the shape (dimensions, entries); the entries of all ranks are concatenated.
