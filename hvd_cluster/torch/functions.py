@@ -16,7 +16,9 @@ from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
 from hvd_cluster.engine.request import REDUCED_DTYPES, describe, element_dtype
 from hvd_cluster.engine.submission import wait_all
 from hvd_cluster.torch import wire
+from hvd_cluster.torch.collectives.allgather import allgather
 from hvd_cluster.torch.collectives.broadcast import submit_broadcast
+from hvd_cluster.torch.gradient_layout import fingerprint
 from hvd_cluster.torch.wrapper import load_unchanged
 
 #: The end of a state dict's key for what ``Module.get_extra_state`` returns.
@@ -35,7 +37,8 @@ def broadcast_parameters(
         process_set: the ranks that take part.
 
     Raises:
-        ValueError: ``params`` is something else, e.g. a generator, or its tensors are inside of its entries.
+        ValueError: ``params`` is something else, e.g. a generator, its tensors are inside of its entries, one is
+            sparse or quantized, or the ranks have tensors of different names.
     """
     if isinstance(params, Mapping):
         named = sorted(params.items())
@@ -45,6 +48,8 @@ def broadcast_parameters(
         raise ValueError(f"invalid params of type: {type(params)}; pass model.state_dict(), or a list of tensors")
     _require_flat([(name, entry) for name, entry in named if not str(name).endswith(_EXTRA_STATE)])
     tensors = [(name, tensor) for name, tensor in named if isinstance(tensor, torch.Tensor)]
+    _require_plain(tensors)
+    _require_equal_names([str(name) for name, _ in tensors], process_set)
     # A tensor is sent as a copy if it is not contiguous, or if torch has not computed its conjugation or negation yet.
     copies = [(tensor, tensor.data.contiguous().resolve_conj().resolve_neg()) for _, tensor in tensors]
     handles = [
@@ -68,6 +73,32 @@ def _require_flat(named: Sequence[tuple[Any, Any]]) -> None:
     if named and not any(isinstance(entry, torch.Tensor) for _, entry in named):
         kinds = ", ".join(sorted({type(entry).__name__ for _, entry in named}))
         raise ValueError(f"invalid params: no entry is a tensor, but {kinds}; pass model.state_dict()")
+
+
+def _require_plain(named: Sequence[tuple[Any, torch.Tensor]]) -> None:
+    """Check that no tensor is sparse or quantized: through a state dict, these cannot be overwritten in place."""
+    for name, tensor in named:
+        if tensor.layout != torch.strided or tensor.is_quantized:
+            kind = "quantized" if tensor.is_quantized else str(tensor.layout)
+            raise ValueError(
+                f"invalid params: {name!r} is a {kind} tensor, which cannot be overwritten in place; call "
+                "model.load_state_dict(hvd.broadcast_object(model.state_dict(), root_rank)), or register such a buffer "
+                "with persistent=False if it is equal on all ranks"
+            )
+
+
+def _require_equal_names(names: list[str], process_set: ProcessSet) -> None:
+    """Check that all ranks have the same tensors; otherwise some would wait for the others forever."""
+    found = allgather(torch.tensor([fingerprint(names)], device="cpu"), "parameters.names", process_set)
+    if len(set(found.tolist())) == 1:
+        return
+    names_by_rank = allgather_object(names, process_set=process_set)
+    everywhere = set(names_by_rank[0]).intersection(*names_by_rank[1:])
+    differing = sorted(set().union(*names_by_rank) - everywhere)
+    raise ValueError(
+        f"the ranks broadcast tensors of different names: {', '.join(differing[:5])}"
+        f"{' and others' if len(differing) > 5 else ''} are not on all ranks: make the same model on all ranks"
+    )
 
 
 def broadcast_optimizer_state(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytest
@@ -297,3 +298,31 @@ def test_a_default_device_of_the_program_is_not_where_we_work(two: Any) -> None:
         [{"rank": 1}, [0, 1], [1.5, 1.5], rows, [0, 10]],
         [{"rank": 1}, [0, 1], [1.5, 1.5], rows * 2, [1, 11]],
     ]
+
+
+def test_sparse_and_quantized_tensors_are_refused_with_the_remedy(two: Any) -> None:
+    def fn(hvd: Any) -> list[Any]:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of torch: quantized tensors are deprecated
+            quantized = torch.quantize_per_tensor(torch.ones(2), 0.5, 0, torch.qint8)
+            for tensor in (torch.eye(2).to_sparse(), torch.eye(2).to_sparse_csr(), quantized):
+                with pytest.raises(ValueError, match=r"'graph' is a .*load_state_dict\(hvd\.broadcast_object"):
+                    hvd.broadcast_parameters({"a": torch.ones(2), "graph": tensor}, root_rank=1)
+            model = torch.nn.Module()
+            model.register_buffer("graph", torch.eye(2)[: 2 - hvd.rank()].sum(0, keepdim=True).to_sparse())
+            model.load_state_dict(hvd.broadcast_object(model.state_dict(), 1))
+        return model.graph.to_dense().tolist()
+
+    assert two(fn) == [[[1.0, 0.0]]] * 2
+
+
+def test_ranks_with_different_parameters_get_an_error_and_do_not_wait(two: Any) -> None:
+    def fn(hvd: Any) -> str:
+        model = torch.nn.Sequential(*(torch.nn.Linear(1, 1, bias=False) for _ in range(1 + hvd.rank())))
+        with pytest.raises(ValueError, match="different names") as caught:
+            hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+        return str(caught.value)
+
+    first, second = two(fn)
+    assert first == second
+    assert "1.weight are not on all ranks: make the same model" in first
