@@ -126,7 +126,7 @@ def broadcast_optimizer_state(
         raise ValueError("cannot broadcast torch.optim.LBFGS state")
     is_root = running_engine().world.topology.rank == root_rank
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    if not optimizer.state_dict()["state"]:
+    if not optimizer.state_dict().get("state", True):  # an optimizer around another one may name it differently
         sparse_dim = 1 if isinstance(optimizer, torch.optim.SparseAdam) else 0
         for parameter in parameters:
             if parameter.requires_grad and parameter.grad is None and not is_lazy(parameter):
@@ -142,7 +142,9 @@ def broadcast_optimizer_state(
         (skeleton, [describe(tensor) for tensor in tensors]), root_rank, process_set=process_set
     )
     if not is_root:
-        targets = _target_devices(skeleton["state"], [meta.device for meta in metas], [p.device for p in parameters])
+        targets = _target_devices(
+            skeleton.get("state", {}), [meta.device for meta in metas], [p.device for p in parameters]
+        )
         tensors = [
             torch.empty(meta.shape, dtype=element_dtype(meta.dtype), device=target)
             for meta, target in zip(metas, targets, strict=True)

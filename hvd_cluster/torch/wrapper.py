@@ -55,7 +55,7 @@ def load_unchanged(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any])
     """Load a state dict in place, and undo the casts: torch gives state tensors the dtype of their parameter."""
     load_in_place(optimizer, optimizer.load_state_dict, state_dict)
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    for index, entry in state_dict["state"].items():
+    for index, entry in state_dict.get("state", {}).items():
         if isinstance(index, int) and parameters[index] in optimizer.state:
             optimizer.state[parameters[index]] = entry
 

@@ -326,3 +326,27 @@ def test_ranks_with_different_parameters_get_an_error_and_do_not_wait(two: Any) 
     first, second = two(fn)
     assert first == second
     assert "1.weight are not on all ranks: make the same model" in first
+
+
+class Averaged(torch.optim.SGD):
+    """An optimizer whose state dict has other keys, as that of Lookahead has."""
+
+    def state_dict(self) -> dict[str, Any]:
+        found = super().state_dict()
+        return {"fast_state": found["state"], "param_groups": found["param_groups"]}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict({"state": state_dict["fast_state"], "param_groups": state_dict["param_groups"]})
+
+
+def test_a_state_dict_with_other_keys_is_broadcast(two: Any) -> None:
+    def fn(hvd: Any) -> list[Any]:
+        weight = torch.nn.Parameter(torch.zeros(2))
+        optimizer = Averaged([weight], lr=0.1 * (hvd.rank() + 1), momentum=0.9)
+        hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+        weight.grad = torch.full((2,), hvd.rank() + 1.0)
+        optimizer.step()
+        hvd.broadcast_optimizer_state(optimizer, root_rank=1)
+        return [optimizer.param_groups[0]["lr"], optimizer.state[weight]["momentum_buffer"].tolist()]
+
+    assert two(fn) == [[0.1, [2.0, 2.0]]] * 2
