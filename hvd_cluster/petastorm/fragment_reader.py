@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 
 from hvd_cluster.data.optional import load_pyarrow
 from hvd_cluster.data.reading.row_groups import RowGroupTables
-from hvd_cluster.data.reading.row_transform import as_dtype
+from hvd_cluster.data.reading.row_transform import as_array, as_dtype
 from hvd_cluster.data.reading.shards import permutation
 from hvd_cluster.errors import DataError
 from hvd_cluster.petastorm.cache import LocalDiskCache
@@ -138,10 +139,10 @@ def _of_series(series: Any, field: Any, is_edited: bool) -> Any:
         fits = field.shape or values.dtype.kind not in "biuf" or not _is_number(field)
         return values if fits else _in_dtype(values, field, is_edited)
     first = next((value for value in values if value is not None), None)
-    if isinstance(first, (np.ndarray, list, tuple)):
+    if isinstance(first, (np.ndarray, list, tuple, torch.Tensor)):
         if any(value is None for value in values):
             return objects(values)
-        rows = [np.asarray(value) for value in values]
+        rows = [as_array(value) if isinstance(value, torch.Tensor) else np.asarray(value) for value in values]
         if any(row.shape != rows[0].shape for row in rows):
             return objects(rows)
         stacked = np.stack(rows)

@@ -283,20 +283,23 @@ def _widened(values: Values) -> Values:
 
 
 def _array(name: str, values: Values) -> Any:
-    """A batch's values of a field as one array of numbers."""
+    """A batch's values of a field as one array of numbers, or as a tensor where each of them is one."""
     if isinstance(values, list) or values.dtype == object:
         if any(value is None for value in values):
             raise TypeError(
                 f"field {name!r} holds None, which no tensor can: fill it in a TransformSpec, or leave it out"
             )
-        if not all(isinstance(value, (np.ndarray, np.generic, int, float)) for value in values):
+        are_tensors = all(isinstance(value, torch.Tensor) for value in values)  # a transform of rows may return them
+        if not are_tensors and not all(isinstance(value, (np.ndarray, np.generic, int, float)) for value in values):
             raise TypeError(_no_tensor_text(name, type(values[0]).__name__))
-        arrays = [np.asarray(value) for value in values]
+        arrays: list[Any] = list(values) if are_tensors else [np.asarray(value) for value in values]
         if len({array.shape for array in arrays}) > 1:
             raise DataError(
                 f"rows of field {name!r} differ in shape, {arrays[0].shape} and others: pad or cut them in a "
                 "TransformSpec, or leave it out"
             )
+        if are_tensors:
+            return torch.stack(arrays)
         values = np.stack(arrays)
     widened = _widened(values)
     assert isinstance(widened, np.ndarray)

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -18,6 +19,7 @@ from hvd_cluster.petastorm.pytorch import (
     InMemBatchedDataLoader,
     decimal_friendly_collate,
 )
+from hvd_cluster.petastorm.transform import edit_field
 
 ROWS = 60
 LOADERS: list[Any] = [DataLoader, BatchedDataLoader]
@@ -142,6 +144,25 @@ def test_a_transform_of_rows_is_stacked(url: str) -> None:
     assert batch["image"].shape == (ROWS, 3, 2)
     assert batch["image"].dtype == torch.int32
     assert torch.equal(batch["image"][:, 2, 1], torch.arange(ROWS, dtype=torch.int32))
+
+
+@pytest.mark.parametrize("kind", [*LOADERS, InMemBatchedDataLoader])
+@pytest.mark.parametrize("make", READERS)
+def test_tensors_that_a_transform_returns_are_stacked(url: str, make: Any, kind: Any) -> None:
+    def of_row(row: dict[str, Any]) -> dict[str, Any]:
+        return {**row, "x": torch.as_tensor(row["x"])[None] * 2, "id": torch.tensor(int(row["id"]))}
+
+    def of_frame(frame: pd.DataFrame) -> pd.DataFrame:
+        return frame.assign(x=[torch.tensor(x)[None] * 2 for x in frame["x"]])
+
+    spec = TransformSpec(
+        of_row if make is make_reader else of_frame, edit_fields=[edit_field("x", np.float32, (1, 2), False)]
+    )
+    reader = make(url, ["id", "x"], transform_spec=spec, shuffle_row_groups=False)
+    first = loaded(kind(reader, batch_size=16))[0]
+    assert torch.equal(first["id"], torch.arange(16))
+    assert first["x"].dtype == torch.float32
+    assert torch.equal(first["x"][:, 0], torch.stack([torch.arange(16) * 2, torch.arange(16)], 1).float())
 
 
 def test_rows_in_memory_are_passed_over_several_times(url: str) -> None:
