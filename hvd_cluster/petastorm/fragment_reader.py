@@ -90,7 +90,7 @@ class FragmentReader:
     def _mask(self, table: Any, predicate: PredicateBase) -> Any:
         names = sorted(predicate.get_fields())
         if not self.decode:
-            mask = np.asarray(predicate.include_batch(table.select(names).to_pandas()), dtype=bool)
+            mask = np.asarray(predicate.include_batch(table.select(names)), dtype=bool)
             if mask.shape != (table.num_rows,):
                 raise DataError(
                     f"the predicate answered with shape {mask.shape} for {table.num_rows} rows: with make_batch_reader "

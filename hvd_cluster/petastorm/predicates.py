@@ -33,19 +33,24 @@ class PredicateBase(abc.ABC):
             A bool, or for a DataFrame n bools.
         """
 
-    def include_batch(self, frame: Any) -> Any:
-        """The n bools for a DataFrame of n rows."""
-        return self.do_include(frame)
+    def include_batch(self, table: Any) -> Any:
+        """The n bools for an Arrow table of n rows."""
+        return self.do_include(table.select(sorted(self.get_fields())).to_pandas())
 
 
 class _RowPredicate(PredicateBase):
-    """A predicate on single rows, which is applied to each row of a DataFrame."""
+    """A predicate on single rows, which is applied to each row of a table."""
 
-    def include_batch(self, frame: Any) -> npt.NDArray[np.bool_]:
-        names = sorted(self.get_fields())
+    def include_batch(self, table: Any) -> npt.NDArray[np.bool_]:
+        frame = self._frame(table)
+        names = list(frame.columns)
         columns = [frame[name].tolist() for name in names]
         rows = (dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True))
         return np.fromiter((bool(self.do_include(row)) for row in rows), dtype=bool, count=len(frame))
+
+    def _frame(self, table: Any) -> Any:
+        # Else a null turns the integers of its row group into floats, whose text is "5.0".
+        return table.select(sorted(self.get_fields())).to_pandas(integer_object_nulls=True)
 
 
 class _OfField(_RowPredicate):
@@ -67,8 +72,8 @@ class in_set(_OfField):
     def do_include(self, values: Mapping[str, Any]) -> bool:
         return values[self._field] in self._values
 
-    def include_batch(self, frame: Any) -> Any:
-        return frame[self._field].isin(list(self._values))
+    def include_batch(self, table: Any) -> Any:
+        return self._frame(table)[self._field].isin(list(self._values))
 
 
 class in_intersection(_OfField):
@@ -124,8 +129,8 @@ class in_negate(PredicateBase):
     def do_include(self, values: Any) -> bool:
         return not self._predicate.do_include(values)
 
-    def include_batch(self, frame: Any) -> Any:
-        return ~np.asarray(self._predicate.include_batch(frame), dtype=bool)
+    def include_batch(self, table: Any) -> Any:
+        return ~np.asarray(self._predicate.include_batch(table), dtype=bool)
 
 
 class in_reduce(PredicateBase):
@@ -146,9 +151,10 @@ class in_reduce(PredicateBase):
     def do_include(self, values: Any) -> bool:
         return bool(self._reduce([bool(predicate.do_include(values)) for predicate in self._predicates]))
 
-    def include_batch(self, frame: Any) -> npt.NDArray[np.bool_]:
-        masks = [np.asarray(predicate.include_batch(frame), dtype=bool) for predicate in self._predicates]
-        return np.array([bool(self._reduce([bool(mask[row]) for mask in masks])) for row in range(len(frame))], bool)
+    def include_batch(self, table: Any) -> npt.NDArray[np.bool_]:
+        masks = [np.asarray(predicate.include_batch(table), dtype=bool) for predicate in self._predicates]
+        rows = range(table.num_rows)
+        return np.array([bool(self._reduce([bool(mask[row]) for mask in masks])) for row in rows], bool)
 
 
 class in_pseudorandom_split(_OfField):
