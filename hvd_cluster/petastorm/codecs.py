@@ -267,7 +267,8 @@ def _same_dtype(field: UnischemaField, dtype: np.dtype[Any]) -> bool:
     return dtype == wanted or (dtype.type is wanted.type and dtype.kind in "USMm")
 
 
-def _fits(shape: tuple[int, ...], wanted: tuple[int | None, ...]) -> bool:
+def fits(shape: tuple[int, ...], wanted: tuple[int | None, ...]) -> bool:
+    """Whether an array has the shape of a field, whose None stands for any length."""
     return len(shape) == len(wanted) and all(length in {None, seen} for seen, length in zip(shape, wanted, strict=True))
 
 
@@ -281,14 +282,14 @@ def _checked(field: UnischemaField, value: Any) -> npt.NDArray[Any]:
         raise DataError(f"field {field.name!r} is to be an array of {field.numpy_dtype}, not {type(value).__name__}")
     if not _same_dtype(field, value.dtype):
         raise DataError(f"field {field.name!r} is to hold {np.dtype(field.numpy_dtype)}, but holds {value.dtype}")
-    if not _fits(value.shape, tuple(field.shape)):
+    if not fits(value.shape, tuple(field.shape)):
         raise DataError(f"field {field.name!r} is to have the shape {tuple(field.shape)}, but has {value.shape}")
     return value
 
 
 def _fitting(field: UnischemaField, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """A decoded array, which must be of the field's dtype and shape."""
-    if not _same_dtype(field, array.dtype) or not _fits(array.shape, tuple(field.shape)):
+    if not _same_dtype(field, array.dtype) or not fits(array.shape, tuple(field.shape)):
         raise ValueError(
             f"it holds {array.dtype} of shape {array.shape}, not {np.dtype(field.numpy_dtype)} of {tuple(field.shape)}"
         )

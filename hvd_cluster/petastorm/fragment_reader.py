@@ -15,6 +15,7 @@ from hvd_cluster.data.reading.row_transform import as_array, as_dtype
 from hvd_cluster.data.reading.shards import permutation
 from hvd_cluster.errors import DataError
 from hvd_cluster.petastorm.cache import LocalDiskCache
+from hvd_cluster.petastorm.codecs import fits
 from hvd_cluster.petastorm.columns import decoded, objects, plain
 from hvd_cluster.petastorm.fragments import Fragment
 from hvd_cluster.petastorm.predicates import PredicateBase
@@ -110,6 +111,8 @@ class FragmentReader:
             if stopped():
                 return RowBatch({}, 0)
             answer = self.transform.func(dict(zip(columns, row, strict=True)))
+            if not isinstance(answer, Mapping):
+                raise _not_returned(answer, "the row as a dict")
             for name, values in made.items():
                 if name not in answer:
                     raise DataError(f"the transform's row lacks the field {name!r}: it has {list(answer)}")
@@ -120,12 +123,21 @@ class FragmentReader:
         if self.transform is None or self.transform.func is None:
             return RowBatch({name: plain(table.column(name)) for name in self.output.fields}, table.num_rows)
         frame = self.transform.func(table.select(list(self.schema.fields)).to_pandas())
+        if not hasattr(frame, "columns"):
+            raise _not_returned(frame, "the DataFrame")
         missing = [name for name in self.output.fields if name not in frame.columns]
         if missing:
             raise DataError(f"the transform's DataFrame lacks the fields {missing}: it has {list(frame.columns)}")
         edited = {name for name, *_ in self.transform.edit_fields}
         columns = {name: _of_series(frame[name], field, name in edited) for name, field in self.output.fields.items()}
         return RowBatch(columns, len(frame)) if len(frame) else RowBatch({}, 0)
+
+
+def _not_returned(answer: Any, what: str) -> DataError:
+    return DataError(
+        f"the transform's func returned {type(answer).__name__}: it must return {what}, also if it changes what it is "
+        "given in place; a predicate leaves rows out"
+    )
 
 
 def _of_series(series: Any, field: Any, is_edited: bool) -> Any:
@@ -148,10 +160,25 @@ def _of_series(series: Any, field: Any, is_edited: bool) -> Any:
         stacked = np.stack(rows)
         if None not in field.shape and stacked[0].size == int(np.prod(field.shape)):
             stacked = stacked.reshape(len(rows), *field.shape)
+        elif is_edited and len(field.shape) > 1:  # petastorm does not compare the lengths of lists
+            stacked = _in_shape(stacked, field)
         return _in_dtype(stacked, field, is_edited) if _is_number(field) and stacked.dtype.kind in "biufc" else stacked
     if isinstance(first, str) and None not in values:
         return np.array(values.tolist(), dtype=np.str_)
     return values
+
+
+def _in_shape(stacked: Any, field: Any) -> Any:
+    lengths = tuple(None if length == -1 else length for length in field.shape)  # users write both for any length
+    if fits(stacked.shape[1:], lengths):
+        return stacked
+    try:
+        return stacked.reshape(len(stacked), *(-1 if length is None else length for length in lengths))
+    except ValueError:
+        raise DataError(
+            f"the transform's column {field.name!r} has rows of shape {stacked.shape[1:]}, but edit_fields declares "
+            f"{field.shape}"
+        ) from None
 
 
 def _in_dtype(values: Any, field: Any, is_edited: bool) -> Any:

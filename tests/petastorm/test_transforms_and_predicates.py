@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from hvd_cluster.petastorm import make_batch_reader, make_reader
+from hvd_cluster.errors import DataError
+from hvd_cluster.petastorm import TransformSpec, make_batch_reader, make_reader
 from hvd_cluster.petastorm.predicates import in_negate, in_pseudorandom_split
+from hvd_cluster.petastorm.transform import edit_field
 
 
 @pytest.fixture
@@ -28,3 +32,43 @@ def test_a_null_leaves_the_other_integers_of_its_row_group_in_their_part_of_a_sp
                 by_row = [int(row.id) for row in reader]
             with make_batch_reader(tmp_path, predicate=predicate, shuffle_row_groups=False) as reader:
                 assert [int(number) for batch in reader for number in batch.id] == by_row
+
+
+@pytest.mark.parametrize("make", [make_reader, make_batch_reader])
+def test_a_transform_that_returns_nothing_is_named(url: str, make: Any) -> None:
+    def in_place(given: Any) -> None:
+        given["id"] = given["id"] + 1
+
+    with (
+        make(url, transform_spec=TransformSpec(in_place)) as reader,
+        pytest.raises(DataError, match="NoneType.*place"),
+    ):
+        next(reader)
+
+
+@pytest.mark.parametrize(
+    ("declared", "returned", "found"),
+    [
+        ((2, 3), (2, 3), (2, 3)),
+        ((2, 3), (6,), (2, 3)),
+        ((None, 3), (2, 3), (2, 3)),
+        ((-1, 3), (2, 3), (2, 3)),
+        ((-1, 3), (6,), (2, 3)),
+        ((2, 3), (3, 3), None),
+        ((None, 3), (2, 2), None),
+        ((3,), (2,), (2,)),  # petastorm does not check lists either
+    ],
+)
+def test_rows_have_the_shape_that_edit_fields_declare(
+    url: str, declared: tuple[Any, ...], returned: tuple[int, ...], found: tuple[int, ...] | None
+) -> None:
+    spec = TransformSpec(
+        lambda frame: frame.assign(x=[np.zeros(returned) for _ in range(len(frame))]),
+        edit_fields=[edit_field("x", np.float32, declared, False)],
+    )
+    with make_batch_reader(url, transform_spec=spec) as reader:
+        if found is None:
+            with pytest.raises(DataError, match=r"'x' has rows of shape .* declares"):
+                next(reader)
+        else:
+            assert next(reader).x.shape == (4, *found)
