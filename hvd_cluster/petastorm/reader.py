@@ -163,7 +163,11 @@ class Reader:
         if self._stopped:
             return
         if not self.last_row_consumed:
-            raise NotImplementedError("a reader can be reset only when all its rows have been given")
+            raise NotImplementedError(
+                "a reader can be reset only when all its rows have been given: to leave a pass early and continue, "
+                "take the batches of all epochs from one iterator (batches = iter(loader)) over a reader with "
+                "num_epochs=None, or make a new reader"
+            )
         self._order = self._order.after()
         self._next_index = self._num_empty = 0
         self.last_row_consumed = False

@@ -160,7 +160,7 @@ def test_a_reader_repeats_forever(url: str) -> None:
         assert first != second, "the second pass has an order of its own"
         reader.reset()
         next(reader)
-        with pytest.raises(NotImplementedError):
+        with pytest.raises(NotImplementedError, match="one iterator"):
             reader.reset()
     with pytest.raises(RuntimeError, match="stopped"):
         next(reader)
