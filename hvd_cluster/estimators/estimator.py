@@ -179,10 +179,10 @@ class DistributedEstimator(ColumnRoles, EstimatorParams, Estimator):
         seed = zlib.crc32(run_id.encode()) if given_seed is None else given_seed
         is_out_of_reach, has_store = backend.driver_is_out_of_reach, self._value("store") is not None
         with self._opened_store(save_runs=not (data.keeps_with_driver and is_out_of_reach)) as store:
-            if not store.saving_runs and not has_store:
+            if not store.saving_runs() and not has_store:
                 logger.warning("%s", _NO_CHECKPOINTS_TEXT)
             store.check_writable()
-            with RunLease(store, run_id, exclusive=store.saving_runs, is_shared=has_store) as lease:
+            with RunLease(store, run_id, exclusive=store.saving_runs(), is_shared=has_store) as lease:
                 checkpoint = self._checkpoint(store, run_id)
                 backend.check()
                 layout = Layout(

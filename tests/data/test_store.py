@@ -73,7 +73,8 @@ def test_paths_and_names_can_be_given(tmp_path: Path) -> None:
     assert store.get_train_data_path(1) == f"{tmp_path}/t.1"
     assert store.get_checkpoint_path("x") == "/r/x/last.pt"
     unsaved = LocalStore(tmp_path, save_runs=False)
-    assert not unsaved.saving_runs
+    assert not unsaved.saving_runs()
+    assert not unsaved.to_remote("run", None).saving_runs
     assert unsaved.get_checkpoint_path("x") is None
     assert unsaved.get_logs_path("x") is None
     assert unsaved.get_checkpoints("x") == []

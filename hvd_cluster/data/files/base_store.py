@@ -119,7 +119,6 @@ class Store:
         """Arguments for the fsspec filesystem of the URLs below the prefix, for programs that open these themselves."""
         return self._storage_options
 
-    @property
     def saving_runs(self) -> bool:
         """Whether runs keep checkpoints and logs here."""
         return self._save_runs
@@ -306,7 +305,7 @@ class Store:
             train_data_path=self.get_train_data_path(dataset_idx),
             val_data_path=self.get_val_data_path(dataset_idx),
             test_data_path=self.get_test_data_path(dataset_idx),
-            saving_runs=self.saving_runs,
+            saving_runs=self.saving_runs(),
             runs_path=self.get_runs_path(),
             run_path=self.get_run_path(run_id),
             checkpoint_path=self.get_checkpoint_path(run_id),

@@ -201,7 +201,7 @@ def _logger(spec: LightningSpec, pl: Any, folder: str) -> Any:
     """The user's logger, or TensorBoard's in the run's folder if TensorBoard is installed."""
     if spec.logger is not None:
         return spec.logger
-    if not spec.store.saving_runs:
+    if not spec.store.saving_runs():
         return False
     try:
         return pl.loggers.TensorBoardLogger(folder, name=spec.store.get_logs_subdir(), version="")

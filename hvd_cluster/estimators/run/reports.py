@@ -28,7 +28,7 @@ class Reports:
     def __init__(self, spec: FitSpec, rank: int) -> None:
         self._spec = spec
         self._is_reporting = rank == 0
-        self._through_store = spec.report_through_store and spec.store.saving_runs
+        self._through_store = spec.report_through_store and spec.store.saving_runs()
         self._due_s = 0.0
         self._step: dict[str, Any] = {}
         self._records: list[dict[str, Any]] = []

@@ -40,7 +40,7 @@ class RunFiles:
     @property
     def are_kept(self) -> bool:
         """Whether the store keeps checkpoints."""
-        return self.store.saving_runs
+        return self.store.saving_runs()
 
     @property
     def has_last(self) -> bool:
@@ -108,14 +108,14 @@ class ReceivedFiles:
 
 def keep_with_run(spec: FitSpec, folder: str) -> None:
     """Copy the contents of a :func:`local_folder` to the run's folder in the store, if the store keeps runs."""
-    if not spec.store_on_driver and spec.store.saving_runs:
+    if not spec.store_on_driver and spec.store.saving_runs():
         spec.store.sync_fn(spec.run_id)(folder)
 
 
 @contextlib.contextmanager
 def local_folder(spec: FitSpec) -> Iterator[str]:
     """A local folder for what callbacks and loggers of a framework write; the run's folder if the store is local."""
-    if spec.store_on_driver or not spec.store.saving_runs:
+    if spec.store_on_driver or not spec.store.saving_runs():
         with scratch_folder("run") as folder:
             yield folder
         return

@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 @contextlib.contextmanager
 def scalar_log(spec: FitSpec) -> Iterator[Callable[[dict[str, Any]], None] | None]:
     """A function that writes one epoch's record; None without TensorBoard or without a log folder."""
-    if not spec.store.saving_runs or spec.store_on_driver:
+    if not spec.store.saving_runs() or spec.store_on_driver:
         yield None
         return
     sync = spec.store.sync_fn(spec.run_id)

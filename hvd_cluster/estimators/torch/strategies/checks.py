@@ -103,7 +103,7 @@ def require_store(store: Any, keeps_with_driver: bool) -> None:
     Raises:
         ValueError: they cannot.
     """
-    if not keeps_with_driver and (store is None or Store.create(store).saving_runs):
+    if not keeps_with_driver and (store is None or Store.create(store).saving_runs()):
         return
     raise ValueError(
         "sharding, communication: each worker saves its tensors in the store, and this fit has no store that all "
