@@ -69,3 +69,8 @@ def test_all_wrong_values_are_named_at_once(file: Path) -> None:
             order_config=OrderConfig(lanes=0),
             prefetch_config=PrefetchConfig(num_threads=0),
         )
+
+
+def test_a_rule_for_columns_that_is_not_a_dict_is_named(file: Path) -> None:
+    with pytest.raises(DataError, match=r"pad is \['x'\]: give a dict.*\nfill_nulls is 0: give a dict"):
+        ParquetReader(file, batch_size=1, fill_nulls=0, pad=["x"])  # type: ignore[arg-type]

@@ -45,6 +45,16 @@ class ColumnConfig:
     #: batch takes as much time as 10 rows.
     stack: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        """Raise a DataError that names all rules that are not dicts."""
+        values = {rule: getattr(self, rule) for rule in ("shapes", "pad", "fill_nulls", "decode", "stack")}
+        if wrong := {rule: value for rule, value in values.items() if not isinstance(value, Mapping)}:
+            raise DataError(
+                "\n".join(
+                    f"{rule} is {value!r}: give a dict with the names of columns" for rule, value in wrong.items()
+                )
+            )
+
     def applied(self, schema: Schema) -> Schema:
         """The schema with the declared shapes.
 
