@@ -35,7 +35,7 @@ from hvd_cluster.data.reading.row_transform import RowTransform
 from hvd_cluster.data.reading.shards import Remainder
 from hvd_cluster.data.reading.source import open_source
 from hvd_cluster.data.schema import Schema
-from hvd_cluster.data.shard_warning import warn_if_not_own_shard
+from hvd_cluster.data.shard_warning import warn_if_no_batch, warn_if_not_own_shard
 from hvd_cluster.errors import DataError
 
 if TYPE_CHECKING:
@@ -195,6 +195,8 @@ class ParquetReader(IterableDataset[dict[str, Any]]):
         self._times_closed = 0
         #: Iterations that have not ended.
         self._open: weakref.WeakSet[Generator[Any, None, None]] = weakref.WeakSet()
+        if remainder == "drop":
+            warn_if_no_batch(logger, self.rows, batch_size, size, self.steps)
 
     # --- what there is ----------------------------------------------------------------------------------------------
 

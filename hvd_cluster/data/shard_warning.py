@@ -1,4 +1,4 @@
-"""The warning for a worker that reads the same data as other workers, as it does when an argument is forgotten."""
+"""Warnings for a worker that reads the same data as other workers, and for one that gets no batch."""
 
 from __future__ import annotations
 
@@ -27,4 +27,17 @@ def warn_if_not_own_shard(logger: logging.Logger, shard: int | None, count: int 
             shard,
             count,
             arguments,
+        )
+
+
+def warn_if_no_batch(logger: logging.Logger, rows: int, batch_size: int, size: int, steps: int) -> None:
+    """Warn where the rows do not fill one global batch, so that a loop over the reader does nothing."""
+    if rows and not steps:
+        logger.warning(
+            "%d rows do not fill one global batch of %d (batch_size %d, on %d ranks), so remainder='drop' leaves no "
+            "batch: pass remainder='pad' or 'partial', or a smaller batch_size",
+            rows,
+            batch_size * size,
+            batch_size,
+            size,
         )

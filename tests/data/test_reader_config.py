@@ -74,3 +74,12 @@ def test_all_wrong_values_are_named_at_once(file: Path) -> None:
 def test_a_rule_for_columns_that_is_not_a_dict_is_named(file: Path) -> None:
     with pytest.raises(DataError, match=r"pad is \['x'\]: give a dict.*\nfill_nulls is 0: give a dict"):
         ParquetReader(file, batch_size=1, fill_nulls=0, pad=["x"])  # type: ignore[arg-type]
+
+
+def test_a_reader_that_drops_all_rows_says_so(file: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for remainder in ("pad", "partial", "uneven"):
+        ParquetReader(file, batch_size=1000, rank=0, size=2, remainder=remainder)  # type: ignore[arg-type]
+    assert not caplog.records
+    reader = ParquetReader(file, batch_size=1000, rank=0, size=2)
+    assert reader.steps == 0
+    assert f"{reader.rows} rows do not fill one global batch of 2000" in caplog.text
