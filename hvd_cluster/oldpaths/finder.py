@@ -89,6 +89,7 @@ class OldPathFinder(MetaPathFinder, Loader):
         homes = homes_of(name, self._table) if parent else []
         near = [] if homes else get_close_matches(below, filter(None, self._table))
         near = near or [".".join(filter(None, (parent, child))) for child in sorted(children_of(parent, self._table))]
+        near = near or [parent]  # a module without others below it
         paths = ", ".join(f"{self.root}.{path}" for path in near)
         return f"{name!r} is in {' and in '.join(homes)}" if homes else f"The nearest that it serves: {paths}"
 

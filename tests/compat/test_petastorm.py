@@ -84,6 +84,8 @@ print(petastorm.__version__, NdarrayCodec)
 def test_what_is_not_served_is_named(tmp_path: Path) -> None:
     code = "import hvd_cluster.compat\ntry:\n    import petastorm.ngram\nexcept ImportError as error:\n    print(error)"
     assert "no such path of petastorm's" in printed(code, tmp_path)
+    name = code.replace("import petastorm.ngram", "from petastorm.tf_utils import tf_tensors")
+    assert "The nearest that it serves: petastorm.tf_utils;" in printed(name, tmp_path)
 
 
 def test_the_migration_guide_lists_every_path() -> None:
