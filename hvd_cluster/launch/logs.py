@@ -34,11 +34,12 @@ class LineSplitter:
     """Splits a stream of bytes into lines of text.
 
     Bytes that are not UTF-8 become U+FFFD. Of a line that is rewritten with carriage returns (a progress bar), only the
-    last version is kept, as on a terminal.
+    last version is kept, as on a terminal, and the versions for which :meth:`version` is called.
     """
 
     def __init__(self) -> None:
         self._rest = b""
+        self._shown = b""
 
     def feed(self, data: bytes) -> list[str]:
         """The lines that ``data`` completes."""
@@ -51,6 +52,18 @@ class LineSplitter:
             rest = rest[MAX_LINE_BYTES:]
         self._rest = rest
         return lines
+
+    @property
+    def has_version(self) -> bool:
+        """Whether a line is being rewritten and has changed since the last :meth:`version`."""
+        return b"\r" in self._rest and self._rest != self._shown
+
+    def version(self) -> list[str]:
+        """The present version of a line that is being rewritten, if there is one that was not returned before."""
+        if not self.has_version:
+            return []
+        self._shown = self._rest
+        return [_decode(self._rest)]
 
     def flush(self) -> list[str]:
         """The last line, if the stream ended without a newline."""

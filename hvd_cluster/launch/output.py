@@ -8,12 +8,15 @@ import queue
 import selectors
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping
 
 from hvd_cluster.launch.logs import LineSplitter
 
 _READ_BYTES = 1 << 16
 _CATCH_UP = b"c"
+#: Seconds between two versions of a line that is being rewritten (a progress bar), which may last for hours.
+_VERSION_S = 10.0
 
 
 def flush_prints() -> None:
@@ -29,11 +32,20 @@ class OutputReader:
     Args:
         pipes: name of the stream -> descriptor of its reading end, which the reader closes at the end.
         on_lines: called, from the thread, with the name of a stream and some of its lines; must not raise.
+        version_s: seconds between two versions of a line that a program rewrites with carriage returns.
     """
 
-    def __init__(self, pipes: Mapping[str, int], on_lines: Callable[[str, list[str]], None], name: str) -> None:
+    def __init__(
+        self,
+        pipes: Mapping[str, int],
+        on_lines: Callable[[str, list[str]], None],
+        name: str,
+        version_s: float = _VERSION_S,
+    ) -> None:
         self._pipes = dict(pipes)
         self._on_lines = on_lines
+        self._version_s = version_s
+        self._version_at_s: float | None = None
         self._control_reader, self._control = os.pipe()
         self._caught_up: queue.SimpleQueue[None] = queue.SimpleQueue()
         for descriptor in self._pipes.values():
@@ -65,7 +77,7 @@ class OutputReader:
                 selector.register(pipe, selectors.EVENT_READ, name)
             is_over = False
             while not is_over:
-                ready = [key for key, _ in selector.select()]
+                ready = [key for key, _ in selector.select(self._until_version(splitters))]
                 asked = any(key.data is None for key in ready)
                 requests = os.read(self._control_reader, _READ_BYTES) if asked else None
                 is_over = requests == b""
@@ -79,6 +91,20 @@ class OutputReader:
             self._pass_on(name, splitter.flush())
         for descriptor in (*self._pipes.values(), self._control_reader):
             os.close(descriptor)
+
+    def _until_version(self, splitters: Mapping[str, LineSplitter]) -> float | None:
+        """Pass on lines that are being rewritten when that is due. Returns for how long there is nothing more to do."""
+        now_s = time.monotonic()
+        if self._version_at_s is not None and now_s >= self._version_at_s:
+            self._version_at_s = None
+            for name, splitter in splitters.items():
+                self._pass_on(name, splitter.version())
+        if not any(splitter.has_version for splitter in splitters.values()):
+            self._version_at_s = None
+            return None
+        if self._version_at_s is None:
+            self._version_at_s = now_s + self._version_s
+        return self._version_at_s - now_s
 
     def _drain(self, descriptor: int, stream: str, splitter: LineSplitter, everything: bool) -> bool:
         """Read once, or everything that is available; False at the end of the stream."""

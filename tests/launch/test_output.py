@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import queue
 
 from hvd_cluster.launch.output import OutputReader
 
@@ -38,3 +39,25 @@ def test_catching_up_does_not_wait_before_it_is_asked_to() -> None:
     os.close(writer)
     reader.end()
     reader.join()
+
+
+def test_a_progress_bar_is_seen_before_it_is_complete() -> None:
+    passed: queue.SimpleQueue[str] = queue.SimpleQueue()
+    end, writer = os.pipe()
+
+    def pass_on(_stream: str, lines: list[str]) -> None:
+        for line in lines:
+            passed.put(line)
+
+    reader = OutputReader({"stderr": end}, pass_on, "hvd-output", version_s=0.05)
+    try:
+        for version in ("10%", "20%"):
+            os.write(writer, b"\r" + version.encode())
+            assert passed.get(timeout=20) == version
+        os.write(writer, b"\r100%\n")
+        assert passed.get(timeout=20) == "100%"
+    finally:
+        os.close(writer)
+        reader.end()
+        reader.join()
+    assert passed.empty()
