@@ -211,6 +211,7 @@ class RankFiles:
         self._folder = Path(folder)
         self._digits = len(str(size - 1))
         self._lock = threading.Lock()
+        self._has_warned = False
         for rank in range(size):
             for stream in ("stdout", "stderr"):
                 self._open(rank, stream)
@@ -226,15 +227,26 @@ class RankFiles:
         return self._folder / f"rank.{rank:0{self._digits}d}" / stream
 
     def __call__(self, rank: int, stream: str, line: str) -> None:
-        """Write one line."""
-        with self._lock:  # a rank of an elastic job may briefly have two workers
+        """Write one line. If that fails, for example on a full disk, the job continues, and later lines may succeed."""
+        with self._lock, self._warning():  # a rank of an elastic job may briefly have two workers
             file = self._files.get((rank, stream)) or self._open(rank, stream)
             file.write(line + "\n")
 
     def close(self) -> None:
         """Close the files."""
         for file in self._files.values():
-            file.close()
+            with self._warning():
+                file.close()
+
+    @contextlib.contextmanager
+    def _warning(self) -> Iterator[None]:
+        """Warn once instead of raising OSError."""
+        try:
+            yield
+        except OSError as error:
+            if not self._has_warned:
+                self._has_warned = True
+                logger.warning("lines of the workers' output are missing under %s: %s", self._folder, error)
 
 
 #: Seconds that a rank gets to exit after a traceback; then the traceback is shown like other output.

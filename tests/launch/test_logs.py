@@ -103,6 +103,19 @@ def test_files_are_numbered_with_leading_zeros(tmp_path: Path) -> None:
     assert (tmp_path / "new/logs/rank.10/stdout").read_text() == ""
 
 
+def test_a_full_disk_costs_lines_and_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "rank.0").mkdir()
+    (tmp_path / "rank.0" / "stdout").symlink_to("/dev/full")
+    files = RankFiles(tmp_path, 1)
+    for stream in ("stdout", "stderr", "stdout"):
+        files(0, stream, "line")
+    files.close()
+    assert (tmp_path / "rank.0" / "stderr").read_text() == "line\n"
+    assert [record.getMessage() for record in caplog.records] == [
+        f"lines of the workers' output are missing under {tmp_path}: [Errno 28] No space left on device"
+    ]
+
+
 def test_verbose_0_drops_lines_unless_a_stream_says_where_they_go(capfd: pytest.CaptureFixture[str]) -> None:
     stream = io.StringIO()
     printer(None, None, with_timestamp=False, verbose=0)(0, "stdout", "dropped")
