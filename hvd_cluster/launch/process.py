@@ -27,6 +27,11 @@ from hvd_cluster.topology import Topology
 
 logger = logging.getLogger(__name__)
 
+#: Like ``-m``, but the current directory comes last: a module there must not hide one that starting the worker needs.
+_WORKER = (
+    "import sys; '' in sys.path[:1] and sys.path.append(sys.path.pop(0)); import runpy; "
+    "runpy.run_module('hvd_cluster.launch.worker', run_name='__main__', alter_sys=True)"
+)
 _HANDSHAKE_TIMEOUT_S = 3600.0  # the worker group has its own time limit for the start
 
 
@@ -87,7 +92,7 @@ class WorkerProcess(ChildWorker):
 
         self._socket, far_end = socket.socketpair()
         self._thread = threading.Thread(target=self._serve, name=f"hvd-worker-{self.rank}", daemon=True)
-        command = [executable or sys.executable, "-m", "hvd_cluster.launch.worker"]
+        command = [executable or sys.executable, "-c", _WORKER]
         self._child = ChildProcess(
             self.rank,
             [*command, str(far_end.fileno()), str(os.getpid())],

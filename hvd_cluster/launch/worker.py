@@ -1,4 +1,4 @@
-"""The worker's process: ``python -m hvd_cluster.launch.worker FD PARENT_PID``.
+"""The worker's process: ``hvd_cluster.launch.worker FD PARENT_PID``, as a main module.
 
 Its topology comes from the environment, and its parent is at the other end of an inherited socket: the driver, an agent
 or a Spark task. The parent sends requests, each with one call; the worker sends "ready", progress events, and one

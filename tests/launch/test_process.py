@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib
 import os
 import pickle
 import signal
@@ -129,6 +130,27 @@ def test_an_interpreter_that_cannot_run_the_worker_says_why_in_its_tail() -> Non
     assert outcome is not None
     assert outcome.exit_code == 2
     assert "hvd_cluster.launch.worker" in outcome.output_tail
+
+
+def test_a_module_in_the_current_directory_does_not_hide_the_standard_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "random.py").write_text("raise SystemExit('hidden')")
+    (tmp_path / "only_here.py").write_text("VALUE = 5")
+    monkeypatch.chdir(tmp_path)
+
+    def read() -> int:
+        import random
+
+        assert random.random() < 1
+        return int(importlib.import_module("only_here").VALUE)
+
+    worker = WorkerProcess(TOPOLOGY, pack(read), Callbacks())
+    outcome = worker.wait(60)
+    assert outcome is not None
+    assert outcome.ok, outcome.output_tail
+    assert outcome.value is not None
+    assert pickle.loads(outcome.value) == 5
 
 
 def test_a_worker_finds_the_modules_that_this_process_finds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
