@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import re
 import shlex
 import shutil
 import socket
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -32,6 +33,10 @@ _FLAGS = {
     "hosts": "-H",
     "hostfile": "--hostfile",
 }
+#: The first word of a command that is more likely the rest of a list of hosts.
+_HOST_LIKE = re.compile(r",|[\w.-]+:\d+")
+#: A variable in front of a command, as in a shell.
+_ASSIGNMENT = re.compile(r"[A-Za-z_][\w.]*=")
 
 
 @dataclass(frozen=True)
@@ -50,10 +55,15 @@ def make_plan(parsed: argparse.Namespace, environ: Mapping[str, str], *, as_horo
     Raises:
         ValueError: the job cannot run.
     """
+    if parsed.hosts is not None and _HOST_LIKE.match(parsed.command[0]) and shutil.which(parsed.command[0]) is None:
+        raise ValueError(
+            f"-H ends with {parsed.hosts!r}, and the command begins with {parsed.command[0]!r}: write the hosts "
+            "without spaces between them, such as -H a:2,b:2"
+        )
     variables = knob_environment(parsed)
     options = HostOptions.of({**vars(parsed), "names": _FLAGS})
     settings = options.settings(environ)  # reports unreadable variables once, here, instead of in every worker
-    task = Task(command=tuple(parsed.command), env=variables, as_horovod=as_horovod or serves_horovod())
+    task = Task(command=_command(parsed.command), env=variables, as_horovod=as_horovod or serves_horovod())
     notes = list(parsed.notes or [])
     hosts = options.named_hosts() or options.allocated_hosts(environ, notes.append)
     for argument in options.unused():
@@ -72,9 +82,15 @@ def make_plan(parsed: argparse.Namespace, environ: Mapping[str, str], *, as_horo
     if parsed.nics and spec.hosts and all(is_local(host.name) for host in spec.hosts):
         text = "--network-interfaces has no effect: all workers are on this host and use its loopback interface"
         notes.append(text + _missing_interfaces(interface_names(parsed.nics)))
-    if any(is_local(host.name) for host in spec.hosts) and shutil.which(parsed.command[0]) is None:
-        raise ValueError(_not_a_program(parsed.command[0]))
+    program = next((word for word in parsed.command if not _ASSIGNMENT.match(word)), "env")
+    if any(is_local(host.name) for host in spec.hosts) and shutil.which(program) is None:
+        raise ValueError(_not_a_program(program))
     return LaunchPlan(spec, tuple(notes))
+
+
+def _command(words: Sequence[str]) -> tuple[str, ...]:
+    """The program and its arguments. Variables may come first, as in Horovod, which gives the command to a shell."""
+    return ("env", *words) if _ASSIGNMENT.match(words[0]) else tuple(words)
 
 
 def _missing_interfaces(names: Iterable[str]) -> str:

@@ -164,6 +164,13 @@ def test_lines_can_carry_the_time() -> None:
     assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d \[0\]<stdout>:x\n", result.stdout)
 
 
+def test_variables_may_come_before_the_program() -> None:
+    result = hvdrun("-np", "2", "LR=a b", "NAME.WITH.DOT=1", "bash", "-c", 'echo "$LR"; env | grep NAME.WITH.DOT')
+    assert sorted(result.stdout.splitlines()) == sorted(
+        f"[{rank}]<stdout>:{line}" for rank in range(2) for line in ("a b", "NAME.WITH.DOT=1")
+    )
+
+
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
@@ -173,6 +180,19 @@ def test_lines_can_carry_the_time() -> None:
         (
             ["--min-np", "1", "-H", "localhost:1,elsewhere:1", "no-such"],
             "the program 'no-such' does not exist on this host",
+        ),
+        (["-np", "1", "A=1", "no-such-program"], "the program 'no-such-program' does not exist on this host"),
+        (
+            ["-np", "2", "-H", "localhost:1", "localhost:1", "true"],
+            "-H ends with 'localhost:1', and the command begins with 'localhost:1': write the hosts without spaces",
+        ),
+        (
+            ["-np", "1", "-H", "a:1,", "b:1", "true"],
+            "-H ends with 'a:1,', and the command begins with 'b:1': write the",
+        ),
+        (
+            ["-np", "1", "-H", "a:1", ",b:1", "true"],
+            "-H ends with 'a:1', and the command begins with ',b:1': write the",
         ),
         (["-np", "0", "true"], "-np=0 must be a whole number of at least 1"),
         (["true"], "the number of workers is missing: -np N"),
