@@ -15,7 +15,7 @@ from types import FrameType
 from hvd_cluster.errors import LaunchError
 from hvd_cluster.launch.cli.build import check_build
 from hvd_cluster.launch.cli.config import apply_config
-from hvd_cluster.launch.cli.parser import build_parser
+from hvd_cluster.launch.cli.parser import build_parser, unknown_text
 from hvd_cluster.launch.cli.plan import LaunchPlan, describe, make_plan
 from hvd_cluster.launch.job import run_job
 from hvd_cluster.launch.logs import LinePrinter, Tracebacks, also_written
@@ -79,7 +79,9 @@ def parse_args(arguments: Sequence[str] | None = None, *, prog: str = "hvdrun") 
     """The flags and the command; exits with a message and code 2 if they are invalid."""
     version = HOROVOD_VERSION if prog == "horovodrun" else __version__
     parser = build_parser(prog, version)
-    parsed = parser.parse_args(arguments)
+    parsed, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        parser.error(unknown_text(unknown))
     if parsed.command[:1] == ["--"]:
         del parsed.command[0]
     if not parsed.check_build and not parsed.command:

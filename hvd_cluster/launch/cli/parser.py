@@ -4,9 +4,22 @@ from __future__ import annotations
 
 import argparse
 import functools
+from collections.abc import Iterable
 
 from hvd_cluster.launch.checks import interface_names
 from hvd_cluster.launch.cli.knobs import KEPT_ANYWAY, KNOBS, OBSOLETE, SWITCHES
+
+_COUNT = "-np N is the number of workers, on all hosts together"
+_LEAVE_OUT = "hvdrun does not use MPI: leave MPI's flags out"
+#: A flag of mpirun or torchrun -> what to write instead.
+_INSTEAD = {
+    "-x": "hvdrun passes its environment to the workers: write NAME=value in front of the command",
+    "-m": "hvdrun runs any program: write python -m MODULE",
+    "--np": _COUNT,
+    **dict.fromkeys(("--nproc_per_node", "--nproc-per-node", "--nnodes"), _COUNT),
+    **dict.fromkeys(("--mca", "-mca", "--map-by", "-map-by", "--bind-to", "-bind-to"), _LEAVE_OUT),
+    **dict.fromkeys(("--allow-run-as-root", "--oversubscribe"), _LEAVE_OUT),
+}
 
 
 def build_parser(prog: str, version: str) -> argparse.ArgumentParser:
@@ -47,6 +60,12 @@ def build_parser(prog: str, version: str) -> argparse.ArgumentParser:
             parser.add_argument(flag, dest="notes", action="append_const", const=note, help=argparse.SUPPRESS)
     parser.add_argument("command", nargs=argparse.REMAINDER, help="the program and its arguments")
     return parser
+
+
+def unknown_text(flags: Iterable[str]) -> str:
+    """The message about flags that do not exist. Some are those of mpirun and torchrun, which have other names here."""
+    hints = dict.fromkeys(_INSTEAD[name] for flag in flags if (name := flag.partition("=")[0]) in _INSTEAD)
+    return "; ".join([f"unrecognized arguments: {' '.join(flags)}", *hints])
 
 
 def _note(_value: str, note: str) -> str:

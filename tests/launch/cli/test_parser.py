@@ -135,6 +135,13 @@ def test_a_flag_that_asks_for_what_holds_anyway_is_accepted() -> None:
         (["-np", "2"], "the command to run is missing"),
         (["-np", "two", "true"], "invalid int value: 'two'"),
         (["-np", "2", "--no-such-flag", "true"], "unrecognized arguments: --no-such-flag"),
+        (
+            ["-np", "2", "-x", "LR=1", "python", "train.py"],
+            "unrecognized arguments: -x; hvdrun passes its environment to the workers: write NAME=value in front of",
+        ),
+        (["--nnodes=2", "--nproc-per-node=4", "true"], "--nproc-per-node=4; -np N is the number of workers, on all"),
+        (["-np", "2", "-m", "train"], "unrecognized arguments: -m; hvdrun runs any program: write python -m MODULE"),
+        (["-np", "2", "-bind-to", "none", "true"], "-bind-to; hvdrun does not use MPI: leave MPI's flags out"),
         (["-H", "a:1", "--hostfile", "f", "true"], "not allowed with argument"),
     ],
 )
