@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import sysconfig
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -26,6 +27,8 @@ _OF_THIS_HOST = frozenset(
     ]
 )
 _OF_THIS_HOST_PREFIXES = ("BASH_FUNC_", "DBUS_", "SSH_", "XDG_")
+#: Of the XDG variables these are settings, such as a cache outside of a small home folder; others are of a login.
+_XDG_FOLDER = re.compile(r"XDG_(CACHE|CONFIG|DATA|STATE)_HOME")
 
 
 def worker_environment(
@@ -92,7 +95,8 @@ def exportable(environ: Mapping[str, str]) -> dict[str, str]:
     return {
         name: value
         for name, value in environ.items()
-        if not (name in _OF_THIS_HOST or name.startswith(_OF_THIS_HOST_PREFIXES) or is_job_variable(name))
+        if _XDG_FOLDER.fullmatch(name)
+        or not (name in _OF_THIS_HOST or name.startswith(_OF_THIS_HOST_PREFIXES) or is_job_variable(name))
     }
 
 
