@@ -83,7 +83,8 @@ def pack_call(
 
     Args:
         shared_path: whether the workers find modules where this process does. If not, the module of ``fn`` is pickled
-            by value unless it is installed. A module that no import could find is always pickled by value.
+            by value unless it is installed, or ``fn`` uses a value of it that cannot be pickled. A module that no
+            import could find is always pickled by value.
         dumps: the pickler, for clusters that have objects of their own.
         remedy: how to make a missing module available, for the error of a worker that cannot import it.
 
@@ -98,11 +99,16 @@ def pack_call(
     if not isinstance(kwargs or {}, Mapping):
         raise TypeError(f"kwargs={_shown(kwargs)} must be a dict of the function's named arguments")
     call = (fn, tuple(args), dict(kwargs or {}))
-    with _by_value(_module_by_value(fn, shared_path)):
-        try:
+    module = _module_by_value(fn, shared_path)
+    try:
+        with _by_value(module):
             body, references = _dumped(call, dumps)
-        except Exception as error:  # pickling runs user code, which may raise anything
-            raise LaunchError(_unpicklable_text(*call, error, dumps)) from error
+    except Exception as error:  # pickling runs user code, which may raise anything
+        # A module with a lock or a file goes by its name: the workers may have it too, and say so if not.
+        if module is None or not _importable(module.__name__) or not _picklable(call, dumps):
+            with _by_value(module):
+                raise LaunchError(_unpicklable_text(*call, error, dumps)) from error
+        body, references = _dumped(call, dumps)
     return PackedCall(_name_of(fn), body, _source_of(fn), references, remedy)
 
 

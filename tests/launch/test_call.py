@@ -47,6 +47,9 @@ def uses_global() -> object:
     return LOCK
 
 
+uses_global.__module__ = "__main__"  # a function of a script
+
+
 def test_arguments_closures_and_partials_come_through() -> None:
     base = 10
     assert unpack(pack(lambda a, b: base + a + b, (1,), {"b": 2}))() == 13
@@ -112,6 +115,22 @@ def helper(x: int) -> int:
 
 def helper_caller(x: int) -> int:
     return helper(x)
+
+
+def test_a_function_that_uses_a_lock_of_its_module_travels_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "locked.py").write_text(
+        "import threading\nLOCK = threading.Lock()\ndef fn(x):\n    with LOCK:\n        return x\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    locked = importlib.import_module("locked")
+    try:
+        assert unpack(pack(locked.fn, (2,), shared_path=False))() == 2
+        with pytest.raises(LaunchError, match=r"(?s)'LOCK': _thread.lock.*argument 0: _thread.lock"):
+            pack(locked.fn, (LOCK,), shared_path=False)
+    finally:
+        del sys.modules["locked"]
 
 
 def test_functions_of_an_importable_module_travel_by_name() -> None:
