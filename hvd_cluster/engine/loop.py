@@ -82,7 +82,7 @@ class Loop:
         self._links = TreeLinks(world, poll)
         self._timeline = JobTimeline(
             self.recorder,
-            None if self._is_root else lambda records: self._links.send_up(TimelineEvents(records)),
+            None if self._is_root else lambda number, records: self._links.send_up(TimelineEvents(number, records)),
             settings.timeline_max_mb,
         )
         self._fusion_threshold_bytes = settings.fusion_threshold_bytes
@@ -358,7 +358,7 @@ class Loop:
         elif isinstance(message, Goodbye):
             self._links.note_goodbye(rank)
         elif isinstance(message, TimelineEvents):
-            self._timeline.write(message.records)
+            self._timeline.write(message.number, message.records)
         elif isinstance(message, TimelineSwitch):
             self._switch_timeline(message)
         elif isinstance(message, Abort):

@@ -175,6 +175,8 @@ class TimelineSwitch:
 class TimelineEvents:
     """Up: events for the timeline."""
 
+    #: How many timelines had been started when they were recorded.
+    number: int
     records: list[Record]
 
 

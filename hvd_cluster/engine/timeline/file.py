@@ -59,6 +59,10 @@ class TimelineFile:
         self._has_events = False
         self._begin()
 
+    def is_at(self, path: str | os.PathLike[str]) -> bool:
+        """Whether ``path`` is the path of this file or of the older one."""
+        return Path(path).absolute() in (self._path.absolute(), self._older.absolute())
+
     def write(self, records: Iterable[Record]) -> None:
         """Append the lines of ``records``; a lane's name is repeated in a new file before the lane's first event.
 

@@ -97,3 +97,20 @@ def test_a_running_program_finds_what_has_ended_in_the_file(tmp_path: Path, num_
         return is_found
 
     assert local.run(fn, num_proc=num_ranks, env={"OMP_NUM_THREADS": "1"}) == [True] * num_ranks
+
+
+def test_timelines_in_succession_have_their_own_events_of_all_ranks(tmp_path: Path) -> None:
+    def fn() -> None:
+        import hvd_cluster.torch as hvd
+
+        hvd.init()
+        for epoch in ("first", "second", "third"):
+            hvd.start_timeline(str(tmp_path / f"{epoch}.json"))
+            hvd.allreduce(torch.ones(8), name=epoch)
+            hvd.stop_timeline()
+        hvd.shutdown()
+
+    local.run(fn, num_proc=3, env={"OMP_NUM_THREADS": "1", "HOROVOD_TIMELINE": "DYNAMIC"})
+    for epoch in ("first", "second", "third"):
+        spans = [span for span in read(tmp_path / f"{epoch}.json").spans if span.name == "ALLREDUCE"]
+        assert sorted((span.rank, span.lane) for span in spans) == [(rank, f"allreduce.{epoch}") for rank in range(3)]
