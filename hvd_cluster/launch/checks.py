@@ -10,6 +10,7 @@ from typing import Any
 
 #: Limits of the cooldown, in seconds.
 _COOLDOWN_BOUNDS_S = (1.0, 3600.0)
+_MAX_PORT = 65535
 
 
 def num_proc_problems(num_proc: object, name: str = "num_proc") -> list[str]:
@@ -89,6 +90,17 @@ def interface_problems(nics: Any, name: str = "nics") -> list[str]:
     if nics is None or isinstance(nics, Iterable):
         return []
     return [f"{name}={nics!r} must be the name of a network interface, or several"]
+
+
+def text_problems(name: str, value: Any, what: str, *others: type) -> list[str]:
+    """Problems of a value that must be a text, or of one of ``others``, with ``what`` in it; None is not checked."""
+    return [] if value is None or isinstance(value, (str, *others)) else [f"{name}={value!r} must be a text: {what}"]
+
+
+def port_problems(name: str, value: Any) -> list[str]:
+    """Problems of the number of a port, which may be a text; None is not checked."""
+    is_port = str(value).isdecimal() and 1 <= int(value) <= _MAX_PORT
+    return [] if value is None or is_port else [f"{name}={value!r} must be the number of a port, 1 to {_MAX_PORT}"]
 
 
 def flag_problems(name: str, value: Any) -> list[str]:

@@ -64,6 +64,23 @@ def test_the_hosts_of_a_batch_system_are_used(monkeypatch: pytest.MonkeyPatch) -
         hvd_cluster.run(print, num_proc=5, min_num_proc=2)
 
 
+@pytest.mark.parametrize(
+    ("argument", "text"),
+    [
+        ({"hosts": ["a:2", "b:2"]}, r"hosts=\['a:2', 'b:2'\] must be a text: hosts and slots such as 'a:2,b:4'"),
+        ({"hosts": {"a": 2}}, r"hosts=\{'a': 2\} must be a text"),
+        ({"hostfile": ["a slots=2"]}, r"hostfile=\['a slots=2'\] must be a text: a path"),
+        ({"host_discovery_script": ["./hosts.sh"]}, "host_discovery_script=.* must be a text: a path"),
+        ({"ssh_identity_file": 3}, "ssh_identity_file=3 must be a text: a path"),
+        ({"ssh_port": "ssh"}, "ssh_port='ssh' must be the number of a port, 1 to 65535"),
+        ({"ssh_port": 99999}, "ssh_port=99999 must be the number of a port"),
+    ],
+)
+def test_an_argument_about_hosts_of_another_type_is_named(argument: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        hvd_cluster.run(print, num_proc=2, **argument)
+
+
 def test_two_controllers_at_once_are_refused() -> None:
     with pytest.raises(ValueError, match="use_gloo and use_mpi exclude each other"):
         hvd_cluster.run(print, use_gloo=True, use_mpi=True)

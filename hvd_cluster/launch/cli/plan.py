@@ -32,6 +32,7 @@ _FLAGS = {
     "slots": "--slots",
     "hosts": "-H",
     "hostfile": "--hostfile",
+    "ssh_port": "--ssh-port",
 }
 #: The first word of a command that is more likely the rest of a list of hosts.
 _HOST_LIKE = re.compile(r",|[\w.-]+:\d+")
