@@ -92,7 +92,7 @@ def read_hostfile(path: str, slots: int = 1) -> list[Host]:
         ValueError: the file cannot be read, or lines have another form.
     """
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = Path(path).read_text(encoding="utf-8-sig")  # editors on Windows write a byte order mark
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"the hostfile {path} cannot be read: {error}") from error
     return parse_hostfile(text, f"the hostfile {path}", slots)

@@ -52,6 +52,11 @@ def test_all_wrong_lines_of_a_hostfile_are_named() -> None:
         parse_hostfile("# nobody\n")
 
 
+def test_a_hostfile_may_come_from_windows(tmp_path: Path) -> None:
+    (tmp_path / "hosts").write_bytes(b"\xef\xbb\xbfa slots=2\r\nb slots=1\r\n")
+    assert read_hostfile(str(tmp_path / "hosts")) == [Host("a", 2), Host("b", 1)]
+
+
 def test_a_hostfile_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="the hostfile .*nowhere cannot be read"):
         read_hostfile(str(tmp_path / "nowhere"))
