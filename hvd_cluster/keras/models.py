@@ -31,6 +31,8 @@ def load_model(
         The model; unchanged if it was saved without an optimizer.
     """
     del legacy_opts
+    if keras.backend.backend() == "tensorflow":
+        import hvd_cluster.tensorflow.sync_batch_norm  # noqa: F401 - Keras knows the layer from then on
     objects = {kind.__name__: kind for kind in custom_optimizers or ()} | dict(custom_objects or {})
     model = keras.models.load_model(filepath, custom_objects=objects)
     if getattr(model, "optimizer", None) is not None:

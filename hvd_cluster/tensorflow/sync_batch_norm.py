@@ -21,6 +21,8 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[m
     The ranks average the means, then the squared deviations from the global mean, so each rank has the same weight
     whatever its batch size. Ranks match the layers of a step by their order. XLA cannot compile the layer.
 
+    Where this module is imported, Keras finds the layer of a saved model by its name, without ``custom_objects``.
+
     Args:
         fused: must be False.
         kwargs: as for ``keras.layers.BatchNormalization``.
@@ -42,6 +44,10 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[m
         global_mean = _average(mean, "mean")
         # Two passes: E[x^2] - E[x]^2 would cancel where the mean is large.
         return global_mean, _average(variance + tf.square(mean - global_mean), "variance")
+
+
+# Under its bare name: where this package is not installed, a saved model is loaded with a class of that name.
+keras.saving.get_custom_objects()[SyncBatchNormalization.__name__] = SyncBatchNormalization
 
 
 def _average(tensor: tf.Tensor, name: str) -> tf.Tensor:

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
+
+import pytest
+
+ENV = {"OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "-1", "KERAS_BACKEND": "tensorflow"}
 
 
 def test_layers_match_by_their_order_and_not_by_their_names(two: Any) -> None:
@@ -97,3 +106,34 @@ def test_keras_compiles_neither_the_layer_nor_a_distributed_step_by_itself_on_a_
             tf.config.list_physical_devices = real
 
     assert two(fn) == [[True, False, False]] * 2
+
+
+def test_a_saved_model_with_the_layer_loads_without_custom_objects(tmp_path: Path) -> None:
+    """In a new process, which imports only the loading package."""
+    save = """
+import sys, keras
+import hvd_cluster.tensorflow as hvd
+model = keras.Sequential([keras.Input((3,)), hvd.SyncBatchNormalization(), keras.layers.Dense(1)])
+model.compile("sgd", "mean_squared_error")
+model.save(sys.argv[1])
+"""
+    load = """
+import sys, keras
+import hvd_cluster.tensorflow, hvd_cluster.keras as hvd
+model = hvd.load_model(sys.argv[1]) if sys.argv[2] == "hvd" else keras.models.load_model(sys.argv[1])
+print(type(model.layers[0]).__module__)
+"""
+    if find_spec("tensorflow") is None:
+        pytest.skip("needs tensorflow")
+    path = str(tmp_path / "model.keras")
+
+    def run(code: str, *arguments: str) -> str:
+        command = [sys.executable, "-c", code, path, *arguments]
+        done = subprocess.run(command, env=os.environ | ENV, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    run(save)
+    only_keras = load.replace("hvd_cluster.tensorflow, ", "")
+    found = [run(load, "keras"), run(only_keras, "hvd")]
+    assert found == ["hvd_cluster.tensorflow.sync_batch_norm"] * 2

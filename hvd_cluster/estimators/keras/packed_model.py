@@ -55,7 +55,10 @@ class PackedModel:
         import keras
 
         return cls(
-            keras.config.backend(), _saved(model), dumps(dict(custom_objects)), *packed_compilation(model, compilation)
+            keras.config.backend(),
+            _saved(model),
+            dumps({**_layers_of_this_package(model), **custom_objects}),
+            *packed_compilation(model, compilation),
         )
 
     def _uncompiled(self) -> Any:
@@ -95,6 +98,12 @@ class PackedModel:
                     variable.assign(value)
         model.compile(optimizer=optimizer if wrap is None else wrap(optimizer), **given)
         return model
+
+
+def _layers_of_this_package(model: Any) -> dict[str, type]:
+    """The classes by name, which Keras finds only in a process that has imported them."""
+    classes = {type(layer) for layer in model._flatten_layers()}
+    return {each.__name__: each for each in classes if each.__module__.startswith("hvd_cluster.")}
 
 
 def packed_compilation(model: Any, compilation: Mapping[str, Any] | None) -> tuple[bytes | None, Any]:

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
@@ -46,3 +47,25 @@ def test_equal_models_are_equal_bytes_whatever_the_time_of_day() -> None:
     env = {**os.environ, "KERAS_BACKEND": "torch", "OMP_NUM_THREADS": "1"}
     done = subprocess.run([sys.executable, "-c", SCRIPT], env=env, capture_output=True, text=True, check=False)
     assert done.stdout.split() == ["True", "False", "True"], done.stderr
+
+
+SYNCHRONISED = """
+import pickle, subprocess, sys
+import keras
+import hvd_cluster.tensorflow as hvd
+from hvd_cluster.estimators.keras.packed_model import PackedModel
+
+model = keras.Sequential([keras.Input((4,)), hvd.SyncBatchNormalization()])
+with open(sys.argv[1], "wb") as file:
+    pickle.dump(PackedModel.of(model, {}), file)
+code = "import pickle, sys; print(type(pickle.load(open(sys.argv[1], 'rb')).load().layers[0]).__module__)"
+subprocess.run([sys.executable, "-c", code, sys.argv[1]], check=True)
+"""
+
+
+@pytest.mark.skipif(find_spec("tensorflow") is None, reason="needs tensorflow")
+def test_a_worker_loads_a_model_with_a_layer_of_ours(tmp_path: Path) -> None:
+    env = {**os.environ, "KERAS_BACKEND": "tensorflow", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "-1"}
+    command = [sys.executable, "-c", SYNCHRONISED, str(tmp_path / "model")]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["hvd_cluster.tensorflow.sync_batch_norm"], done.stderr
