@@ -33,6 +33,7 @@ from hvd_cluster.engine.membership import running_engine
 from hvd_cluster.engine.submission import Waitable
 from hvd_cluster.errors import SHUT_DOWN_TEXT, WorldEndedError
 from hvd_cluster.monitor.callback_steps import callback_steps
+from hvd_cluster.tensorflow.dtypes import check_dtype, check_is_one_tensor
 from hvd_cluster.tensorflow.errors import as_tensorflow_errors
 from hvd_cluster.tensorflow.order import put_in_order
 
@@ -67,9 +68,12 @@ def call(
         ends_step: nothing else reduces gradients of this training step later.
 
     Raises:
+        tf.errors.InvalidArgumentError: an input has a dtype that no collective transfers.
         tf.errors.OpError: eagerly, as :mod:`hvd_cluster.tensorflow.errors` says.
         ValueError: the graph is compiled by XLA, which cannot call back into Python.
     """
+    for tensor in inputs:
+        check_dtype(tensor.dtype)
     if tf.executing_eagerly():
         with as_tensorflow_errors():
             return [_to_tensor(result) for result in begin([_from_tensor(tensor) for tensor in inputs], True).wait()]
@@ -166,8 +170,6 @@ class _EndedWorld:
 
 
 def _from_tensor(tensor: tf.Tensor) -> torch.Tensor:
-    if tensor.dtype in (tf.string, tf.resource, tf.variant) or tensor.dtype.is_quantized:
-        raise ValueError(f"Tensor type {tensor.dtype.name} is not supported.")
     if not _has_torch_number(tensor.device):
         return _from_array(tensor.numpy())
     result: torch.Tensor = torch.utils.dlpack.from_dlpack(tf.experimental.dlpack.to_dlpack(tensor))
@@ -200,10 +202,7 @@ def _from_array(array: Array) -> torch.Tensor:
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
     if not array.flags.writeable:
         array = array.copy()  # a constant that TensorFlow keeps
-    try:
-        return torch.from_numpy(array)
-    except TypeError:
-        raise ValueError(f"Tensor type {array.dtype} is not supported.") from None
+    return torch.from_numpy(array)
 
 
 def _to_array(tensor: torch.Tensor) -> Array:
@@ -213,9 +212,14 @@ def _to_array(tensor: torch.Tensor) -> Array:
 
 
 def dense(value: Any) -> tf.Tensor:
-    """A dense tensor from a tensor, a TensorFlow or Keras variable, an array or numbers."""
+    """A dense tensor from a tensor, a TensorFlow or Keras variable, an array or numbers.
+
+    Raises:
+        tf.errors.InvalidArgumentError: ``value`` is a ragged or sparse tensor.
+    """
     if isinstance(value, tf.Tensor):
         return value
+    check_is_one_tensor(value)
     # A Keras variable holds a TensorFlow variable.
     return tf.convert_to_tensor(value.value if hasattr(value, "value") and not callable(value.value) else value)
 

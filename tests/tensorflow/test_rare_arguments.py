@@ -186,3 +186,46 @@ def test_private_collectives_sum_by_default_and_keep_the_order_of_their_argument
 
     shared = [[3.0, 6.0], [3.0, 6.0]]
     assert two(fn) == [[*shared, [6.0], [3.0]], [*shared, [12.0], [6.0]]]
+
+
+def test_a_refused_tensor_is_named_with_what_to_send_instead(two: Any) -> None:
+    """Also while a function or a v1 graph is built, where text would reach the collective as objects."""
+
+    def fn(hvd: Any) -> list[Any]:
+        import tensorflow as tf
+
+        def refusal(call: Any) -> str:
+            try:
+                call()
+            except tf.errors.InvalidArgumentError as error:
+                return str(error.message)
+            return "accepted"
+
+        text, complex_number = tf.constant(["a"]), tf.constant(1 + 2j)
+        variables = [tf.Variable(1.0), tf.Variable("x", name="label")]
+        found = [
+            refusal(lambda: hvd.allgather(text)),
+            refusal(lambda: tf.function(hvd.allgather)(text)),
+            refusal(lambda: hvd.allreduce(complex_number)),
+            refusal(lambda: hvd.broadcast_variables(variables, 0)),
+            refusal(lambda: hvd.broadcast_variables(tf.Variable([1.0]), 0)),
+            refusal(lambda: hvd.allgather(tf.ragged.constant([[1, 2], [3]]))),
+            refusal(lambda: hvd.allreduce(tf.sparse.from_dense([1.0, 0.0]))),
+        ]
+        with tf.Graph().as_default():
+            tf.compat.v1.get_variable("label", initializer="x")
+            found.append(refusal(lambda: hvd.broadcast_global_variables(0)))
+        return found
+
+    text = "Tensor type string is not supported: send text with hvd.broadcast_object() or hvd.allgather_object()."
+    complex_number = "Tensor type complex128 is not supported: send tf.math.real() and tf.math.imag() of it."
+    variable = f"{text} It is the type of the variable 'label:0': leave this out."
+    for found in two(fn):
+        eager, function, real, variables, slices, ragged, sparse, v1 = found
+        assert eager == text
+        assert function.rstrip().endswith(text)  # after the lines of the user's function
+        assert real == complex_number
+        assert variables == v1 == variable
+        assert slices.endswith("contains a EagerTensor: pass the variables themselves")
+        assert "flat_values and each of its nested_row_lengths()" in ragged
+        assert "indices and values, or tf.sparse.to_dense() of it" in sparse

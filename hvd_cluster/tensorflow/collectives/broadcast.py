@@ -12,7 +12,8 @@ from hvd_cluster.engine.request import Kind, ReduceOp
 from hvd_cluster.engine.submission import Collective, check_root
 from hvd_cluster.tensorflow.collectives.allreduce import reduced
 from hvd_cluster.tensorflow.custom_gradient import custom_gradient
-from hvd_cluster.tensorflow.errors import as_tensorflow_errors
+from hvd_cluster.tensorflow.dtypes import check_dtype
+from hvd_cluster.tensorflow.errors import InvalidRequestError, as_tensorflow_errors
 from hvd_cluster.tensorflow.interop import call, dense, is_v1_graph
 from hvd_cluster.tensorflow.naming import gradient_label, label
 from hvd_cluster.tensorflow.rank_ops import rank_op
@@ -77,11 +78,18 @@ def broadcast_(
 
     Returns:
         The variable or the list of variables; in a v1 graph, the operation that assigns them.
+
+    Raises:
+        tf.errors.InvalidArgumentError: one is not a variable or has an unsupported dtype, or there is no such root.
+        tf.errors.FailedPreconditionError: the ranks disagree (UnknownError with the same text in a graph).
+        tf.errors.UnknownError: the job has ended.
     """
     given = list(variables) if isinstance(variables, (list, tuple)) else [variables]
     _check_root(root_rank, process_set)
     if not given:
         return tf.no_op() if is_v1_graph() else []
+    for variable in given:
+        _check_variable(variable)
     values = [dense(variable) for variable in given]
     collective = Collective(kind=Kind.BROADCAST, process_set=process_set, name=label(name, values[0]), root=root_rank)
     results = call(collective.begin_parts, values, [v.dtype for v in values], [v.shape for v in values])
@@ -100,6 +108,13 @@ def broadcast_variables(
     """:func:`broadcast_`; ``inplace`` is accepted and has no effect."""
     del inplace
     return broadcast_(list(variables), root_rank, process_set=process_set)
+
+
+def _check_variable(variable: Any) -> None:
+    if not hasattr(variable, "assign"):
+        text = f"a list of variables is overwritten in place, but it contains a {type(variable).__name__}"
+        raise InvalidRequestError(None, None, f"{text}: pass the variables themselves")
+    check_dtype(tf.as_dtype(variable.dtype), variable.name)
 
 
 def _check_root(root_rank: int, process_set: ProcessSet) -> None:
