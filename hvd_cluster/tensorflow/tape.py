@@ -122,11 +122,21 @@ class _DistributedTape(tf.GradientTape):  # type: ignore[misc,unused-ignore]
         target: Any,
         sources: Any,
         output_gradients: Any = None,
-        use_generic_names: bool = False,
+        use_generic_names: Any = False,
         **kwargs: Any,
     ) -> Any:
-        """The gradients of ``target``, reduced over all ranks, in the structure of ``sources``; None stays None."""
-        del use_generic_names  # names do not depend on the variables' names
+        """The gradients of ``target``, reduced over all ranks, in the structure of ``sources``; None stays None.
+
+        Args:
+            target: as for ``tf.GradientTape.gradient``.
+            sources: as for ``tf.GradientTape.gradient``.
+            output_gradients: as for ``tf.GradientTape.gradient``.
+            use_generic_names: a bool is ignored: names do not depend on those of the variables. A
+                ``tf.UnconnectedGradients`` is TensorFlow's fourth argument, ``unconnected_gradients``.
+            kwargs: as for ``tf.GradientTape.gradient``.
+        """
+        if isinstance(use_generic_names, tf.UnconnectedGradients):
+            kwargs["unconnected_gradients"] = use_generic_names
         flat = tf.nest.flatten(sources)
         own = super().gradient(target, flat, output_gradients, **kwargs)
         reduced = self._reducer(own, flat, "tape")

@@ -320,3 +320,16 @@ def test_a_rank_outside_a_process_set_keeps_its_own_gradients(two: Any) -> None:
         return [[rate, rate]] * 4 + [[-2 * rate], [-2 * rate], [-rate]]
 
     assert two(fn) == [expected(2.0), expected(3.0)]
+
+
+def test_the_fourth_argument_of_gradient_may_be_tensorflows(two: Any) -> None:
+    def fn(hvd: Any) -> list[float]:
+        import tensorflow as tf
+
+        used, unused = tf.Variable(1.0), tf.Variable(2.0)
+        with tf.GradientTape() as tape:
+            loss = used * (hvd.rank() + 1.0)
+        tape = hvd.DistributedGradientTape(tape)
+        return [float(each) for each in tape.gradient(loss, [used, unused], None, tf.UnconnectedGradients.ZERO)]
+
+    assert two(fn) == [[1.5, 0.0]] * 2
