@@ -42,7 +42,8 @@ def allreduce(
         An array of the same shape and dtype; a NumPy scalar for a number.
 
     Raises:
-        ValueError: the value has an unsupported dtype, or the arguments contradict each other.
+        ValueError: the value has an unsupported dtype or is a tensor of a step that is being compiled, or the
+            arguments contradict each other.
         HorovodInternalError: the ranks disagree, or the job has ended.
     """
     array = _array(value)
@@ -126,7 +127,8 @@ def to_torch(array: Array) -> torch.Tensor:
     try:
         return torch.from_numpy(array)
     except TypeError:
-        raise ValueError(f"values of dtype {array.dtype} are not supported by collectives") from None
+        instead = ": use hvd.broadcast_object() or hvd.allgather_object()" if array.dtype.kind in "OSU" else ""
+        raise ValueError(f"values of dtype {array.dtype} are not supported by collectives{instead}") from None
 
 
 def from_torch(tensor: torch.Tensor, dtype: Any) -> Array:
@@ -137,5 +139,12 @@ def from_torch(tensor: torch.Tensor, dtype: Any) -> Array:
 
 
 def _array(value: Any) -> Array:
-    is_tensor = isinstance(value, keras.Variable) or keras.ops.is_tensor(value)
-    return np.asarray(keras.ops.convert_to_numpy(value) if is_tensor else value)
+    if not isinstance(value, keras.Variable) and not keras.ops.is_tensor(value):
+        return np.asarray(value)
+    try:
+        return np.asarray(keras.ops.convert_to_numpy(value))
+    except (NotImplementedError, TypeError) as error:  # of TensorFlow and JAX, whose compiled steps have no values
+        raise ValueError(
+            "hvd_cluster.keras reduces values, and a tensor has none while a step is compiled: call it between steps, "
+            "in a callback, or on TensorFlow call the function of the same name in hvd_cluster.tensorflow"
+        ) from error

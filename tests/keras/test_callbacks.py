@@ -484,3 +484,33 @@ def test_the_end_of_a_warm_up_is_a_line_on_the_standard_output_of_rank_zero(two:
         return output.getvalue()
 
     assert two(fn) == ["\nEpoch 2: finished gradual learning rate warmup to 0.2.\n", ""]
+
+
+def test_values_that_cannot_be_sent_are_refused_with_what_to_do(backend: str, two: Any) -> None:
+    def fn(hvd: Any) -> list[str]:
+        import keras
+
+        def refusal(call: Any) -> str:
+            try:
+                call()
+            except ValueError as error:
+                return str(error)
+            return "accepted"
+
+        found = [refusal(lambda: hvd.broadcast("text", 0)), refusal(lambda: hvd.allreduce({"loss": 1.0}))]
+        x = keras.ops.ones((2,))
+        if keras.backend.backend() == "tensorflow":
+            import tensorflow as tf
+
+            found.append(refusal(lambda: tf.function(hvd.allreduce, autograph=False)(x)))
+        if keras.backend.backend() == "jax":
+            import jax
+
+            found.append(refusal(lambda: jax.jit(hvd.allreduce)(x)))
+        return found
+
+    for text, mapping, *compiled in two(fn):
+        assert text.startswith("values of dtype <U4 are not supported by collectives: use hvd.broadcast_object() or")
+        assert mapping.endswith("use hvd.broadcast_object() or hvd.allgather_object()")
+        assert len(compiled) == (backend != "torch")
+        assert all("while a step is compiled: call it between steps, in a callback" in each for each in compiled)
