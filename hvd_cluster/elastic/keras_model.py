@@ -28,6 +28,20 @@ def built_optimizer(model: Any, optimizer: Any, state: str) -> Any:
     return optimizer
 
 
+def origin_of_optimizer(optimizer: Any) -> str:
+    """The class of an optimizer that is not one of Keras 3, and what to do about it, for an error."""
+    modules = [base.__module__ for base in type(optimizer).__mro__]
+    name = type(optimizer).__name__
+    if any(each.partition(".")[0] == "tf_keras" for each in modules):
+        return (
+            f"{name} of tf_keras, which is Keras 2: unset TF_USE_LEGACY_KERAS, so that tf.keras is Keras 3, or import "
+            "keras instead of tf_keras"
+        )
+    if any(each.startswith("tensorflow.python.training.") for each in modules):
+        return f"{name} of TensorFlow 1: use hvd_cluster.tensorflow.DistributedOptimizer"
+    return name
+
+
 def model_variables(model: Any, optimizer: Any = None) -> list[Any]:
     """The weights of a model and the state of its optimizer, up to date.
 

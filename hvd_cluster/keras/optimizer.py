@@ -8,7 +8,7 @@ from typing import Any
 
 import keras
 
-from hvd_cluster.elastic.keras_model import variables_of_layers
+from hvd_cluster.elastic.keras_model import origin_of_optimizer, variables_of_layers
 from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
 from hvd_cluster.engine.reduction_config import Groups, ReductionConfig
 from hvd_cluster.engine.request import ReduceOp
@@ -70,7 +70,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     """
     del device_dense, device_sparse
     if not isinstance(optimizer, keras.optimizers.Optimizer):
-        raise ValueError(f"DistributedOptimizer expects a Keras optimizer, got {type(optimizer).__name__}")
+        raise ValueError(f"DistributedOptimizer expects a Keras optimizer, got {origin_of_optimizer(optimizer)}")
     if op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
         raise ValueError(f"op={op} is not supported: use hvd.Average or hvd.Sum")
     if backward_passes_per_step < 1:

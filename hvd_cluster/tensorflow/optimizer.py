@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from hvd_cluster.elastic.keras_model import origin_of_optimizer
 from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
 from hvd_cluster.engine.reduction_config import Groups, ReductionConfig
 from hvd_cluster.engine.request import ReduceOp
@@ -97,7 +98,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     if not isinstance(optimizer, tf.compat.v1.train.Optimizer):
         raise ValueError(
             "Provided optimizer doesn't inherit from either legacy TensorFlow or Keras optimizer: "
-            f"{type(optimizer).__name__}"
+            f"{origin_of_optimizer(optimizer)}"
         )
     reducer = GradientReducer(
         ReductionConfig(

@@ -215,3 +215,20 @@ def test_a_rank_outside_a_process_set_steps_with_its_own_gradients(two: Any, bac
         return found
 
     assert two(fn) == [[number] * 3 * len(scalings) for number in (2.0, 4.0)]
+
+
+def test_an_optimizer_of_another_package_is_refused_with_what_to_do(two: Any) -> None:
+    def fn(hvd: Any) -> list[str]:
+        legacy = type("Adam", (), {"__module__": "tf_keras.src.optimizers.adam"})
+        graph = type("AdamOptimizer", (), {"__module__": "tensorflow.python.training.adam"})
+        found = []
+        for each in (type("Own", (legacy,), {"__module__": "program"}), graph):
+            try:
+                hvd.DistributedOptimizer(each())
+            except ValueError as error:
+                found.append(str(error))
+        return found
+
+    for keras2, tensorflow1 in two(fn):
+        assert "got Own of tf_keras, which is Keras 2: unset TF_USE_LEGACY_KERAS" in keras2
+        assert tensorflow1.endswith("AdamOptimizer of TensorFlow 1: use hvd_cluster.tensorflow.DistributedOptimizer")
