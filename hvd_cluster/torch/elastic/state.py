@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves
 
 from hvd_cluster.elastic.notification import agree_on_update
 from hvd_cluster.elastic.state import ObjectState
@@ -91,6 +90,34 @@ class SamplerStateHandler(PacerStateHandler):
         self.value.reset()
 
 
+class ContainerStateHandler(StateHandler):
+    """A list, tuple or dict of objects that have handlers, such as the two optimizers of a GAN."""
+
+    def __init__(self, value: Any) -> None:
+        self._handlers = _handlers_in(value)
+        self.value = value
+
+    def save(self) -> None:
+        for handler in self._handlers:
+            handler.save()
+
+    def restore(self) -> None:
+        for handler in self._handlers:
+            handler.restore()
+
+    def sync(self) -> None:
+        for handler in self._handlers:
+            handler.sync()
+
+    def reset(self) -> None:
+        for handler in self._handlers:
+            handler.reset()
+
+    def set_value(self, value: Any) -> None:
+        self._handlers = _handlers_in(value)
+        self.value = value
+
+
 _registry: list[tuple[type, type[StateHandler]]] = [
     (torch.nn.Module, ModelStateHandler),
     (torch.optim.Optimizer, OptimizerStateHandler),
@@ -119,10 +146,11 @@ class TorchState(ObjectState):
         model: a module.
         optimizer: an optimizer.
         kwargs: further modules, optimizers, learning rate schedulers, scalers, samplers, other objects with
-            ``state_dict`` and ``load_state_dict``, and picklable values: ``epoch=0, batch=0``.
+            ``state_dict`` and ``load_state_dict``, lists and dicts of such objects, and picklable values: ``epoch=0,
+            batch=0``.
 
     Raises:
-        ValueError: a value is a list or dict of modules, optimizers or the like, which must be arguments themselves.
+        ValueError: a list or dict holds both such objects and plain values.
     """
 
     def __init__(
@@ -138,8 +166,6 @@ class TorchState(ObjectState):
         if optimizer is None:
             self.optimizer = None
         plain = {name: value for name, value in given.items() if name not in handlers}
-        for name, value in plain.items():
-            _require_none_inside(name, value)
         super().__init__(broadcast_object, basics.rank, **plain)
 
     _handlers: dict[str, StateHandler]
@@ -177,20 +203,30 @@ class TorchState(ObjectState):
 
 
 def _handler_of(value: Any) -> StateHandler | None:
+    """The handler of an object, or of a container of such objects; None for a plain value.
+
+    Raises:
+        ValueError: a container holds both.
+    """
     for kind, handler in _registry:
         if isinstance(value, kind):
             return handler(value)
     if callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None)):
         return PacerStateHandler(value)
+    if isinstance(value, (list, tuple, dict)) and _handlers_in(value):
+        return ContainerStateHandler(value)
     return None
 
 
-def _require_none_inside(name: str, value: Any) -> None:
-    """Check that a plain value contains nothing of which the training would use the original, and the state a copy."""
-    kinds = tuple(kind for kind, _ in _registry)
-    found = next((leaf for leaf in tree_leaves(value) if isinstance(leaf, kinds)), None)
-    if found is not None:
+def _handlers_in(container: Any) -> list[StateHandler]:
+    """The handlers of all entries; none if all are plain values."""
+    entries = list(container.values() if isinstance(container, Mapping) else container)
+    found = [handler for entry in entries if (handler := _handler_of(entry)) is not None]
+    if found and len(found) < len(entries):
+        kinds = sorted({type(entry).__name__ for entry in entries})
         raise ValueError(
-            f"{name} of the TorchState is a {type(value).__name__} that contains a {type(found).__name__}, of which it "
-            f"would save and restore a copy: pass each one as an argument of its own, e.g. {name}_0=..., {name}_1=..."
+            f"a {type(container).__name__} of a TorchState holds both plain values and modules, optimizers or the like "
+            f"({', '.join(kinds)}): pass the plain values as arguments of their own, because they are copied, and the "
+            "others are not"
         )
+    return found

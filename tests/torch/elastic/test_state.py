@@ -308,11 +308,42 @@ def test_an_object_with_a_state_dict_continues_acting_on_the_optimizer() -> None
     assert results == [(True, 2, pytest.approx(0.2))] * 2
 
 
-@pytest.mark.parametrize("kind", [list, tuple, lambda found: {"nets": [*found]}])
-def test_a_container_of_modules_or_optimizers_is_refused(kind: Any) -> None:
+@pytest.mark.parametrize("kind", [list, tuple, lambda found: {"deep": {str(i): one for i, one in enumerate(found)}}])
+def test_a_container_of_modules_and_optimizers_is_restored_in_place(kind: Any) -> None:
     nets = [torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)]
-    with pytest.raises(ValueError, match=r"nets of the TorchState is a \w+ that contains a Linear.*nets_0=\.\.\."):
-        hvd.elastic.TorchState(nets=kind(nets))
-    with pytest.raises(ValueError, match="contains a SGD"):
-        hvd.elastic.TorchState(optimizers=kind([torch.optim.SGD(nets[0].parameters())]))
-    assert hvd.elastic.TorchState(best=nets[0].state_dict(), losses=[1.0, 2.0]).losses == [1.0, 2.0]
+    optimizers = [torch.optim.SGD(net.parameters(), lr=0.5) for net in nets]
+    saved = [net.weight.item() for net in nets]
+    state = hvd.elastic.TorchState(nets=kind(nets), optimizers=kind(optimizers), empty=[], losses=[1.0, 2.0])
+    state.save()
+    for net, optimizer in zip(nets, optimizers, strict=True):
+        net(torch.ones(1, 1)).sum().backward()
+        optimizer.step()
+        optimizer.param_groups[0]["lr"] = 0.1
+    state.losses.append(3.0)
+    state.restore()
+    assert [net.weight.item() for net in nets] == saved
+    assert [optimizer.param_groups[0]["lr"] for optimizer in optimizers] == [0.5, 0.5]
+    assert (state.losses, state.empty) == ([1.0, 2.0], [])
+
+
+def test_a_container_is_replaced_and_synchronized() -> None:
+    def nets() -> list[float]:
+        hvd.init()
+        state = hvd.elastic.TorchState(nets=[torch.nn.Linear(1, 1)])
+        state.nets = [torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)]
+        for index, net in enumerate(state.nets):
+            torch.nn.init.constant_(net.weight, 10 * hvd.rank() + index)
+        state.sync()
+        state.restore()
+        found = [net.weight.item() for net in state.nets]
+        hvd.shutdown()
+        return found
+
+    assert local.run(nets, num_proc=2, env={"OMP_NUM_THREADS": "1"}) == [[0.0, 1.0]] * 2
+
+
+def test_a_container_that_also_holds_plain_values_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"a dict of a TorchState holds both .* \(Linear, int\)"):
+        hvd.elastic.TorchState(run={"net": torch.nn.Linear(1, 1), "epoch": 3})
+    best = torch.nn.Linear(1, 1).state_dict()
+    assert list(hvd.elastic.TorchState(best=best).best) == ["weight", "bias"]
