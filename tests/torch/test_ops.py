@@ -1042,3 +1042,15 @@ def test_minimum_and_maximum_of_signed_zeros_are_equal_on_all_ranks(two: Any) ->
 
     first, second = two(fn)
     assert first == second
+
+
+def test_a_value_that_is_not_a_tensor_is_named(two: Any) -> None:
+    def fn(hvd: Any) -> list[str]:
+        found = []
+        for operation in (hvd.allreduce, hvd.allgather, hvd.alltoall, hvd.reducescatter, lambda x: hvd.broadcast(x, 0)):
+            with pytest.raises(ValueError, match="expected") as caught:
+                operation([1, 2])
+            found.append(str(caught.value))
+        return found
+
+    assert two(fn) == [["expected a torch.Tensor, got list"] * 5] * 2

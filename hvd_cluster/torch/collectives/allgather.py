@@ -62,9 +62,10 @@ class _Allgather(torch.autograd.Function):
         ctx: Any, name: str | None, process_set: ProcessSet, *tensors: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
         ctx.process_set = process_set
-        ctx.rows = [tensor.shape[0] if tensor.dim() else 0 for tensor in tensors]
         options: Any = {"process_set": process_set, "as_list": True, "is_waited_for": True}
-        return tuple(submit_tensors(Kind.ALLGATHER, tensors, name, **options).wait())
+        results = submit_tensors(Kind.ALLGATHER, tensors, name, **options).wait()
+        ctx.rows = [tensor.shape[0] for tensor in tensors]
+        return tuple(results)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:

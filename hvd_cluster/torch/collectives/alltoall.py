@@ -76,6 +76,7 @@ def _checked_splits(
     tensor: torch.Tensor, splits: torch.Tensor | Sequence[int] | None, process_set: ProcessSet
 ) -> tuple[int, ...]:
     """The number of rows for each rank."""
+    checked([tensor])
     if splits is not None and not isinstance(splits, torch.Tensor):
         splits = torch.tensor(splits, dtype=torch.int32, device="cpu")
     return rows_by_rank(tensor, [] if splits is None else [splits], process_set)
