@@ -89,7 +89,7 @@ def _require_plain(named: Sequence[tuple[Any, torch.Tensor]]) -> None:
 
 def _require_equal_names(names: list[str], process_set: ProcessSet) -> None:
     """Check that all ranks have the same tensors; otherwise some would wait for the others forever."""
-    found = allgather(torch.tensor([fingerprint(names)], device="cpu"), "parameters.names", process_set)
+    found = allgather(torch.tensor([fingerprint(sorted(names))], device="cpu"), "parameters.names", process_set)
     if len(set(found.tolist())) == 1:
         return
     names_by_rank = allgather_object(names, process_set=process_set)

@@ -328,6 +328,15 @@ def test_ranks_with_different_parameters_get_an_error_and_do_not_wait(two: Any) 
     assert "1.weight are not on all ranks: make the same model" in first
 
 
+def test_ranks_may_list_their_named_tensors_in_different_orders(two: Any) -> None:
+    def fn(hvd: Any) -> list[float]:
+        named = [(name, torch.full((1,), hvd.rank() + value)) for name, value in (("a", 1.0), ("b", 5.0))]
+        hvd.broadcast_parameters(named[:: 1 - 2 * hvd.rank()], root_rank=1)
+        return [tensor.item() for _, tensor in named]
+
+    assert two(fn) == [[2.0, 6.0]] * 2
+
+
 class Averaged(torch.optim.SGD):
     """An optimizer whose state dict has other keys, as that of Lookahead has."""
 
