@@ -289,8 +289,8 @@ class _DistributedOptimizer(Wrapper):
     def _follow_groups(self) -> None:
         """Reduce the gradients of parameters that code has put into the groups without :meth:`add_param_group`."""
         index = self._reducer.index
-        ids = [number for group in self.param_groups for number in map(id, group["params"])]
-        if self._reducer.is_attached and ids != index.ids and [*dict.fromkeys(ids)] != index.ids:
+        ids = {number for group in self.param_groups for number in map(id, group["params"])}
+        if self._reducer.is_attached and ids != index.ids:  # their order may differ between ranks
             self._reducer.follow(named_now(self, index.named))
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

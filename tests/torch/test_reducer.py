@@ -442,6 +442,22 @@ def test_parameters_that_groups_get_without_add_param_group_are_reduced_too(two:
     assert two(fn) == [[[value] * 2 for value in values]] * 2
 
 
+def test_a_rank_may_reorder_its_groups_between_steps(two: Any) -> None:
+    def fn(hvd: Any) -> list[Any]:
+        parameters = scalars(2, 0.0)
+        groups = [{"params": [parameter]} for parameter in parameters]
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(groups, lr=1.0), named(parameters))
+        for step in range(3):
+            optimizer.zero_grad()
+            ((parameters[0].sum() + parameters[1].sum()) * (hvd.rank() + 1)).backward()
+            optimizer.step()
+            if step == hvd.rank() == 1:
+                optimizer.param_groups.reverse()
+        return [p.tolist() for p in parameters]
+
+    assert two(fn) == [[[-4.5, -4.5]] * 2] * 2
+
+
 def test_ranks_that_ran_out_of_data_join(three: Any) -> None:
     """Rank 2 has no step in the first epoch, in which the others agree on nothing that would outlast it."""
 
