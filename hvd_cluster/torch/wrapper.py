@@ -43,12 +43,16 @@ def load_in_place(
     only on ranks that did not load.
     """
     groups = optimizer.param_groups
+    is_around = "param_groups" not in optimizer.__dict__  # it computes them from those of another optimizer
     load(state_dict)
     for group, loaded in zip(groups, optimizer.param_groups, strict=True):
         if loaded is not group:
             group.clear()
             group.update(loaded)
-    optimizer.param_groups = groups
+    if is_around:
+        optimizer.param_groups[:] = groups
+    else:
+        optimizer.param_groups = groups
 
 
 def load_unchanged(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None:
@@ -76,7 +80,7 @@ class Wrapper(_Base):
         """Load the state of this optimizer or of an unwrapped one."""
         load_in_place(self, super().load_state_dict, state_dict)
         original = self._original()
-        if original is not None:  # its schedulers must change the groups in use
+        if original is not None and "param_groups" in original.__dict__:  # its schedulers must change the groups in use
             original.param_groups, original.state = self.param_groups, self.state
 
     def plain(self) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:

@@ -216,6 +216,42 @@ def test_a_rate_set_through_a_group_read_before_the_broadcast_counts_on_all_rank
     assert two(fn) == [[0.5, 0.7] * 2] * 2
 
 
+class Around(torch.optim.Optimizer):
+    """An optimizer around another one, which computes its groups and its state from those of the other one."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        self.inner = inner
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        return self.inner.param_groups
+
+    @property
+    def state(self) -> Any:  # type: ignore[override]
+        return self.inner.state
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.inner.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.inner.load_state_dict(state_dict)
+
+
+@pytest.mark.parametrize("is_wrapped", [False, True])
+def test_a_rate_reaches_an_optimizer_within_another_one_after_a_broadcast(two: Any, is_wrapped: bool) -> None:
+    def fn(hvd: Any) -> list[float]:
+        inner = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1, momentum=0.9)
+        original = optimizer = Around(inner)
+        if is_wrapped:
+            optimizer = hvd.DistributedOptimizer(optimizer)
+        hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+        optimizer.load_state_dict(optimizer.state_dict())
+        optimizer.param_groups[0]["lr"] = 0.5
+        return [one.param_groups[0]["lr"] for one in (original, inner)]
+
+    assert two(fn) == [[0.5, 0.5]] * 2
+
+
 def test_an_optimizer_without_state_leaves_gradients_of_zeros(two: Any) -> None:
     def fn(hvd: Any) -> list[Any]:
         net = torch.nn.Linear(2, 1)
