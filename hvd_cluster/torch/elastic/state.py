@@ -211,7 +211,8 @@ def _handler_of(value: Any) -> StateHandler | None:
     for kind, handler in _registry:
         if isinstance(value, kind):
             return handler(value)
-    if callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None)):
+    has_state = callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
+    if has_state and not isinstance(value, type):
         return PacerStateHandler(value)
     if isinstance(value, (list, tuple, dict)) and _handlers_in(value):
         return ContainerStateHandler(value)
@@ -219,8 +220,8 @@ def _handler_of(value: Any) -> StateHandler | None:
 
 
 def _handlers_in(container: Any) -> list[StateHandler]:
-    """The handlers of all entries; none if all are plain values."""
-    entries = list(container.values() if isinstance(container, Mapping) else container)
+    """The handlers of all entries that are not None; none if all are plain values."""
+    entries = [e for e in (container.values() if isinstance(container, Mapping) else container) if e is not None]
     found = [handler for entry in entries if (handler := _handler_of(entry)) is not None]
     if found and len(found) < len(entries):
         kinds = sorted({type(entry).__name__ for entry in entries})

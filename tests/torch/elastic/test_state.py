@@ -347,3 +347,15 @@ def test_a_container_that_also_holds_plain_values_is_refused() -> None:
         hvd.elastic.TorchState(run={"net": torch.nn.Linear(1, 1), "epoch": 3})
     best = torch.nn.Linear(1, 1).state_dict()
     assert list(hvd.elastic.TorchState(best=best).best) == ["weight", "bias"]
+
+
+def test_a_class_and_a_missing_entry_are_plain_values() -> None:
+    net = torch.nn.Linear(1, 1)
+    state = hvd.elastic.TorchState(kind=torch.nn.Linear, kinds=[torch.nn.Linear, Warmup], nets=[net, None])
+    saved = net.weight.item()
+    state.save()
+    torch.nn.init.constant_(net.weight, 9.0)
+    state.restore()
+    assert (state.kind, state.kinds) == (torch.nn.Linear, [torch.nn.Linear, Warmup])
+    assert state.nets == [net, None]
+    assert net.weight.item() == saved
