@@ -290,7 +290,7 @@ class _DistributedOptimizer(Wrapper):
         """Reduce the gradients of parameters that code has put into the groups without :meth:`add_param_group`."""
         index = self._reducer.index
         ids = {number for group in self.param_groups for number in map(id, group["params"])}
-        if self._reducer.is_attached and ids != index.ids:  # their order may differ between ranks
+        if self._reducer.is_attached and not ids <= index.ids:
             self._reducer.follow(named_now(self, index.named))
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

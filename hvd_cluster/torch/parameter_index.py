@@ -25,7 +25,7 @@ class ParameterIndex:
     def __init__(self, names: dict[torch.Tensor, str], groups: Sequence[Sequence[torch.Tensor]]) -> None:
         self.named = names
         self.ids = {id(parameter) for parameter in names}
-        self.groups = [[parameter for parameter in group if parameter in names] for group in groups]
+        self.groups = groups
         ordered = sorted(names.items(), key=lambda entry: entry[1])
         self.parameters = [parameter for parameter, _ in ordered]
         self.names = [name for _, name in ordered]

@@ -104,12 +104,13 @@ class GradientReducer:
         self._hooks.attach(self.index.parameters)
 
     def follow(self, names: dict[torch.Tensor, str]) -> None:
-        """Reduce the gradients of these parameters from now on; all ranks change them at the same step."""
+        """Reduce the gradients of these parameters too; all ranks add them at the same step."""
+        # Also those that the optimizer has no longer: apex replaces them by master copies, and copies their gradients.
         step, parameters = self._step, self.index.parameters
         twice = [n for n in step.ready if n not in self._reduced or self._reduced[n].matches(parameters[n])]
         if twice and self.config.op in _NOT_TWICE:  # other gradients are those of a step that GradScaler has skipped
             self._refuse(twice, "had been reduced when parameters were added", "Add them after step().")
-        self.index = ParameterIndex(names, self.index.groups)
+        self.index = ParameterIndex(self.index.named | names, self.index.groups)
         self._step = Step(self.index, self.config, self._is_sparse_only, self.passes_per_step)
         self._repeated.clear()
         self.clear()

@@ -442,6 +442,28 @@ def test_parameters_that_groups_get_without_add_param_group_are_reduced_too(two:
     assert two(fn) == [[[value] * 2 for value in values]] * 2
 
 
+def test_gradients_are_reduced_before_they_are_copied_to_master_parameters(two: Any) -> None:
+    """As with apex, which replaces the parameters in the groups at its opt_level O2."""
+
+    def fn(hvd: Any) -> Any:
+        (parameter,) = scalars(1, 0.0)
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([parameter], lr=1.0), named([parameter]))
+        master = parameter.detach().double().requires_grad_()
+        optimizer.param_groups[0]["params"][0] = master
+        for _ in range(3):
+            parameter.grad = None
+            optimizer.zero_grad()
+            (parameter.sum() * (hvd.rank() + 1)).backward()
+            optimizer.synchronize()
+            master.grad = parameter.grad.double()
+            with optimizer.skip_synchronize():
+                optimizer.step()
+            parameter.data.copy_(master.data)
+        return master.tolist()
+
+    assert two(fn) == [[-4.5, -4.5]] * 2
+
+
 def test_a_rank_may_reorder_its_groups_between_steps(two: Any) -> None:
     def fn(hvd: Any) -> list[Any]:
         parameters = scalars(2, 0.0)
