@@ -111,7 +111,7 @@ class FragmentReader:
             if stopped():
                 return RowBatch({}, 0)
             answer = self.transform.func(dict(zip(columns, row, strict=True)))
-            if not isinstance(answer, Mapping):
+            if not hasattr(answer, "keys"):  # a pandas Series will do
                 raise _not_returned(answer, "the row as a dict")
             for name, values in made.items():
                 if name not in answer:

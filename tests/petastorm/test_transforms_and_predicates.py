@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -32,6 +33,11 @@ def test_a_null_leaves_the_other_integers_of_its_row_group_in_their_part_of_a_sp
                 by_row = [int(row.id) for row in reader]
             with make_batch_reader(tmp_path, predicate=predicate, shuffle_row_groups=False) as reader:
                 assert [int(number) for batch in reader for number in batch.id] == by_row
+
+
+def test_a_transform_of_rows_may_return_a_series(url: str) -> None:
+    with make_reader(url, transform_spec=TransformSpec(pd.Series), shuffle_row_groups=False) as reader:
+        assert [int(row.id) for row in reader] == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("make", [make_reader, make_batch_reader])

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import copy
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -91,31 +92,46 @@ class SamplerStateHandler(PacerStateHandler):
 
 
 class ContainerStateHandler(StateHandler):
-    """A list, tuple or dict of objects that have handlers, such as the two optimizers of a GAN."""
+    """A list, tuple or dict of objects that have handlers, such as the two optimizers of a GAN, and of plain values."""
 
-    def __init__(self, value: Any) -> None:
-        self._handlers = _handlers_in(value)
+    def __init__(self, value: Any, handlers: dict[Any, StateHandler]) -> None:
         self.value = value
+        #: By index or key.
+        self._handlers = handlers
+        self._saved = copy.deepcopy(self._plain())
 
     def save(self) -> None:
-        for handler in self._handlers:
+        for handler in self._handlers.values():
             handler.save()
+        self._saved = copy.deepcopy(self._plain())
 
     def restore(self) -> None:
-        for handler in self._handlers:
+        for handler in self._handlers.values():
             handler.restore()
+        self._set_plain(copy.deepcopy(self._saved))
 
     def sync(self) -> None:
-        for handler in self._handlers:
+        for handler in self._handlers.values():
             handler.sync()
+        self._set_plain(broadcast_object(self._plain()))
 
     def reset(self) -> None:
-        for handler in self._handlers:
+        for handler in self._handlers.values():
             handler.reset()
 
     def set_value(self, value: Any) -> None:
-        self._handlers = _handlers_in(value)
-        self.value = value
+        self.value, self._handlers = value, _handlers_in(value)
+        self._saved = copy.deepcopy(self._plain())
+
+    def _plain(self) -> dict[Any, Any]:
+        """The values that have no handlers; a tuple keeps its own."""
+        if isinstance(self.value, tuple):
+            return {}
+        return {key: entry for key, entry in _entries(self.value) if key not in self._handlers}
+
+    def _set_plain(self, values: dict[Any, Any]) -> None:
+        for key, value in values.items():
+            self.value[key] = value
 
 
 _registry: list[tuple[type, type[StateHandler]]] = [
@@ -148,9 +164,6 @@ class TorchState(ObjectState):
         kwargs: further modules, optimizers, learning rate schedulers, scalers, samplers, other objects with
             ``state_dict`` and ``load_state_dict``, lists and dicts of such objects, and picklable values: ``epoch=0,
             batch=0``.
-
-    Raises:
-        ValueError: a list or dict holds both such objects and plain values.
     """
 
     def __init__(
@@ -202,11 +215,12 @@ class TorchState(ObjectState):
         return agree_on_update(update)
 
 
-def _handler_of(value: Any) -> StateHandler | None:
+def _handler_of(value: Any, containers: frozenset[int] = frozenset()) -> StateHandler | None:
     """The handler of an object, or of a container of such objects; None for a plain value.
 
-    Raises:
-        ValueError: a container holds both.
+    Args:
+        value: a value of the state, or an entry of one.
+        containers: the ids of those that it is in, because a container may contain itself.
     """
     for kind, handler in _registry:
         if isinstance(value, kind):
@@ -214,20 +228,19 @@ def _handler_of(value: Any) -> StateHandler | None:
     has_state = callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
     if has_state and not isinstance(value, type):
         return PacerStateHandler(value)
-    if isinstance(value, (list, tuple, dict)) and _handlers_in(value):
-        return ContainerStateHandler(value)
+    if handlers := _handlers_in(value, containers):
+        return ContainerStateHandler(value, handlers)
     return None
 
 
-def _handlers_in(container: Any) -> list[StateHandler]:
-    """The handlers of all entries that are not None; none if all are plain values."""
-    entries = [e for e in (container.values() if isinstance(container, Mapping) else container) if e is not None]
-    found = [handler for entry in entries if (handler := _handler_of(entry)) is not None]
-    if found and len(found) < len(entries):
-        kinds = sorted({type(entry).__name__ for entry in entries})
-        raise ValueError(
-            f"a {type(container).__name__} of a TorchState holds both plain values and modules, optimizers or the like "
-            f"({', '.join(kinds)}): pass the plain values as arguments of their own, because they are copied, and the "
-            "others are not"
-        )
-    return found
+def _handlers_in(container: Any, containers: frozenset[int] = frozenset()) -> dict[Any, StateHandler]:
+    """The handlers of entries of a list, tuple or dict, by index or key."""
+    if not isinstance(container, (list, tuple, dict)) or id(container) in containers:
+        return {}
+    inside = containers | {id(container)}
+    found = ((key, _handler_of(entry, inside)) for key, entry in _entries(container))
+    return {key: handler for key, handler in found if handler is not None}
+
+
+def _entries(container: Any) -> Iterable[tuple[Any, Any]]:
+    return container.items() if isinstance(container, dict) else enumerate(container)

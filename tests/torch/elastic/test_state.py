@@ -342,11 +342,38 @@ def test_a_container_is_replaced_and_synchronized() -> None:
     assert local.run(nets, num_proc=2, env={"OMP_NUM_THREADS": "1"}) == [[0.0, 1.0]] * 2
 
 
-def test_a_container_that_also_holds_plain_values_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"a dict of a TorchState holds both .* \(Linear, int\)"):
-        hvd.elastic.TorchState(run={"net": torch.nn.Linear(1, 1), "epoch": 3})
+def test_the_plain_values_of_a_container_are_saved_and_synchronized_too() -> None:
+    def run() -> tuple[list[Any], list[Any], bool]:
+        hvd.init()
+        net = torch.nn.Linear(1, 1)
+        torch.nn.init.constant_(net.weight, float(hvd.rank()))
+        options: dict[str, Any] = {"net": net, "epoch": hvd.rank(), "losses": []}
+        if hvd.rank() == 0:
+            options["best"] = 0.5
+        state = hvd.elastic.TorchState(run=options)
+        state.sync()
+        synchronized = [net.weight.item(), options["epoch"], options["best"]]
+        options["epoch"] = 7
+        options["losses"].append(1.0)
+        torch.nn.init.constant_(net.weight, 9.0)
+        state.restore()
+        restored = [net.weight.item(), options["epoch"], options["losses"]]
+        hvd.shutdown()
+        return synchronized, restored, state.run is options
+
+    expected = [0.0, 0, 0.5], [0.0, 0, []], True
+    assert local.run(run, num_proc=2, env={"OMP_NUM_THREADS": "1"}) == [expected] * 2
+
+
+def test_a_dict_of_tensors_and_a_list_that_contains_itself_are_plain_values() -> None:
     best = torch.nn.Linear(1, 1).state_dict()
-    assert list(hvd.elastic.TorchState(best=best).best) == ["weight", "bias"]
+    loop: list[Any] = [1]
+    loop.append(loop)
+    state = hvd.elastic.TorchState(best=best, loop=loop)
+    state.save()
+    state.restore()
+    assert list(state.best) == ["weight", "bias"]
+    assert state.loop[1] is state.loop
 
 
 def test_a_class_and_a_missing_entry_are_plain_values() -> None:
