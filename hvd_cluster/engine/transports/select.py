@@ -260,7 +260,7 @@ class TransportTable:
 def _own_gpu(device: torch.device, rank: int) -> str:
     """The GPU of this rank; the same text on two ranks means that NCCL would refuse them.
 
-    NCCL refuses ranks of one host that share a GPU, unless it was told to allow it (from 2.30 on).
+    NCCL refuses ranks of one host that share a GPU, unless a setting allows it (from 2.30 on).
     """
     environ = inherited_env()
     gpu = f"{torch.cuda.get_device_properties(device).uuid} {environ.get('NCCL_HOSTID', '')}"

@@ -168,7 +168,7 @@ class CallFuture(torch.futures.Future[Any]):
         """What ``get`` returns, or the error of this future."""
         try:
             return get()
-        except Exception:  # also what C++ raises on a GPU instead of the error
+        except Exception:  # on a GPU, C++ raises an error of another type than the one kept here, which is raised below
             if self._error is None:
                 raise
         return self._raise_error()
