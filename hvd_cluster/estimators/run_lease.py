@@ -35,6 +35,7 @@ _EXPIRY_S = 10.0
 #: The same for leases of other runs, after which their data is removed; and seconds between two checks for them.
 _SWEEP_EXPIRY_S, _SWEEP_S = 60.0, 30.0
 _POLL_S = 0.1
+_MAX_READS = 10
 
 _CLAIMED, _HELD = "claimed", "held"
 
@@ -195,9 +196,24 @@ class RunLease:
             token = name.removesuffix(".json").partition(".")[2]
             if not name.endswith(".json") or not name.startswith(start) or token in {"", self.token}:
                 continue
-            with suppress(FileNotFoundError, ValueError, TypeError):  # released, or of another version
-                found[token] = Holder(**json.loads(self._store.read(f"{self._folder}/{name}")))
+            holder = self._read(f"{self._folder}/{name}")
+            if holder is not None:
+                found[token] = holder
         return found
+
+    def _read(self, path: str) -> Holder | None:
+        """The holder of a lease; None if it was released or is of another version.
+
+        Not every store writes a file in one step, so half of a lease is read again for a second.
+        """
+        for _ in range(_MAX_READS):
+            try:
+                return Holder(**json.loads(self._store.read(path)))
+            except ValueError:
+                time.sleep(_POLL_S)
+            except (FileNotFoundError, TypeError):
+                break
+        return None
 
     def _path(self, token: str, run_id: str) -> str:
         return f"{self._folder}/{_hash(run_id)}.{token}.json"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -120,6 +121,31 @@ def test_a_lease_of_another_machine_is_valid_while_it_is_renewed(store, monkeypa
     monkeypatch.setattr(run_lease, "_EXPIRY_S", 0.3)
     with RunLease(store, "run"):  # clocks of other machines do not matter
         assert not store.exists(path)
+
+
+def test_a_lease_that_is_being_written_is_read_again(store, monkeypatch):
+    path, content = elsewhere(store)
+    read_store, numbers = store.read, itertools.count()
+
+    def read(asked):
+        complete = read_store(asked)
+        if asked != path:
+            return complete
+        number = next(numbers)  # another program renews the lease, and is seen while it writes
+        renewed = json.dumps({**content, "count": number}).encode()
+        return renewed if number % 2 else renewed[:40]
+
+    monkeypatch.setattr(store, "read", read)
+    with pytest.raises(RunInUseError, match="on host far"):
+        RunLease(store, "run").__enter__()
+
+
+def test_half_of_a_lease_that_is_never_completed_does_not_hold_the_run(store, monkeypatch):
+    monkeypatch.setattr(run_lease, "_MAX_READS", 2)
+    path, _ = elsewhere(store)
+    store.write(path, store.read(path)[:20])
+    with RunLease(store, "run"):
+        pass
 
 
 def test_a_program_that_did_not_renew_its_lease_stops(store, monkeypatch):
