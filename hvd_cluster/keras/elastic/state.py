@@ -12,6 +12,7 @@ import hvd_cluster.torch as hvd
 from hvd_cluster.elastic.keras_model import built_optimizer, model_variables
 from hvd_cluster.elastic.notification import agree_on_update
 from hvd_cluster.elastic.state import ObjectState
+from hvd_cluster.keras.reduction import forget_failed_step
 from hvd_cluster.keras.values import broadcast_variables
 
 
@@ -48,6 +49,7 @@ class KerasState(ObjectState):
 
     def restore(self) -> None:
         """Restore the values that were saved last."""
+        forget_failed_step()
         for variable, value in zip(model_variables(self.model, self.optimizer), self._values, strict=True):
             variable.assign(value)
         for variable, value in self._own_values:

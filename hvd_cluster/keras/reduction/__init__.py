@@ -30,3 +30,11 @@ def reduction_of_backend() -> type[Reduction]:
         f"hvd_cluster.keras does not support the Keras backend {backend!r}: set KERAS_BACKEND to tensorflow, "
         "torch or jax"
     )
+
+
+def forget_failed_step() -> None:
+    """Let steps follow one in which a collective has failed; the variables have to be restored."""
+    if keras.backend.backend() == "jax":
+        from hvd_cluster.keras.reduction import jax
+
+        jax.forget_failed_step()

@@ -61,3 +61,14 @@ class JaxReduction(Reduction):
         before = [variable.value for variable in variables]
         for variable, value in zip(variables, jax.lax.cond(condition, pure(act), pure(otherwise), before), strict=True):
             variable.assign(value)
+
+
+def forget_failed_step() -> None:
+    """Let steps follow one whose callback has failed.
+
+    A step on a GPU fails after JAX has taken the token that orders its callbacks as that of the next step, which fails
+    with the same error. JAX has no public function that drops the token.
+    """
+    from jax._src.dispatch import runtime_tokens
+
+    runtime_tokens.clear()  # type: ignore[no-untyped-call]
