@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import json
+import time
 from typing import Any
 
 import pytest
 import torch
+
+from hvd_cluster.engine.timeline.trace import read
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 
@@ -203,8 +205,11 @@ def test_the_timeline_names_what_moved_the_tensors(tmp_path: Any, pair: Any) -> 
 
     path = tmp_path / "timeline.json"
     pair(fn, str(path))
-    names = {event.get("name") for event in json.loads(path.read_text())}
-    assert {"nccl": "NCCL_ALLREDUCE", "shm": "SHM_ALLREDUCE"}[pair.transport] in names
+    expected = {"nccl": "NCCL_ALLREDUCE", "shm": "SHM_ALLREDUCE"}[pair.transport]
+    limit_s = time.monotonic() + 20
+    while expected not in {span.name for span in read(path).spans}:  # written after the last call
+        assert time.monotonic() < limit_s
+        time.sleep(0.05)
 
 
 def test_the_default_device_does_not_matter(pair: Any) -> None:
