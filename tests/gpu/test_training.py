@@ -188,6 +188,28 @@ def test_the_calls_of_torch_distributed_on_the_backend_hvd(pair: Any) -> None:
     assert pair(fn) == [[], []]
 
 
+def test_a_continuation_sees_what_those_before_it_have_queued_on_the_gpu(pair: Any) -> None:
+    def fn(hvd: Any) -> list[float]:
+        import torch.distributed as dist
+
+        def slowly_added(future: Any) -> torch.Tensor:
+            value = future.value()
+            torch.cuda._sleep(100_000_000)
+            result: torch.Tensor = (value[0] if isinstance(value, list) else value).add_(1)
+            return result
+
+        dist.init_process_group("hvd")
+        try:
+            future: Any = dist.all_reduce(torch.zeros(3, device="cuda"), async_op=True).get_future()
+            for _ in range(5):
+                future = future.then(slowly_added)
+            return [value.item() for value in future.wait()]
+        finally:
+            dist.destroy_process_group()
+
+    assert pair(fn) == [[5.0] * 3] * 2
+
+
 def test_what_a_continuation_raises_reaches_those_who_wait(pair: Any) -> None:
     def fn(hvd: Any) -> list[str]:
         import torch.distributed as dist

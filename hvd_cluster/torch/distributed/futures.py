@@ -16,7 +16,7 @@ import traceback
 import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from types import CodeType, TracebackType
@@ -124,7 +124,7 @@ class CallFuture(torch.futures.Future[Any]):
                 error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next
                 _in_turn(functools.partial(following.fail, error, text))
             else:
-                _in_turn(functools.partial(following.set_result, result))
+                _in_turn(_on_these_streams(self._devices, functools.partial(following.set_result, result)))
 
         super().add_done_callback(run)
         return following
@@ -237,6 +237,19 @@ def _in_turn(complete: Callable[[], None]) -> None:
             _turns.waiting.popleft()()
     finally:
         _turns.waiting = None
+
+
+def _on_these_streams(gpus: list[Any], complete: Callable[[], None]) -> Callable[[], None]:
+    """``complete``, to be called later as if now: a future is complete where the GPUs' current streams have got to."""
+    streams = [torch.cuda.current_stream(gpu) for gpu in gpus]
+
+    def call() -> None:
+        with ExitStack() as stack:
+            for stream in streams:
+                stack.enter_context(torch.cuda.stream(stream))
+            complete()
+
+    return call
 
 
 @contextmanager

@@ -175,7 +175,7 @@ class AllOf(dist.Work):
     @staticmethod
     def _gather(future: CallFuture, futures: list[Any], _: object) -> None:
         try:
-            results = [tensor for each in futures for tensor in each.value()]
+            results = [tensor for each in futures for tensor in each.wait()]  # also the stream waits
         except Exception as error:  # noqa: BLE001 - the future hands it to those who wait
             future.fail(error)
         else:
