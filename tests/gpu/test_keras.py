@@ -31,9 +31,10 @@ def train(is_on_gpu: bool) -> tuple[str, list[float], list[float], list[bool]]:
     hvd.init()
     if is_on_gpu:
         use_device(0)
-    keras.utils.set_random_seed(0)
+    generator = np.random.default_rng(0)
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(8, "relu"), keras.layers.Dense(1)])
     model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.05, momentum=0.9)), "mse")
+    model.set_weights([generator.normal(size=weight.shape) for weight in model.get_weights()])
     state = hvd.elastic.KerasState(model)
     x = np.random.default_rng(hvd.rank()).normal(size=(32, 4)).astype("float32")
 
