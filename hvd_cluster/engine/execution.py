@@ -16,6 +16,7 @@ from hvd_cluster.engine.collectives.allreduce import reduce_inline
 from hvd_cluster.engine.collectives.step import Step, Steps
 from hvd_cluster.engine.launched_work import Launch
 from hvd_cluster.engine.request import Kind, Request
+from hvd_cluster.engine.streams import OwnStreams, on_streams
 from hvd_cluster.engine.timeline import Recorder
 from hvd_cluster.engine.transports.transport import Transport
 
@@ -63,7 +64,8 @@ class Execution:
         self._steps: Steps = COLLECTIVES[requests[0].signature.kind](requests, transport, buffers, recorder)
         self._step: Step | None = None
         self._decided_s = time.monotonic()
-        self._stream = _side_stream(requests)
+        #: The engine's stream of each GPU that takes part.
+        self._streams = {gpu: _side_streams[gpu] for gpu in _gpus(requests, transport)}
         #: Other ranks of this host may wait in the middle of this bucket until this rank has finished it.
         self.is_exclusive = transport.is_exclusive
         #: It runs on a GPU, where buckets of all process sets are launched in one order.
@@ -142,9 +144,12 @@ class Execution:
         self.is_launched = True
         outcomes = [_outcome(request, tensors) for request, tensors in zip(self._requests, results, strict=True)]
         event = None
-        if self._stream is not None:
+        if self._streams:
+            first, *others = self._streams.values()
+            for other in others:
+                first.wait_stream(other)
             event = torch.cuda.Event()
-            event.record(self._stream)
+            event.record(first)
         now_s = time.monotonic()
         if self._launch is not None:
             self._launch.finish()
@@ -181,17 +186,18 @@ class Execution:
 
     @contextmanager
     def _on_stream(self) -> Iterator[None]:
-        if self._stream is None:
+        if not self._streams:
             yield
             return
-        with torch.cuda.device(self._stream.device), torch.cuda.stream(self._stream):
+        with on_streams([*self._streams.values()]):
             if self._step is None:
                 for request in self._requests:
                     if request.ready_event is not None:
-                        self._stream.wait_event(request.ready_event)
+                        for stream in self._streams.values():
+                            stream.wait_event(request.ready_event)
                     for tensor in (*request.inputs, *request.outputs):
                         # The allocator must not hand this memory out again while the side stream uses it.
-                        tensor.record_stream(self._stream)
+                        tensor.record_stream(self._streams[tensor.device])
             yield
 
 
@@ -335,14 +341,12 @@ class ExecutionQueue:
         self._waiting.clear()
 
 
-_side_streams: dict[torch.device, torch.cuda.Stream] = {}
+_side_streams = OwnStreams()
 
 
-def _side_stream(requests: list[Request]) -> torch.cuda.Stream | None:
-    """The engine's stream on the GPU of these requests, or None on the CPU."""
-    devices = [tensor.device for request in requests for tensor in request.inputs if tensor.is_cuda]
-    if not devices:
-        return None
-    if devices[0] not in _side_streams:
-        _side_streams[devices[0]] = torch.cuda.Stream(devices[0])
-    return _side_streams[devices[0]]
+def _gpus(requests: list[Request], transport: Transport) -> list[torch.device]:
+    """The GPUs of the tensors, which may be several, and of the transport; none if the tensors are on the CPU."""
+    gpus = [tensor.device for request in requests for tensor in (*request.inputs, *request.outputs) if tensor.is_cuda]
+    if gpus and transport.device.type == "cuda":
+        gpus.append(transport.device)
+    return list(dict.fromkeys(gpus))

@@ -57,8 +57,7 @@ def _gather_into(request: Request, transport: Transport) -> Steps:
 
 def _on(transport: Transport, output: torch.Tensor) -> torch.Tensor:
     """``output``, or a tensor like it where the transport works."""
-    is_there = output.device.type == transport.device.type
-    return output if is_there else torch.empty_like(output, device=transport.device)
+    return output if output.device == transport.device else torch.empty_like(output, device=transport.device)
 
 
 class _Gather:

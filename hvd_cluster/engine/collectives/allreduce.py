@@ -63,7 +63,7 @@ class _Part:
         return (
             len(self.outputs) == 1
             and self.outputs[0].is_contiguous()
-            and self.outputs[0].device.type == transport.device.type
+            and self.outputs[0].device == transport.device
             and bucketing.is_plain(self.dtype)
         )
 

@@ -48,7 +48,7 @@ def alltoall(requests: list[Request], transport: Transport, buffers: BufferPool,
 def _exchange_into(request: Request, transport: Transport) -> Steps:
     """Exchange slices whose sizes both ends know, in elements of flat tensors: no sizes are exchanged."""
     (tensor,), (output,) = request.inputs, request.outputs
-    is_there = output.device.type == transport.device.type
+    is_there = output.device == transport.device
     place = output if is_there else torch.empty_like(output, device=transport.device)
     itemsize = tensor.element_size()
     since_s = time.monotonic()

@@ -22,7 +22,7 @@ def broadcast(requests: list[Request], transport: Transport, buffers: BufferPool
     inputs = [tensor for request in requests for tensor in request.inputs]
     results = [request.outputs or [torch.empty_like(tensor) for tensor in request.inputs] for request in requests]
     outputs = [tensor for result in results for tensor in result]
-    in_place = len(outputs) == 1 and outputs[0].device.type == transport.device.type and outputs[0].is_contiguous()
+    in_place = len(outputs) == 1 and outputs[0].device == transport.device and outputs[0].is_contiguous()
     with ExitStack() as leases:
         with recorder.phase(names, "MEMCPY_IN_FUSION_BUFFER"):
             if in_place:

@@ -1,0 +1,34 @@
+"""Streams of GPUs: those of this package, and how a thread uses streams of several GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+
+import torch
+
+
+class OwnStreams:
+    """A stream for each GPU, made when it is first asked for. Programs do not compute on it."""
+
+    def __init__(self) -> None:
+        self._streams: dict[torch.device, torch.cuda.Stream] = {}
+
+    def __getitem__(self, gpu: torch.device) -> torch.cuda.Stream:
+        """The stream of a GPU, which has an index."""
+        stream = self._streams.get(gpu)
+        return self._streams.setdefault(gpu, torch.cuda.Stream(gpu)) if stream is None else stream
+
+
+@contextmanager
+def on_streams(streams: Sequence[torch.cuda.Stream]) -> Iterator[None]:
+    """Inside, each stream is the current one of its GPU, and the first one's GPU is the current GPU of this thread.
+
+    ``torch.cuda.stream()`` alone returns to the thread's former GPU by selecting it. That makes a context there, of
+    hundreds of MB: a thread that has selected none has GPU 0, which belongs to another rank.
+    """
+    with ExitStack() as stack:
+        for stream in reversed(streams):
+            stack.enter_context(torch.cuda.device(stream.device))
+            stack.enter_context(torch.cuda.stream(stream))
+        yield
