@@ -208,13 +208,15 @@ def execute_inline(
     recorder: Recorder,
     release: Callable[[], None],
 ) -> bool:
-    """Execute a bucket in this thread, without stages or waits; False if the transport cannot.
+    """Execute a bucket in this thread, without stages or waits; False if the transport cannot, or a GPU has to wait.
 
     The arguments are those of :class:`Execution`.
     """
     kind = requests[0].signature.kind
     is_ordered = requests[0].is_ordered
     if not transport.ends_in_caller or not (kind == Kind.ALLREDUCE or is_ordered):
+        return False
+    if requests[0].ready_event is not None:  # this thread's stream is not behind it
         return False
     start_s = time.monotonic()
     results = reduce_inline(requests, transport) if kind == Kind.ALLREDUCE else None

@@ -13,7 +13,7 @@ from fake_gpus import FakeEvent, FakeGpus, FakeStream, FakeTensor
 from hvd_cluster.engine import execution
 from hvd_cluster.engine.buffers import BufferPool
 from hvd_cluster.engine.collectives.step import Step
-from hvd_cluster.engine.execution import Execution
+from hvd_cluster.engine.execution import Execution, execute_inline
 from hvd_cluster.engine.request import Handle, Kind, Request, Signature, describe
 from hvd_cluster.engine.streams import OwnStreams, on_streams
 from hvd_cluster.engine.timeline import Recorder
@@ -73,3 +73,29 @@ def test_a_bucket_of_tensors_on_two_gpus_is_in_order_with_the_streams_of_both(
     for request in requests:
         request.handle.wait()
     assert all({"sum on 0", "sum on 1"} <= stream.work for stream in own)
+
+
+class HereTransport(AloneTransport):
+    """Ends its work in the calling thread, as shared memory does."""
+
+    ends_in_caller = True
+
+
+@pytest.mark.parametrize("is_on_gpu", [False, True])
+def test_only_on_the_cpu_a_call_is_executed_on_the_streams_of_the_thread_that_finds_it(is_on_gpu: bool) -> None:
+    tensor = torch.ones(2)
+    ready: Any = FakeEvent() if is_on_gpu else None
+    request = Request(
+        "call",
+        0,
+        Signature(Kind.BROADCAST, (describe(tensor),), root=0),
+        [tensor],
+        [tensor],
+        lambda _: None,
+        Handle(),
+        ready_event=ready,
+        is_ordered=True,
+    )
+    transport = HereTransport(torch.device("cpu"), 0)
+    is_done = execute_inline([request], transport, BufferPool(), Recorder(0, "here"), lambda: None)
+    assert (is_done, request.handle.settled()) == (not is_on_gpu, not is_on_gpu)

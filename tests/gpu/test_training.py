@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from typing import Any
 
 import cloudpickle
@@ -208,6 +209,29 @@ def test_a_continuation_sees_what_those_before_it_have_queued_on_the_gpu(pair: A
             dist.destroy_process_group()
 
     assert pair(fn) == [[5.0] * 3] * 2
+
+
+def test_a_call_that_another_thread_executes_waits_for_the_stream_of_its_input(pair: Any) -> None:
+    def fn(hvd: Any) -> list[float]:
+        import torch.distributed as dist
+
+        dist.init_process_group("hvd")
+        side, found = torch.cuda.Stream(), []
+        try:
+            for turn in range(5):
+                with torch.cuda.stream(side):
+                    torch.cuda._sleep(40_000_000)
+                    x = torch.full((1 << 20,), float(turn + hvd.rank()), device="cuda")
+                    work = dist.all_reduce(x, async_op=True)
+                    while not work.is_completed():  # the engine's thread executes it meanwhile
+                        time.sleep(0.001)
+                    work.wait()
+                    found.append(x.mean().item() - 2 * turn)
+            return found
+        finally:
+            dist.destroy_process_group()
+
+    assert pair(fn) == [[1.0] * 5] * 2
 
 
 def test_what_a_continuation_raises_reaches_those_who_wait(pair: Any) -> None:
