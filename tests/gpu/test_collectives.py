@@ -132,6 +132,24 @@ def test_an_operation_waits_for_the_stream_that_computes_its_input_and_the_strea
     assert pair(fn) == [[1.0] * 10] * 2
 
 
+def test_an_exchange_is_launched_and_not_awaited(pair: Any) -> None:
+    def fn(hvd: Any) -> tuple[bool, list[int]]:
+        x = torch.ones(4, device="cuda")
+        hvd.alltoall(x)
+        torch.cuda.synchronize()
+        hvd.barrier()
+        if hvd.rank() == 1:
+            torch.cuda._sleep(2_000_000_000)  # a second on a GPU of 2 GHz
+        _, received = hvd.alltoall(x, splits=[1, 3])
+        is_in_progress = not torch.cuda.current_stream().query()
+        return is_in_progress, received.tolist()
+
+    (is_in_progress, first), (_, second) = pair(fn)
+    assert (first, second) == ([1, 1], [3, 3])
+    # Shared memory has the other rank's rows only when its GPU has computed them.
+    assert is_in_progress or pair.transport == "shm"
+
+
 def test_process_sets_and_join(pair: Any) -> None:
     def fn(hvd: Any) -> Any:
         both = hvd.global_process_set

@@ -42,7 +42,14 @@ def alltoall(requests: list[Request], transport: Transport, buffers: BufferPool,
         [count * row_bytes for count in request.splits],
     )
     yield Step([work], f"{transport.name}_ALLTOALL", since_s)
-    return [[output.to(given.device), received.to(torch.int32).to(given.device)]]
+    return [[output.to(given.device), _moved(received.to(torch.int32), given.device)]]
+
+
+def _moved(counts: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """``counts`` on ``device``. The host does not wait for a GPU, which is in the middle of the exchange."""
+    if counts.is_cpu and device.type == "cuda":
+        return counts.pin_memory().to(device, non_blocking=True)
+    return counts.to(device)
 
 
 def _exchange_into(request: Request, transport: Transport) -> Steps:
