@@ -130,8 +130,9 @@ class DecisionRunner:
             request.handle.decided_s = now_s
         requests = self._deciding
         if len(requests) < len(mine):
+            gpu = self._transports.gpu(process_set_id, self._join_device)
             requests = [
-                request if request is not None else neutral_for(key, signature, self._join_device)
+                request if request is not None else neutral_for(key, signature, gpu)
                 for request, (key, signature) in zip(mine, bucket.requests, strict=True)
             ]
         if self._recorder.enabled:

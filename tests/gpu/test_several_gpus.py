@@ -20,6 +20,21 @@ pytestmark = [
 ENV = {"OMP_NUM_THREADS": "1", "HOROVOD_GLOO_TIMEOUT_SECONDS": "30"}
 
 
+def test_a_joined_rank_takes_part_on_the_gpu_of_its_tensors_without_having_selected_it() -> None:
+    def fn() -> list[float]:
+        import hvd_cluster.torch as hvd
+
+        hvd.init()
+        x = torch.ones(5, device=f"cuda:{hvd.local_rank()}")
+        num_steps = 2 if hvd.rank() else 5
+        found = [hvd.allreduce(x, op=hvd.Sum, name="uneven").mean().item() for _ in range(num_steps)]
+        hvd.join()
+        hvd.shutdown()
+        return found
+
+    assert local.run(fn, num_proc=2, env=ENV) == [[2.0, 2.0, 1.0, 1.0, 1.0], [2.0, 2.0]]
+
+
 def test_ranks_reduce_tensors_of_two_gpus(transport: str) -> None:
     def fn(transport: str) -> list[str]:
         import hvd_cluster.torch as hvd

@@ -99,6 +99,11 @@ class TransportTable:
             transport = self._transports[by_type]
         return transport
 
+    def gpu(self, process_set_id: SetId, default: int) -> int:
+        """The index of the GPU on which a set's transport works, or ``default`` if it works on none yet."""
+        transport = self._transports.get((process_set_id, "cuda"))
+        return default if transport is None or transport.device.index is None else transport.device.index
+
     def abort(self) -> None:
         """Make all work in progress fail now."""
         for transport in self._distinct():

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from hvd_cluster.engine.transports.alone import AloneTransport
+from hvd_cluster.engine.transports.select import TransportTable
 from hvd_cluster.launch import local
 
 
@@ -51,3 +53,12 @@ def test_without_memory_to_share_gloo_serves_with_one_line_that_says_why() -> No
     assert results == [("GLOO", 2.0, 0)] * 2
     assert errors.count("cannot share memory and use Gloo") == 1
     assert "rank 0: [Errno 27] File too large" in errors
+
+
+def test_the_zeros_of_a_joined_rank_go_to_the_gpu_of_its_transport() -> None:
+    settings: Any = None
+    table = TransportTable(settings, settings, {}, lambda *_: None, None, -1)
+    assert table.gpu(0, 5) == 5  # no operation on a GPU so far: the one that join() was given
+    table._transports[0, "cuda"] = AloneTransport(torch.device("cuda", 3), 0)
+    table._transports[1, "cuda"] = AloneTransport(torch.device("cpu"), 0)  # ranks that share a GPU
+    assert [table.gpu(0, 5), table.gpu(1, 5)] == [3, 5]
