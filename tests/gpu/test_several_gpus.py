@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import Any
 
 import cloudpickle
 import pytest
@@ -18,6 +19,61 @@ pytestmark = [
     pytest.mark.skipif(torch.cuda.device_count() < 2, reason="this machine has no two GPUs"),
 ]
 ENV = {"OMP_NUM_THREADS": "1", "HOROVOD_GLOO_TIMEOUT_SECONDS": "30"}
+
+
+def test_a_rank_uses_its_own_gpu_only() -> None:
+    def fn() -> dict[str, Any]:
+        import torch.distributed as dist
+
+        import hvd_cluster.torch as hvd
+        from hvd_cluster.engine import basics
+
+        hvd.init()
+        own = hvd.local_rank()
+        torch.cuda.set_device(own)
+        x = torch.arange(4.0, device="cuda") + own
+        found: dict[str, Any] = {
+            "transport": basics.engine().transport_name(0, x.device) if hvd.allreduce(x).is_cuda else "",
+            "sum": hvd.synchronize(hvd.allreduce_async(x, op=hvd.Sum)).tolist(),
+            "gathered": hvd.allgather(x).tolist(),
+            "exchanged": hvd.alltoall(x, splits=[1, 3] if own else [2, 2])[0].tolist(),
+        }
+        net = torch.nn.Linear(4, 2).cuda()
+        hvd.broadcast_parameters(net.state_dict(), root_rank=0)
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.1), net.named_parameters())
+        for _ in range(3):
+            optimizer.zero_grad()
+            net(x).sum().backward()
+            optimizer.step()
+        found["weights"] = [parameter.tolist() for parameter in net.parameters()]
+        dist.init_process_group("hvd", device_id=torch.device("cuda", own))
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 2).cuda(), device_ids=[own])
+        for _ in range(3):
+            model(x).sum().backward()
+        found["gradients"] = [parameter.grad.tolist() for parameter in model.parameters()]
+        gpus: list[int] = []
+
+        def note(future: Any) -> Any:
+            gpus.append(torch.cuda.current_device())
+            return future.value()[0] * 2
+
+        future: Any = dist.all_reduce(x.clone(), async_op=True).get_future()
+        found["continued"] = future.then(note).then(lambda future: future.value() + 1).wait().tolist()
+        found["is there"] = gpus == [own]
+        dist.destroy_process_group()
+        found["other context"] = torch._C._cuda_hasPrimaryContext(1 - own)
+        hvd.shutdown()
+        return found
+
+    first, second = local.run(fn, num_proc=2, env=ENV)
+    assert first.pop("exchanged") == [0.0, 1.0, 1.0]
+    assert second.pop("exchanged") == [2.0, 3.0, 2.0, 3.0, 4.0]
+    assert first == second
+    assert first["transport"] == "NCCL"
+    assert first["sum"] == [1.0, 3.0, 5.0, 7.0]
+    assert first["gathered"] == [0.0, 1.0, 2.0, 3.0, 1.0, 2.0, 3.0, 4.0]
+    assert first["continued"] == [3.0, 7.0, 11.0, 15.0]
+    assert (first["is there"], first["other context"]) == (True, False)
 
 
 def test_a_joined_rank_takes_part_on_the_gpu_of_its_tensors_without_having_selected_it() -> None:

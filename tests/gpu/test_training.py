@@ -211,6 +211,34 @@ def test_a_continuation_sees_what_those_before_it_have_queued_on_the_gpu(pair: A
     assert pair(fn) == [[5.0] * 3] * 2
 
 
+def test_the_future_of_a_call_does_not_make_the_stream_of_the_program_wait(pair: Any) -> None:
+    def fn(hvd: Any) -> tuple[bool, list[float]]:
+        import torch.distributed as dist
+
+        dist.init_process_group("hvd")
+        try:
+            x = torch.ones(3, device="cuda")
+            dist.all_reduce(x)
+            torch.cuda.synchronize()
+            dist.barrier()
+            if hvd.rank() == 1:
+                torch.cuda._sleep(2_000_000_000)  # a second on a GPU of 2 GHz
+            work = dist.all_reduce(x, async_op=True)
+            future: Any = work.get_future()
+            while not future.done():
+                time.sleep(0.001)
+            torch.cuda.current_stream().synchronize()
+            is_in_progress = not work.is_completed()
+            return is_in_progress, future.wait()[0].tolist()
+        finally:
+            dist.destroy_process_group()
+
+    (is_in_progress, first), (_, second) = pair(fn)
+    assert first == second == [4.0] * 3
+    # Over shared memory, a future is complete when the call is.
+    assert is_in_progress or pair.transport == "shm"
+
+
 def test_a_call_that_another_thread_executes_waits_for_the_stream_of_its_input(pair: Any) -> None:
     def fn(hvd: Any) -> list[float]:
         import torch.distributed as dist

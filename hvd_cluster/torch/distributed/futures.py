@@ -16,7 +16,7 @@ import traceback
 import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from types import CodeType, TracebackType
@@ -25,6 +25,7 @@ from typing import Any, NoReturn
 import torch
 
 from hvd_cluster.engine.signature import SetId
+from hvd_cluster.engine.streams import on_streams
 
 #: Longer names are cut: a continuation that adds itself to the call that it makes would have ever longer ones.
 _MAX_TEXT = 300
@@ -244,9 +245,7 @@ def _on_these_streams(gpus: list[Any], complete: Callable[[], None]) -> Callable
     streams = [torch.cuda.current_stream(gpu) for gpu in gpus]
 
     def call() -> None:
-        with ExitStack() as stack:
-            for stream in streams:
-                stack.enter_context(torch.cuda.stream(stream))
+        with on_streams(streams):
             complete()
 
     return call

@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from hvd_cluster.engine.membership import running_engine
 from hvd_cluster.engine.request import Handle
+from hvd_cluster.engine.streams import OwnStreams, on_streams
 from hvd_cluster.torch.distributed.calls import Call
 from hvd_cluster.torch.distributed.futures import CallFuture, CallName, is_in_continuation
 
@@ -22,6 +23,8 @@ from hvd_cluster.torch.distributed.futures import CallFuture, CallName, is_in_co
 _NO_TIMEOUT = timedelta(0)
 #: Held while a future is made, which several threads may ask for.
 _lock = threading.Lock()
+#: Futures are complete on these. On the stream on which a program computes, its kernels would wait for the calls too.
+_streams = OwnStreams()
 #: One thread completes all futures, unless continuations wait for others: then each of those occupies one.
 _MAX_THREADS = 4096
 
@@ -135,12 +138,14 @@ class HandleWork(dist.Work):
             running_engine().expedite()
 
     def _complete(self, future: CallFuture) -> None:
-        try:
-            self._handle.wait()  # on a GPU: the stream of this thread waits, on which the future records its event
-        except Exception as error:  # noqa: BLE001 - the future hands it to those who wait
-            future.fail(error.with_traceback(None))
-        else:
-            future.set_result(self._results)
+        # The future records its event on the current streams, and its continuations run on the current GPU.
+        with on_streams([_streams[gpu] for gpu in self.gpus]):
+            try:
+                self._handle.wait()
+            except Exception as error:  # noqa: BLE001 - the future hands it to those who wait
+                future.fail(error.with_traceback(None))
+            else:
+                future.set_result(self._results)
 
 
 class AllOf(dist.Work):
