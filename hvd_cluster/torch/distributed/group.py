@@ -72,7 +72,8 @@ class HvdProcessGroup(NamedGroup):
         opts = options(opts, c10d.AllreduceOptions)
         tensors = listed(tensors)
         if tensors[0].is_sparse:
-            return self._begin(sum_sparse(self._calls, self.size(), tensors[0], opts.reduceOp), tensors)
+            call, add_up = sum_sparse(self._calls, self.size(), tensors[0], opts.reduceOp)
+            return self._keep(HandleWork(call.handle, tensors, call=call, finish=add_up))
         targets = [Target(tensor, is_read=True) for tensor in tensors]
         flat = [target.flat for target in targets]
         how = reduction_of(opts.reduceOp, flat[0].dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,8 +12,13 @@ from hvd_cluster.torch.distributed.calls import Call, OrderedCalls
 from hvd_cluster.torch.distributed.reductions import Reduction, reduction_of
 
 
-def sum_sparse(calls: OrderedCalls, num_ranks: int, tensor: torch.Tensor, op: Any) -> Call:
+def sum_sparse(
+    calls: OrderedCalls, num_ranks: int, tensor: torch.Tensor, op: Any
+) -> tuple[Call, Callable[[list[torch.Tensor]], None]]:
     """Replace a COO tensor by its sum over all ranks; the number of entries may differ between ranks.
+
+    Returns:
+        The call, and what adds up its results: to count the entries, the host waits for a GPU, and the engine must not.
 
     Raises:
         ValueError: ``op`` is neither SUM nor AVG.
@@ -22,7 +28,7 @@ def sum_sparse(calls: OrderedCalls, num_ranks: int, tensor: torch.Tensor, op: An
         raise ValueError("unsupported reduction operation: sparse tensors can be summed and averaged only")
     own = tensor.detach().coalesce()
 
-    def finish(results: list[torch.Tensor]) -> None:
+    def add_up(results: list[torch.Tensor]) -> None:
         indices, values = results
         if how == Reduction(ReduceOp.AVERAGE):
             values.div_(num_ranks)
@@ -33,4 +39,4 @@ def sum_sparse(calls: OrderedCalls, num_ranks: int, tensor: torch.Tensor, op: An
     # Indices have the shape (dimensions, entries); the entries of all ranks are concatenated.
     entries = [own.indices().t().contiguous(), own.values().contiguous()]
     metas = tuple([describe(each, any_first_dimension=True) for each in entries])
-    return calls.submit(Signature(Kind.ALLGATHER, metas), entries, [], finish=finish)
+    return calls.submit(Signature(Kind.ALLGATHER, metas), entries, [], finish=lambda results: results), add_up

@@ -40,6 +40,7 @@ class HandleWork(dist.Work):
         results: the tensors that hold the results when it is done.
         source: returns the group rank that a receive got its message from.
         call: names the continuations of the future.
+        finish: makes the results of the value of the handle, before the future is completed; it may wait for a GPU.
     """
 
     def __init__(
@@ -49,17 +50,19 @@ class HandleWork(dist.Work):
         source: Callable[[], int] | None = None,
         *,
         call: Call | None = None,
+        finish: Callable[[Any], None] | None = None,
     ) -> None:
         super().__init__()
         self._handle = handle
         self._results = results
         self._source = source
         self._call = call
+        self._finish = finish
         self._future: CallFuture | None = None
 
     def is_completed(self) -> bool:
         self._kick()
-        return self._handle.done
+        return self._handle.done and (self._finish is None or self.get_future().done())
 
     def is_success(self) -> bool:
         return self.is_completed() and self._handle.error is None
@@ -79,6 +82,8 @@ class HandleWork(dist.Work):
             if not self._handle.settles_within(timeout.total_seconds()):
                 raise RuntimeError(f"the operation was not done within {timeout.total_seconds():g} s, as wait() asked")
         self._handle.wait()
+        if self._finish is not None:
+            self.get_future().wait()
         return True
 
     def synchronize(self) -> None:
@@ -141,7 +146,9 @@ class HandleWork(dist.Work):
         # The future records its event on the current streams, and its continuations run on the current GPU.
         with on_streams([_streams[gpu] for gpu in self.gpus]):
             try:
-                self._handle.wait()
+                value = self._handle.wait()
+                if self._finish is not None:
+                    self._finish(value)
             except Exception as error:  # noqa: BLE001 - the future hands it to those who wait
                 future.fail(error.with_traceback(None))
             else:

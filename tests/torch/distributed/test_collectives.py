@@ -494,6 +494,34 @@ def test_sparse_tensors_are_summed(pair: Any) -> None:
     assert pair(fn) == [[[2.0, 4.0], [3.0, 4.0], [3.0, 4.0], [0.0, 0.0]]] * 2
 
 
+def test_the_engine_does_not_add_up_sparse_tensors_for_which_it_would_wait_for_a_gpu(pair: Any) -> None:
+    def fn(dist: Any, gloo: Any) -> list[Any]:
+        import traceback
+
+        import torch
+
+        places: list[list[str]] = []
+        make = torch.sparse_coo_tensor
+
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            places.append([frame.filename for frame in traceback.extract_stack()])
+            return make(*args, **kwargs)
+
+        sparse = make([[0]], torch.ones(1, 2), (2, 2))
+        torch.sparse_coo_tensor = noted
+        try:
+            work = dist.all_reduce(sparse, async_op=True)
+            while not work.is_completed():
+                pass
+            done = sparse.to_dense().tolist()
+            work.wait()
+        finally:
+            torch.sparse_coo_tensor = make
+        return [done, len(places), any("engine" in filename for place in places for filename in place)]
+
+    assert pair(fn) == [[[[2.0, 2.0], [0.0, 0.0]], 1, False]] * 2
+
+
 def test_tensors_of_inference_mode_and_parameters_that_require_gradients(pair: Any) -> None:
     def fn(dist: Any, gloo: Any) -> bool:
         import torch
