@@ -32,3 +32,24 @@ def on_streams(streams: Sequence[torch.cuda.Stream]) -> Iterator[None]:
             stack.enter_context(torch.cuda.device(stream.device))
             stack.enter_context(torch.cuda.stream(stream))
         yield
+
+
+_joining = OwnStreams()
+
+
+@contextmanager
+def behind(streams: Sequence[torch.cuda.Stream]) -> Iterator[None]:
+    """Inside, work comes after what ``streams``, and the current streams of their GPUs, have been given so far.
+
+    None of them waits for another one: if they differ, the work inside is on streams of this package.
+    """
+    current = {stream.device: torch.cuda.current_stream(stream.device) for stream in streams}
+    if all(stream == current[stream.device] for stream in streams):
+        yield
+        return
+    joining = [_joining[gpu] for gpu in current]
+    for one in joining:
+        for stream in {*current.values(), *streams}:
+            one.wait_stream(stream)
+    with on_streams(joining):
+        yield

@@ -109,6 +109,8 @@ class GradientHooks:
         self._lock = threading.RLock()
         #: The backward pass whose end will be reported.
         self._pass_id = -1
+        #: By the number of a parameter, the stream that has computed its latest gradient; none on the CPU.
+        self.streams: dict[int, torch.cuda.Stream] = {}
         #: Gradients that hooks of the user may still change: see :func:`_on_gradient`.
         self._deferred: list[tuple[int, torch.Tensor]] = []
 
@@ -117,6 +119,7 @@ class GradientHooks:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+        self.streams.clear()
         self.is_attached = True
         this = weakref.ref(self)
         for number, parameter in enumerate(parameters):
@@ -141,6 +144,8 @@ class GradientHooks:
             receiver = self._receiver()
             if receiver is None:
                 return
+            if parameter.is_cuda:
+                self.streams[number] = torch.cuda.current_stream(parameter.device)
             if is_last_hook:
                 receiver.add_gradient(number, parameter)
             else:

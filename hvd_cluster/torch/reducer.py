@@ -63,7 +63,7 @@ class GradientReducer:
         self.index = ParameterIndex(names, groups)
         self._is_sparse_only = is_sparse_only
         self._hooks = GradientHooks(self)
-        self._step = Step(self.index, config, is_sparse_only, passes_per_step)
+        self._step = Step(self.index, config, is_sparse_only, passes_per_step, self._hooks.streams)
         self._engine: Callable[[], Engine | None] = lambda: None
         #: Not all ranks were at the end of the step when they last agreed, so they agree again there.
         self._needs_layout = False
@@ -111,7 +111,7 @@ class GradientReducer:
         if twice and self.config.op in _NOT_TWICE:  # other gradients are those of a step that GradScaler has skipped
             self._refuse(twice, "had been reduced when parameters were added", "Add them after step().")
         self.index = ParameterIndex(self.index.named | names, self.index.groups)
-        self._step = Step(self.index, self.config, self._is_sparse_only, self.passes_per_step)
+        self._step = Step(self.index, self.config, self._is_sparse_only, self.passes_per_step, self._hooks.streams)
         self._repeated.clear()
         self.clear()
         if self.is_attached:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
-from contextlib import suppress
+from collections.abc import Mapping, Sequence, Set
+from contextlib import AbstractContextManager, nullcontext, suppress
 from math import inf
 
 import torch
 
 from hvd_cluster.engine.reduction_config import ReductionConfig
 from hvd_cluster.engine.request import Handle, Kind, ReduceOp
+from hvd_cluster.engine.streams import behind
 from hvd_cluster.engine.submission import submit
 from hvd_cluster.errors import HorovodInternalError
 from hvd_cluster.torch.gradient_layout import fingerprint
@@ -26,14 +27,21 @@ class Step:
         config: how gradients are reduced.
         is_sparse_only: the optimizer takes sparse gradients only.
         passes_per_step: the number of backward passes whose gradients are summed before they are reduced.
+        streams: by the number of a parameter, the GPU stream that computes its gradient.
     """
 
     def __init__(
-        self, index: ParameterIndex, config: ReductionConfig, is_sparse_only: bool, passes_per_step: int
+        self,
+        index: ParameterIndex,
+        config: ReductionConfig,
+        is_sparse_only: bool,
+        passes_per_step: int,
+        streams: Mapping[int, torch.cuda.Stream],
     ) -> None:
         self.index = index
         self._config = config
         self.passes_per_step = passes_per_step
+        self._streams = streams
         self.transfers = Transfers(config, is_sparse_only)
         #: The plan that all ranks have agreed on; None until they have.
         self.agreed_plan: Plan | None = None
@@ -288,19 +296,26 @@ class Step:
         """Make one request; ``members`` must be equal on all ranks."""
         parameters = [self.index.parameters[number] for number in numbers]
         labels = [f"allreduce.{self.index.names[number]}" for number in numbers]
-        self.transfers.send(name, parameters, labels, members=members, is_wanted=is_wanted)
+        with self._behind_gradients(numbers):
+            self.transfers.send(name, parameters, labels, members=members, is_wanted=is_wanted)
 
     def _send_sparse(self, number: int, plan: Plan, *, is_wanted: bool = True, is_over: bool = False) -> None:
         self._sent_sparse.add(number)
         name = self._name_of_sparse(number, plan)
         self._identities[name] = -1, is_over
-        self.transfers.send_sparse(
-            name,
-            self.index.parameters[number],
-            plan.sparse[number],
-            members=_members(-1, is_over),
-            is_wanted=is_wanted,
-        )
+        with self._behind_gradients([number]):
+            self.transfers.send_sparse(
+                name,
+                self.index.parameters[number],
+                plan.sparse[number],
+                members=_members(-1, is_over),
+                is_wanted=is_wanted,
+            )
+
+    def _behind_gradients(self, numbers: Sequence[int]) -> AbstractContextManager[None]:
+        """Inside, GPUs have computed the gradients: the branches of a model may be on several streams."""
+        streams = [self._streams[number] for number in numbers if number in self._streams]
+        return behind(streams) if streams else nullcontext()
 
     def _name_of_sparse(self, number: int, plan: Plan) -> str:
         return f"{plan.label}.{self.index.names[number]}"

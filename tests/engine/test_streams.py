@@ -10,12 +10,12 @@ import pytest
 import torch
 from fake_gpus import FakeEvent, FakeGpus, FakeStream, FakeTensor
 
-from hvd_cluster.engine import execution
+from hvd_cluster.engine import execution, streams
 from hvd_cluster.engine.buffers import BufferPool
 from hvd_cluster.engine.collectives.step import Step
 from hvd_cluster.engine.execution import Execution, execute_inline
 from hvd_cluster.engine.request import Handle, Kind, Request, Signature, describe
-from hvd_cluster.engine.streams import OwnStreams, on_streams
+from hvd_cluster.engine.streams import OwnStreams, behind, on_streams
 from hvd_cluster.engine.timeline import Recorder
 from hvd_cluster.engine.transports.alone import AloneTransport
 
@@ -25,6 +25,7 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> FakeGpus:
     """No GPU is selected, so GPU 0 is the current one, and there are no contexts."""
     fake = FakeGpus()
     fake.install(monkeypatch)
+    monkeypatch.setattr(streams, "_joining", OwnStreams())
     monkeypatch.setattr(execution, "_side_streams", OwnStreams())
     return fake
 
@@ -39,6 +40,22 @@ def test_a_thread_uses_streams_of_other_gpus_and_makes_no_context_on_gpu_0(gpus:
     assert gpus.current_stream(2) is not first
     assert gpus.current_stream(1) is not second
     assert gpus.contexts == {1, 2}
+
+
+def test_work_behind_the_current_stream_stays_on_it(gpus: FakeGpus) -> None:
+    current: Any = gpus.current_stream(1)
+    with behind([current, current]):
+        assert gpus.current_stream(1) is current
+
+
+def test_work_behind_several_streams_makes_none_of_them_wait(gpus: FakeGpus) -> None:
+    side: Any = FakeStream(0)
+    gpus.current_stream().work.add("one branch")
+    side.work.add("another branch")
+    with behind([side]):
+        assert gpus.current_stream().work == {"one branch", "another branch"}
+    assert gpus.current_stream().work == {"one branch"}
+    assert side.work == {"another branch"}
 
 
 def test_a_bucket_of_tensors_on_two_gpus_is_in_order_with_the_streams_of_both(

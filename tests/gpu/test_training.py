@@ -262,6 +262,41 @@ def test_a_call_that_another_thread_executes_waits_for_the_stream_of_its_input(p
     assert pair(fn) == [[1.0] * 5] * 2
 
 
+def test_a_bucket_waits_for_gradients_that_other_streams_compute(pair: Any) -> None:
+    def fn(hvd: Any) -> list[list[float]]:
+        class Slow(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx: Any, value: torch.Tensor) -> torch.Tensor:
+                return value.clone()
+
+            @staticmethod
+            def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+                torch.cuda._sleep(40_000_000)
+                return gradient.clone()
+
+        weights = [torch.nn.Parameter(torch.ones(1000, device="cuda")) for _ in range(2)]
+        names = [("quick", weights[0]), ("slow", weights[1])]
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(weights, lr=0.0), names)
+        sides = [torch.cuda.Stream(), torch.cuda.Stream()]
+        found = []
+        for _ in range(4):
+            optimizer.zero_grad()
+            current, losses = torch.cuda.current_stream(), []
+            for index, (side, weight) in enumerate(zip(sides, weights, strict=True)):
+                side.wait_stream(current)
+                with torch.cuda.stream(side):
+                    value = weight * float(hvd.rank() + 1)
+                    losses.append((Slow.apply(value) if index else value).sum())
+            for side in sides:
+                current.wait_stream(side)
+            torch.stack(losses).sum().backward()  # the slow branch first, so the other one completes the bucket
+            found.append([weight.grad.mean().item() for weight in weights])
+            optimizer.step()
+        return found
+
+    assert pair(fn) == [[[1.5, 1.5]] * 4] * 2
+
+
 def test_what_a_continuation_raises_reaches_those_who_wait(pair: Any) -> None:
     def fn(hvd: Any) -> list[str]:
         import torch.distributed as dist
