@@ -227,7 +227,9 @@ class ElasticController:
 
     def _record_failure(self, member: ElasticWorker, outcome: Outcome) -> None:
         self._failed.append(outcome)
-        logger.warning("rank %d on host %s %s", outcome.rank, member.host, outcome.ending())
+        # The job may continue without this worker, and nothing else would show what it raised.
+        text = f":\n{outcome.error.traceback_text.rstrip()}" if outcome.error else ""
+        logger.warning("rank %d on host %s %s%s", outcome.rank, member.host, outcome.ending(), text)
         self.hosts.fail(member.host)
         if why := self._give_up_reason(outcome):
             logger.error("%s", why)

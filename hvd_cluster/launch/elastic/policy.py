@@ -25,6 +25,7 @@ READY_WAIT_S = 10.0
 #: Seconds that workers get to start if there are enough slots, even if the timeout for too few workers is shorter: a
 #: busy machine may take long to import torch.
 START_S = 60.0
+_COOLDOWN_TEXT = "cooldown_range, or hvdrun's --blacklist-cooldown-range, lets them come back"
 
 
 class Phase(Enum):
@@ -240,14 +241,18 @@ def _short(view: View, num_ready: int, needed: int, base: Decision) -> Decision:
     """Too few workers: wait for more, with a time limit, or fail at once if none can come."""
     slots = sum(view.hosts.values())
     are_starting = slots >= needed and any(worker.phase is Phase.STARTING for worker in view.workers)
-    if view.short_for_s > (max(view.timeout_s, START_S) if are_starting else view.timeout_s):
+    timeout_s = max(view.timeout_s, START_S) if are_starting else view.timeout_s
+    if view.short_for_s > timeout_s:
+        excluded = f"{_names(view.blacklisted)} excluded"
+        if view.blacklisted and not view.may_return:
+            excluded += f" after a failure ({_COOLDOWN_TEXT})"
         return Decision(
             step=Step.RAISE,
             stop=base.stop,
             text="Timed out waiting for minimum number of slots to become available. Please check that you have enough "
             f"resources to run at least {needed} Horovod processes. ({num_ready} workers are ready, {slots} slots are "
-            f"usable, {_names(view.blacklisted)} excluded, after {view.timeout_s:g} s; elastic_timeout, or hvdrun's "
-            "--elastic-timeout, sets how long to wait.)",
+            f"usable, {excluded}, after {timeout_s:g} s; elastic_timeout, or hvdrun's --elastic-timeout, sets how long "
+            "to wait.)",
         )
     no_more = bool(view.blacklisted) and not view.may_return and not (view.may_come and view.hosts)
     if no_more and slots < needed and not view.workers:
@@ -255,7 +260,7 @@ def _short(view: View, num_ready: int, needed: int, base: Decision) -> Decision:
             step=Step.RAISE,
             stop=base.stop,
             text=f"{needed} workers are needed, {slots} slots are usable, and {_names(view.blacklisted)} excluded "
-            "permanently after a failure. cooldown_range, or hvdrun's --blacklist-cooldown-range, lets them come back.",
+            f"permanently after a failure: {_COOLDOWN_TEXT}.",
         )
     text = f"{needed} workers needed, {num_ready} ready, {slots} slots usable"
     return replace(base, text=text)

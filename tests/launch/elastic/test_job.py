@@ -266,6 +266,31 @@ def test_a_function_returns_its_values_by_rank_and_an_error_is_its_own(tmp_path:
         hvd_cluster.run(wrong, min_num_proc=1, host_discovery_script="exit 1", verbose=0)
 
 
+def test_what_a_worker_raised_is_logged_although_the_job_continues(caplog: pytest.LogCaptureFixture) -> None:
+    def fn() -> int:
+        import torch
+
+        import hvd_cluster.torch as hvd
+
+        hvd.init()
+        state = hvd.elastic.TorchState(steps=0)
+
+        @hvd.elastic.run
+        def train(state: Any) -> int:
+            while hvd.size() > 1:
+                if hvd.rank() == 1:
+                    raise ValueError("my own")
+                hvd.allreduce(torch.ones(1), name="one")
+            return hvd.size()
+
+        return train(state)
+
+    assert hvd_cluster.run(fn, num_proc=2, min_num_proc=1, hosts="localhost:1,127.0.0.1:1", verbose=0) == [1]
+    (text,) = (text for text in caplog.messages if "raised ValueError" in text)
+    assert text.startswith("rank 1 on host 127.0.0.1 raised ValueError:\nTraceback (most recent call last):\n")
+    assert text.endswith("\nValueError: my own")
+
+
 def test_an_error_that_ends_the_last_world_is_told_although_newcomers_start_elsewhere() -> None:
     def wrong() -> None:
         import hvd_cluster.torch as hvd

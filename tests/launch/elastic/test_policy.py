@@ -103,13 +103,19 @@ def test_too_few_workers_wait_and_then_give_up() -> None:
     over = decide(view(short, {"a": 1}, generation=0, size=2, num_lost=1, short_for_s=601))
     assert over.step is Step.RAISE
     assert "Timed out waiting for minimum number of slots" in over.text
+    assert "no host is excluded, after 600 s" in over.text
+    excluded = replace(view(short, {"a": 1}, generation=0, size=2, num_lost=1, short_for_s=601), blacklisted={"b"})
+    assert "b is excluded after a failure (cooldown_range, or hvdrun's" in decide(excluded).text
+    assert "b is excluded, after 600 s" in decide(replace(excluded, may_return=True)).text
 
 
 def test_workers_that_start_on_slots_that_suffice_get_a_minute() -> None:
     starting = {"hosts": {"a": 2}, "generation": -1, "timeout_s": 2.0}
     workers = [("a", W, None), ("a", S, None)]
     assert decide(view(workers, **starting, short_for_s=59)).step is Step.WAIT
-    assert decide(view(workers, **starting, short_for_s=61)).step is Step.RAISE
+    late = decide(view(workers, **starting, short_for_s=61))
+    assert late.step is Step.RAISE
+    assert "after 60 s" in late.text
     # Where slots are missing nobody starts, and the timeout holds.
     assert decide(view(workers, **starting | {"hosts": {"a": 1}}, short_for_s=3)).step is Step.RAISE
 
