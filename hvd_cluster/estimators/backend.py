@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from hvd_cluster.errors import LaunchError, WorkerFailedError
 from hvd_cluster.estimators.values import whole
 from hvd_cluster.launch.pickling import dumps, modules_in
+from hvd_cluster.launch.run_options import require_known
 
 if TYPE_CHECKING:
     from hvd_cluster.spark.session import Session
@@ -87,6 +88,9 @@ class LauncherBackend(Backend):
         self._num_proc = _checked(num_proc)
         self._env = dict(env or {})
         self._kwargs = kwargs
+        own = {"fn", "args", "kwargs", "rows"}  # what run() passes itself
+        known = inspect.signature(self._launch()).parameters
+        require_known(type(self).__name__, kwargs, [name for name in known if name not in own])
 
     def run(
         self,

@@ -163,12 +163,15 @@ def checked_arguments(fn: Callable[P, R]) -> Callable[P, R]:
     defaults = {p.name: p.default for p in parameters.values() if p.default not in (None, p.empty)}
     names = [p.name for p in parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     takes_all = any(p.kind == p.VAR_KEYWORD for p in parameters.values())
-    known = [name for name in parameters if name not in ("self", "cls") and not name.startswith("_")]
+    callee, known = (
+        fn.__qualname__.removesuffix(".__init__"),
+        [name for name in parameters if name not in ("self", "cls")],
+    )
 
     @functools.wraps(fn)
     def wrapper(*args: Any, **kwargs: Any) -> R:
-        if not takes_all and (unknown := sorted(kwargs.keys() - parameters.keys())):
-            raise TypeError(_unknown_text(fn.__qualname__.removesuffix(".__init__"), unknown, known))
+        if not takes_all:
+            require_known(callee, kwargs, known)
         named = [defaults.get(name) if value is None else value for name, value in zip(names, args, strict=False)]
         kwargs = {name: defaults.get(name) if value is None else value for name, value in kwargs.items()}
         return fn(*named, *args[len(names) :], **kwargs)  # type: ignore[arg-type]
@@ -176,16 +179,25 @@ def checked_arguments(fn: Callable[P, R]) -> Callable[P, R]:
     return wrapper
 
 
-def _unknown_text(callee: str, unknown: Iterable[str], known: Sequence[str]) -> str:
+def require_known(callee: str, given: Iterable[str], known: Iterable[str]) -> None:
+    """Check that ``callee`` has the arguments that it is given.
+
+    Raises:
+        TypeError: it does not; the text suggests similar ones.
+    """
+    unknown, known = sorted(set(given).difference(known)), sorted(name for name in known if name[0] != "_")
     hints = []
     for name in unknown:
-        # Horovod's own documentation says "slot" and "np" where its code says "worker" and "num_proc".
+        # Horovod's own documentation says "slot" and "np" where its code says "worker" and "num_proc", and Ray Train's
+        # ScalingConfig says "resources_per_worker".
         spelt = name.replace("slot", "worker").replace("_np", "_workers").replace("num_proc", "num_workers")
+        spelt = spelt.replace("resources_per", "cpus_per")
         others = [spelt, name, name.replace("num_workers", "num_proc")]
         near = [other for other in others if other in known]
         near += [found for other in others for found in difflib.get_close_matches(other, known, n=1, cutoff=0.6)]
         hints.append(f"{name} (did you mean {near[0]}?)" if near else name)
-    return f"{callee} has no argument {', '.join(hints)}; it has {', '.join(sorted(known))}"
+    if hints:
+        raise TypeError(f"{callee} has no argument {', '.join(hints)}; it has {', '.join(known)}")
 
 
 def fields_of(cls: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:

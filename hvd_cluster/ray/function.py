@@ -75,7 +75,7 @@ def run(
     call = packed(fn, args, kwargs)
     resources = worker_resources(cpus_per_worker, use_gpu, gpus_per_worker)
     group = ActorGroup(
-        packed_strategy(num_proc, resources, use_current_placement_group),
+        packed_strategy(num_proc, resources, use_current_placement_group, "num_proc"),
         options.callbacks(),
         options.variables,
         placement_timeout_s=placement_group_timeout,

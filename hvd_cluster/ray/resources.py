@@ -114,10 +114,14 @@ def described(group: Any, worker: WorkerResources) -> str:
     room = sum(worker.slots(bundle.resources) for bundle in bundles)
     specs = ", ".join(listed(spec) for spec in group.bundle_specs)
     return (
-        f"this program runs in a placement group of {len(bundles)} bundles on "
-        f"{len({bundle.node_id for bundle in bundles})} nodes ({specs}), with room for {room} workers of "
-        f"{listed(worker.bundle())} each in addition to itself"
+        f"this program runs in a placement group of {_counted(len(bundles), 'bundle')} on "
+        f"{_counted(len({bundle.node_id for bundle in bundles}), 'node')} ({specs}), with room for "
+        f"{_counted(room, 'worker')} of {listed(worker.bundle())} each in addition to itself"
     )
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _taken(group: Any) -> dict[int, dict[str, float]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ from hvd_cluster.ray.resources import WorkerResources, current_group, listed
 from hvd_cluster.ray.session import connect
 from hvd_cluster.ray.settings import ElasticSettings, MiniSettings
 from hvd_cluster.ray.strategy import ColocatedStrategy, PGStrategy, Strategy
+
+logger = logging.getLogger(__name__)
 
 #: Arguments that have no effect in a job with a fixed number of workers, and their defaults.
 _OF_ELASTIC_JOBS = {"reset_limit": None, "cooldown_range": None, "elastic_timeout": 600, "override_discovery": True}
@@ -60,7 +63,8 @@ class ExecutorSpec:
         if self.num_hosts is not None:
             group = group_to_use(self.use_current_placement_group)
             return ColocatedStrategy(self.num_hosts, self.num_workers_per_host, self.resources, group)
-        return packed_strategy(self.num_workers, self.resources, self.use_current_placement_group)
+        others = "num_workers; or num_hosts with num_workers_per_host; or, for an elastic job, min_workers"
+        return packed_strategy(self.num_workers, self.resources, self.use_current_placement_group, others)
 
     def elastic_settings(self) -> ElasticSettings:
         """The settings of an elastic job."""
@@ -122,8 +126,13 @@ class ExecutorSpec:
         )
 
 
-def packed_strategy(num_workers: int | None, resources: WorkerResources, use_current: bool) -> PGStrategy:
+def packed_strategy(
+    num_workers: int | None, resources: WorkerResources, use_current: bool, arguments: str
+) -> PGStrategy:
     """Workers in the placement group that this program runs in, or in a new one.
+
+    Args:
+        arguments: which of the caller's arguments give the number of workers, for the error.
 
     Raises:
         ValueError: the number of workers is unknown.
@@ -131,8 +140,7 @@ def packed_strategy(num_workers: int | None, resources: WorkerResources, use_cur
     group = group_to_use(use_current)
     if group is None and num_workers is None:
         raise ValueError(
-            "the number of workers is missing: pass num_workers; or num_hosts with num_workers_per_host; or, for an "
-            "elastic job, min_workers. (It may only be left out inside a placement group.)"
+            f"the number of workers is missing: pass {arguments}. (It may only be left out inside a placement group.)"
         )
     return PGStrategy(num_workers, resources, group)
 
@@ -206,20 +214,34 @@ def require_capacity(
         NotEnoughSlotsError: that group is too small.
     """
     resources = worker_resources(cpus_per_worker, use_gpu, gpus_per_worker)
-    PGStrategy(num_workers, resources, group_to_use(use_current_placement_group)).check()
+    group = group_to_use(use_current_placement_group)
+    PGStrategy(num_workers, resources, group).check()
+    maximum = _maximum(resources)
+    if group is None and resources.bundle() and maximum < num_workers:
+        logger.warning(
+            "%d workers of %s each are needed, and the whole cluster has room for %d: unless it grows, the job fails",
+            num_workers,
+            listed(resources.bundle()),
+            maximum,
+        )
 
 
 def _settled_capacity(resources: WorkerResources) -> int:
     """How many workers fit into the cluster once the resources of ended jobs are returned."""
     now_s = time.monotonic()
     deadline_s, still_until_s, room = now_s + _MAX_WAIT_S, now_s + _STABLE_S, _capacity(resources)
-    maximum = sum(resources.slots(node.resources) for node in nodes.living())
+    maximum = _maximum(resources)
     while room < maximum and time.monotonic() < min(still_until_s, deadline_s):
         time.sleep(_POLL_S)
         before, room = room, _capacity(resources)
         if room != before:
             still_until_s = time.monotonic() + _STABLE_S
     return room
+
+
+def _maximum(resources: WorkerResources) -> int:
+    """How many workers would fit into the cluster if nothing else ran there."""
+    return sum(resources.slots(node.resources) for node in nodes.living())
 
 
 def _capacity(resources: WorkerResources) -> int:

@@ -190,7 +190,8 @@ class ColocatedStrategy(Strategy):
 def too_small(group: Any, resources: WorkerResources, needed: str) -> NotEnoughSlotsError:
     """The error if the program's placement group has no room for the workers."""
     return NotEnoughSlotsError(
-        f"{described(group, resources)}, but {needed}. Give it more bundles, or pass use_current_placement_group=False."
+        f"{described(group, resources)}, but {needed}. Give it more bundles (a trial of Ray Tune: with "
+        "tune.with_resources), or pass use_current_placement_group=False."
     )
 
 

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from hvd_cluster.errors import LaunchError
 from hvd_cluster.estimators import Backend, LocalBackend, SparkBackend, TorchEstimator
 from hvd_cluster.estimators.backend import as_backend, run_on
+from hvd_cluster.estimators.ray.backend import RayBackend
 from hvd_cluster.launch import progress
 
 
@@ -32,6 +33,12 @@ def test_local_workers_get_the_environment_and_report():
 def test_verbose_0_drops_the_output_of_workers(capfd, verbose):
     LocalBackend(1, verbose=verbose).run(lambda: print("hello from a worker"))
     assert ("hello from a worker" in capfd.readouterr().out) is bool(verbose)
+
+
+@pytest.mark.parametrize("backend", [LocalBackend, RayBackend, SparkBackend])
+def test_an_argument_that_the_launcher_does_not_have_is_refused_at_once(backend):
+    with pytest.raises(TypeError, match=rf"{backend.__name__} has no argument num_workers \(did you mean num_proc\?\)"):
+        backend(num_workers=2)
 
 
 def test_a_custom_backend_needs_no_on_event():

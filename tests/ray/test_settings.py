@@ -43,6 +43,7 @@ def test_the_text_of_an_ssh_key_is_written_for_this_user_alone(tmp_path: Path) -
         (RayExecutor, {"num_slots": 2}, "num_workers"),
         (RayExecutor, {"min_np": 2}, "min_workers"),
         (RayExecutor, {"use_gpus": True}, "use_gpu"),
+        (RayExecutor, {"resources_per_worker": {"CPU": 2}}, "cpus_per_worker"),
         (RayExecutor.create_settings, {"timeout": 3}, "timeout_s"),
         (ElasticRayExecutor.create_settings, {"elastic_timeout_s": 3}, "elastic_timeout"),
         (partial(ElasticRayExecutor, None), {"cpus_per_worker": 3}, "cpus_per_slot"),

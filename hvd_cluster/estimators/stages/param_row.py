@@ -105,5 +105,7 @@ def check(rows: Mapping[str, Row], given: Mapping[str, Any], owner: str) -> None
 
 
 def _near(name: str, rows: Iterable[str]) -> str:
-    close = difflib.get_close_matches(name, rows, n=2)
+    # The launchers' classes say "num_workers".
+    other = name.replace("num_workers", "num_proc")
+    close = [other] if other in rows else difflib.get_close_matches(name, rows, n=2)
     return f"{name!r}" + (f" (did you mean {' or '.join(close)}?)" if close else "")
