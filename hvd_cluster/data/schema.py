@@ -138,10 +138,18 @@ class Schema:
             return ""
         them = "them" if len(texts) > 1 else "it"
         return (
-            f"no tensor can be made of {_columns(texts)}: leave {them} out, encode {them} as numbers, or turn {them} "
-            "into numbers with preprocess=fn of an estimator, or with a transformation_fn or a decode function of a "
-            "reader"
+            f"no tensor can be made of {_columns(texts)}: leave {them} out; encode {them} as numbers before, as labels "
+            f"must be (Spark has StringIndexer); or turn {them} into numbers on the workers, as preprocess=fn of an "
+            "estimator does for its features, or a transformation_fn or a decode function of a reader"
         )
+
+
+def no_tensor_type_text(name: str, type_name: str) -> str:
+    """What to say of a column of that type."""
+    return (
+        f"column {name!r} has the type {type_name}, which no tensor can hold: cast it to numbers, strings, binary, "
+        "arrays of numbers or Spark ML vectors, leave it out, or give an estimator a preprocess=fn that takes it"
+    )
 
 
 def missing_columns_text(missing: Sequence[str], existing: Sequence[str], of: str = "the columns") -> str:
@@ -248,10 +256,7 @@ def column_of(name: str, arrow_type: Any) -> Column:
         element = element.value_type
     dtype = _element_dtype(types, element)
     if dtype is None:
-        raise DataError(
-            f"column {name!r} has the type {arrow_type}, which no tensor can hold: cast it to numbers, strings, "
-            "binary, arrays of numbers or Spark ML vectors, or leave it out"
-        )
+        raise DataError(no_tensor_type_text(name, str(arrow_type)))
     if shape:
         return Column(name, Kind.LIST, dtype, tuple(shape))
     return Column(name, Kind.BOOL if dtype == "bool" else Kind.NUMERIC, dtype)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
-from hvd_cluster.data.schema import UNKNOWN, Column, Kind, Schema, each_column
+from hvd_cluster.data.schema import UNKNOWN, Column, Kind, Schema, each_column, no_tensor_type_text
 from hvd_cluster.errors import DataError
 
 if TYPE_CHECKING:
@@ -138,7 +138,4 @@ def column_of(name: str, data_type: Any) -> Column:
             return Column(name, Kind.TIME, "int64", unit=unit)
         if not shape and element == "binary":
             return Column(name, Kind.BINARY, "bytes")
-    raise DataError(
-        f"column {name!r} has the type {data_type.simpleString()}, which no tensor can hold: cast it to numbers, "
-        "strings, binary, arrays of numbers or vectors, or leave it out"
-    )
+    raise DataError(no_tensor_type_text(name, data_type.simpleString()))

@@ -223,7 +223,9 @@ class DistributedEstimator(ColumnRoles, EstimatorParams, Estimator):
             error.args = (str(error) + self._checkpoint_text(store, run_id),)
             raise
         except KeyboardInterrupt:
-            text = self._checkpoint_text(store, run_id) or " It left no checkpoint: resuming needs a store (store=)."
+            text = self._checkpoint_text(store, run_id) or " It left no checkpoint."
+            if self._value("store") is None:
+                text += " Resuming needs a store (store=)."
             logger.warning("run %r was interrupted.%s", run_id, text)
             raise
 

@@ -71,6 +71,11 @@ class Holder:
             return None
         return _start_of(self.pid) == self.process_start
 
+    @property
+    def is_here(self) -> bool:
+        """Whether it is this process."""
+        return self.pid == os.getpid() and self.is_alive is True
+
     def __str__(self) -> str:
         return f"process {self.pid} on host {self.host}, since {self.since}"
 
@@ -150,9 +155,10 @@ class RunLease:
                 is_known_alive = other.is_alive or self._has_renewed(token, other)
                 # Of two claims the first by name wins; the other process sees it and gives up.
                 if is_known_alive and (other.state == _HELD or token < self.token):
+                    who = "another fit of this program" if other.is_here else "another program"
                     raise RunInUseError(
-                        f"run_id={self._run_id!r} is being fitted by another program ({other}): wait for it, or choose "
-                        "another run_id"
+                        f"run_id={self._run_id!r} is being fitted by {who} ({other}): wait for it, or choose another "
+                        "run_id"
                     )
                 if not is_known_alive and not has_warned:
                     has_warned = True

@@ -178,4 +178,4 @@ def test_two_simultaneous_fits_of_a_run_are_rejected(frame, one_worker, tmp_path
 
     fitted = TorchEstimator(model=model, optimizer=optimizer, backend=Meanwhile(), store=tmp_path, **given).fit(frame)
     assert len(fitted.getHistory()) == 1
-    assert f"run_id='mine' is being fitted by another program (process {os.getpid()} on host" in refused[0]
+    assert f"run_id='mine' is being fitted by another fit of this program (process {os.getpid()} on host" in refused[0]

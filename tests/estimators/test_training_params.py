@@ -201,6 +201,9 @@ def test_a_monitor_that_is_not_in_the_history_is_named(frame, one_worker):
     for name in ("accuracy", "validation_acc"):
         with pytest.raises(DataError, match=f"monitor='{name}' is not in the history, .*validation_accuracy"):
             fit(frame, one_worker, early_stopping=EarlyStopping(monitor=name), metrics={"accuracy": F.l1_loss})
+    stopping = EarlyStopping(monitor="train_accuracy")
+    with pytest.raises(ValueError, match="monitor='train_accuracy': say mode='max' if higher values are better"):
+        fit(frame, one_worker, early_stopping=stopping, metrics={"accuracy": F.l1_loss})
     assert one_worker.runs == runs  # before any worker starts
 
 

@@ -86,7 +86,8 @@ def nulls_text(name: str, count: int, where: str = "") -> str:
     """What to say about nulls in a column; ``where``: in which rows they were counted, if not in all."""
     return (
         f"column {name!r} holds {count} null{'s' if count != 1 else ''}{where}: fill them (df.fillna) or drop those "
-        "rows (df.dropna); a reader does either itself with fill_nulls= or drop_nulls="
+        "rows (df.dropna); an estimator's preprocess=fn takes features with nulls, and a reader fills or drops them "
+        "itself with fill_nulls= or drop_nulls="
     )
 
 

@@ -6,12 +6,16 @@ Both depend on the history alone, so that all ranks, and resumed runs, decide th
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from hvd_cluster.errors import DataError
 from hvd_cluster.estimators.view.history import rows
+
+#: In names of metrics of which higher values are usually better.
+_SCORE = re.compile(r"(?i)(acc|auc|auroc|f1|precision|recall|score|r2|iou|bleu|rouge|ndcg)(?![a-z])|accuracy")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,15 +33,15 @@ class EarlyStopping:
     patience: int = 3
     #: Smaller improvements do not count.
     min_delta: float = 0.0
-    #: Whether lower or higher values are better.
-    mode: Literal["min", "max"] = "min"
+    #: Whether lower or higher values are better. None means lower, but a monitor named like a score needs a choice.
+    mode: Literal["min", "max"] | None = None
 
     def __post_init__(self) -> None:
         if self.patience < 1:
             raise ValueError(f"early stopping with patience={self.patience}: it must be at least 1")
         if self.min_delta < 0:
             raise ValueError(f"early stopping with min_delta={self.min_delta}: it must not be negative")
-        if self.mode not in ("min", "max"):
+        if self.mode not in ("min", "max", None):
             raise ValueError(f"early stopping with mode={self.mode!r}: it must be 'min' or 'max'")
 
     def require_monitor(self, metric_names: Sequence[Sequence[str]]) -> None:
@@ -45,6 +49,7 @@ class EarlyStopping:
 
         Raises:
             DataError: it will not.
+            ValueError: it is named like a score, and ``mode`` is not given.
         """
         if self.monitor is None or self.monitor.startswith("time_share_"):
             return
@@ -52,6 +57,10 @@ class EarlyStopping:
         numbers = {"seconds": 0.0, "left_out_rows": 0, "validation_left_out_rows": 0}
         lists = {"samples_per_s": [0.0], "data_wait_share": [0.0]}
         self.best_epoch([{"epoch": 0, "train": part, "validation": part, **lists, **numbers}])
+        if self.mode is None and _SCORE.search(self.monitor):
+            raise ValueError(
+                f"early stopping with monitor={self.monitor!r}: say mode='max' if higher values are better, or 'min'"
+            )
 
     def is_over(self, records: Sequence[dict[str, Any]]) -> bool:
         """Whether the last ``patience`` epochs were not better than the best before them."""
@@ -65,7 +74,7 @@ class EarlyStopping:
         """
         best, at = math.inf, -1
         for index, row in enumerate(rows(records)):
-            value = self._value(row) * (1 if self.mode == "min" else -1)
+            value = self._value(row) * (-1 if self.mode == "max" else 1)
             if at < 0 or value < best - self.min_delta:
                 best, at = (value, index) if not math.isnan(value) else (best, max(at, 0))
         return at

@@ -2,8 +2,8 @@
 
 The trial also chooses the dtype of each column: the model's floating dtype, which Horovod uses for every column, unless
 only int64 (bool for bools) works: embeddings, class labels. A feature with a whole number that the floating dtype
-cannot hold stays int64 if the model takes that. Labels that are whole numbers stored as floats, such as those of
-StringIndexer, are tried as int64 last.
+cannot hold stays int64 if the model takes that. Bools, and whole numbers stored as floats such as those of
+StringIndexer, are tried as int64 last if they are labels.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ def _choices(
     # A model that computes its own loss may choose it by the labels' dtype.
     labels = [dtypes_of(inputs.label_cols, whole) for whole in ((True,) if inputs.label_keywords else (False, True))]
     whole_labels = tuple(
-        "int64" if batch[name].is_floating_point() and _are_whole(batch[name]) else dtype
+        "int64" if dtype == "bool" or (batch[name].is_floating_point() and _are_whole(batch[name])) else dtype
         for name, dtype in zip(inputs.label_cols, labels[-1], strict=True)
     )
     return list(dict.fromkeys([*itertools.product(features, labels), *((each, whole_labels) for each in features)]))

@@ -234,6 +234,14 @@ def test_whole_numbers_that_are_stored_as_floats_are_class_labels_where_the_loss
         run(torch.nn.Linear(4, 3), F.cross_entropy, label=label + 0.5)
 
 
+def test_bools_are_class_labels_where_the_loss_takes_classes():
+    label = torch.tensor([True, False, True])
+    found = run(torch.nn.Linear(4, 2), F.cross_entropy, label=label)
+    assert found.inputs.labels({"y": label}, torch.device("cpu"))[0].tolist() == [1, 0, 1]
+    found = run(torch.nn.Linear(4, 1), F.binary_cross_entropy_with_logits, label=label)
+    assert found.inputs.label_dtypes == ("float32",)
+
+
 @pytest.mark.parametrize(("size", "shape"), [(1, (4,)), (3, (3, 4)), (32, (32, 2, 2)), (4, (-1, 4))])
 def test_no_more_rows_than_a_batch_has_are_tried(size, shape):
     """Shapes without -1 say how many these are."""
