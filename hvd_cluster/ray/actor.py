@@ -351,7 +351,7 @@ def _ending_text(kind: str, text: str) -> str:
     if kind == "ActorUnavailableError":
         return "does not answer: its process or its node was lost"
     if "connection error code" in text or "SIGKILL" in text:
-        return "died: its process was killed, perhaps out of memory, or it crashed in native code"
+        return "died: its process was killed, perhaps out of memory, crashed in native code, or called os._exit()"
     if kind == "ActorUnschedulableError":
         return f"could not be started: {first_line(Exception(text))}"
     return f"died: {first_line(Exception(text.rpartition(chr(10))[2]))}"

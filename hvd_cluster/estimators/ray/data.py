@@ -9,6 +9,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import threading
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -24,6 +26,8 @@ logger = logging.getLogger(__name__)
 _TASKS_PER_CPU = 2
 #: Seconds between two attempts to cancel a task: each interrupts it, also while it cleans up.
 _CANCEL_AGAIN_S = 2.0
+#: Seconds without a block after which the log says what Ray's tasks may wait for.
+_REPORT_S = 30.0
 
 
 def parts_of(dataset: Any, columns: Sequence[str]) -> RemoteParts:
@@ -46,9 +50,10 @@ def first_table(dataset: Any, rows: int) -> Any:
     Raises:
         DataError: it has no rows, or a column of tensors that differ in shape.
     """
-    for batch in dataset.limit(rows).iter_batches(batch_size=rows, batch_format="pyarrow"):
-        _refuse_varying(batch.schema)
-        return plain(batch)
+    with _Watch():
+        for batch in dataset.limit(rows).iter_batches(batch_size=rows, batch_format="pyarrow"):
+            _refuse_varying(batch.schema)
+            return plain(batch)
     raise DataError(NO_ROWS_TEXT)
 
 
@@ -116,16 +121,65 @@ def _each_block(dataset: Any, on_part: OnPart) -> list[dict[str, Any]]:
     max_pending = max(2, int(_TASKS_PER_CPU * ray.cluster_resources().get("CPU", 0)))
     pending: list[Any] = []
     results: list[dict[str, Any]] = []
-    with _in_order(dataset), _cancelled_on_error(pending):
+    with _in_order(dataset), _cancelled_on_error(pending), _Watch() as watch:
         part = 0
         for bundle in dataset.iter_internal_ref_bundles():
+            watch.advance()
             for block in bundle.block_refs:
                 pending.append(task.remote(shared, part, block))
                 part += 1
             while len(pending) > max_pending:
-                done, pending[:] = ray.wait(pending)
-                results += ray.get(done)
-        return results + ray.get(pending)
+                results += _next_results(pending, watch)
+        while pending:
+            results += _next_results(pending, watch)
+    return results
+
+
+def _next_results(pending: list[Any], watch: _Watch) -> list[dict[str, Any]]:
+    """The results of the tasks that are done next, which leave ``pending``."""
+    import ray
+
+    done, pending[:] = ray.wait(pending)
+    watch.advance()
+    results: list[dict[str, Any]] = ray.get(done)
+    return results
+
+
+class _Watch:
+    """Logs how many CPUs are free while Ray computes or writes no block for some time. A context manager."""
+
+    def __init__(self) -> None:
+        self._since_s = time.monotonic()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="hvd-ray-data-watch", daemon=True)
+
+    def __enter__(self) -> _Watch:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def advance(self) -> None:
+        """A block is done."""
+        self._since_s = time.monotonic()
+
+    def _run(self) -> None:
+        from hvd_cluster.ray import nodes
+
+        while not self._ended.wait(max(0.0, self._since_s + _REPORT_S - time.monotonic())):
+            if time.monotonic() - self._since_s < _REPORT_S:
+                continue
+            self.advance()
+            living, free = nodes.living(), nodes.free_by_node()
+            logger.warning(
+                "Ray has computed or written no block of the Dataset for %g s. Its tasks need a CPU each, and %g of "
+                "the cluster's %g CPUs are free: actors and placement groups, such as other workers, may hold the rest",
+                _REPORT_S,
+                sum(free[node.node_id].get("CPU", 0) for node in living),
+                sum(node.resources.get("CPU", 0) for node in living),
+            )
 
 
 @contextlib.contextmanager

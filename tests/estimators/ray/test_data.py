@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -401,6 +402,31 @@ def test_each_fit_counts_the_available_workers(ray_cluster: TestCluster) -> None
     assert backend.num_processes() == 1  # the workers of that fit start again
     backend.check()  # before Ray's count has changed
     assert backend.num_processes() == 4
+
+
+def test_a_fit_that_waits_for_a_cpu_says_so(
+    ray_cluster: TestCluster, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import ray
+    from ray.util import placement_group, remove_placement_group
+
+    from hvd_cluster.estimators.ray import data
+
+    monkeypatch.setattr(data, "_REPORT_S", 1.0)
+    dataset = ray.data.from_items(rows(), override_num_blocks=3)
+    group = placement_group([{"CPU": 1}] * int(ray.cluster_resources()["CPU"]))
+    ray.get(group.ready())
+    with ThreadPoolExecutor(1) as pool:
+        try:
+            fitted = pool.submit(estimator(tmp_path, epochs=1).fit, dataset)
+            deadline_s = time.monotonic() + 60
+            while not (told := [text for text in caplog.messages if "no block of the Dataset for 1 s" in text]):
+                assert time.monotonic() < deadline_s
+                time.sleep(0.1)
+            assert "and 0 of the cluster's " in told[0]
+        finally:
+            remove_placement_group(group)
+        assert len(fitted.result(120).getHistory()) == 1
 
 
 def test_a_failed_block_cancels_the_others(ray_cluster: TestCluster, tmp_path: Path) -> None:
