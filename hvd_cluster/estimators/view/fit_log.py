@@ -27,14 +27,14 @@ def preflight_line(backend: Backend, spec: FitSpec, rows: Any = None) -> str:
         spec: the run.
         rows: rows that reach the workers without a store, if any; only the workers count those.
     """
-    data = spec.dataset
+    data, num_proc = spec.dataset, backend.num_processes()
     counted = f"{data.train.rows:,} rows to train on"
     if data.validation is not None:
         counted += f" and {data.validation.rows:,} to validate on"
     if data.train.snapshot is not None:
         counted += f" of {data.train.snapshot}"
     parts = [
-        f"{backend.num_processes()} workers ({backend.where()})",
+        f"{num_proc} worker{'s'[: num_proc - 1]} ({backend.where()})",
         counted if rows is None else "rows go straight to the workers",
         f"Python {platform.python_version()}, {', '.join(map(_with_version, spec.trained_with))}",
         f"{len(pack(_nothing, kwargs={'spec': spec})) / 1000:,.0f} kB for each worker",

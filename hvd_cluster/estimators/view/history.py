@@ -103,7 +103,7 @@ def card(kind: str, run_id: str | None, records: Sequence[dict[str, Any]]) -> st
             for name, value in table[-1].items()
             if name.startswith(("train_", "validation_"))
         )
-        parts += [f"{len(table)} epochs; last: {last}", _curves(table)]
+        parts += [f"{len(table)} epoch{'s'[: len(table) - 1]}; last: {last}", _curves(table)]
         shares = TimeShares.of_record(records[-1])
         if shares is not None:
             parts.append(shares.html("What each rank spent its steps on in the last epoch"))
