@@ -9,7 +9,7 @@ import sys
 from types import CodeType, FrameType
 from typing import NamedTuple
 
-from hvd_cluster.monitor.stacks import code_name, library_path, shown_path
+from hvd_cluster.monitor.stacks import WORKER, code_name, library_path, shown_path
 from hvd_cluster.monitor.step_clock import COMPUTE, DATA, OPTIMIZER, OTHER, SAVE, StepClock
 
 #: What a call means, if the clock does not know: a part of the path of its file, the beginning of its name.
@@ -86,6 +86,8 @@ def _resolve(frame: FrameType) -> tuple[FrameType | None, CodeType | None, int |
         path = library_path(code.co_filename)
         if path is None:
             return innermost, called, meant
+        if path == WORKER:
+            break
         if path not in _WRAPPERS:
             if in_our_loop[0] is None and path.startswith("hvd_cluster/estimators/"):
                 in_our_loop = innermost, called

@@ -20,6 +20,8 @@ _MAX_LINE_CHARACTERS = 100
 _PACKAGE = str(Path(__file__).parents[2])
 #: How the engine waits, and how this module looks, does not help.
 _OWN = ("hvd_cluster/engine/", "hvd_cluster/monitor/stacks.py")
+#: Calls the user's function. Its own callers are how a worker starts: ``python -c`` has the file "<string>".
+WORKER = "hvd_cluster/launch/worker.py"
 #: Kernel states of a process that does not run; see proc_pid_stat(5).
 _PROCESS_STATES = {
     "T": "it is stopped (SIGSTOP or SIGTSTP)",
@@ -72,6 +74,8 @@ def _stack(frame: FrameType | None) -> tuple[list[str], bool]:
         if path is not None:
             if not path.startswith(_OWN):
                 library_calls.append(f"{code_name(frame.f_code)} ({path}:{frame.f_lineno})")
+            if path == WORKER:
+                break
         else:
             num_calls += 1
             if num_calls <= _MAX_CALLS:

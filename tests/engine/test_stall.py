@@ -49,6 +49,7 @@ def test_one_warning_names_the_missing_rank_and_what_it_did_last() -> None:
     assert "in test_one_warning_names_the_missing_rank_and_what_it_did_last.<locals>.fn: time.sleep([" in missing
     assert 'hvd.allreduce(torch.ones(1), name="late")' in waiting
     assert "user_stack" not in waiting
+    assert "<string>" not in text, "how a worker starts is not code of the user"
 
 
 def test_ranks_that_wait_for_each_other_are_in_one_warning() -> None:

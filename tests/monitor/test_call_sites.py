@@ -89,6 +89,26 @@ def test_without_code_of_the_user_the_training_loop_is_named() -> None:
     assert found.text == "Module._wrapped_call_impl (hvd_cluster/estimators/torch/loop.py:4)"
 
 
+def test_how_a_worker_starts_is_not_code_of_the_user() -> None:
+    clock = StepClock()
+    sites = CallSites(clock)
+    is_over = threading.Event()
+    package = Path(hvd_cluster.__file__).parent
+    namespace: dict[str, Any] = {"begin": clock.restart, "is_over": is_over.is_set, "sleep": time.sleep}
+    for path, code in [
+        (
+            f"{package}/estimators/torch/loop.py",
+            "def train():\n    begin()\n    while not is_over():\n        sleep(0.01)\n",
+        ),
+        (f"{package}/launch/worker.py", "def perform():\n    train()\n"),
+        ("<string>", "def start():\n    perform()\n"),
+    ]:
+        exec(compile(code, path, "exec"), namespace)
+    sample(sites, threading.Thread(target=namespace["start"]), is_over)
+    found, _ = sites.take(1)[0]
+    assert found.text == "train (hvd_cluster/estimators/torch/loop.py:4)"
+
+
 def test_the_clock_knows_better_what_an_activity_is(tmp_path: Path) -> None:
     tensor = torch.zeros(1_000_000)
     assert seen(lambda: torch.save(tensor, tmp_path / "x.pt"), DATA).activity == DATA
