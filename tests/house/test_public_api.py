@@ -26,5 +26,6 @@ def test_public_names_and_signatures_are_those_of_the_record() -> None:
         record.splitlines(), printed.stdout.splitlines(), "recorded", "found", n=0, lineterm=""
     )
     assert not (text := "\n".join(changes)), (
-        f"{text}\nIf the change is meant: python tests/house/public_api.py > tests/house/public_api.txt"
+        f"{text}\nIf the change is meant: describe it in its docstring, docs/ and CHANGELOG.md, then "
+        "python tests/house/public_api.py > tests/house/public_api.txt"
     )

@@ -63,7 +63,9 @@ def test_no_folder_of_tests_is_a_package() -> None:
 
 @pytest.mark.long
 def test_no_drawer_for_odds_and_ends() -> None:
-    assert [name for name, _ in modules() if Path(name).stem in {"utils", "util", "common", "helpers", "misc"}] == []
+    assert [name for name, _ in modules() if Path(name).stem in {"utils", "util", "common", "helpers", "misc"}] == [], (
+        "name the file by what it defines"
+    )
 
 
 @pytest.mark.parametrize(
