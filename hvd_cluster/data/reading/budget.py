@@ -20,8 +20,8 @@ _CHUNK_ROOM = 9 / 8
 CHUNK_BYTES = int(WINDOW_BYTES * _CHUNK_ROOM)
 #: Bytes of decoded rows that may wait for the consumer.
 PREFETCH_BYTES = 256 * 1024 * 1024
-#: What a thread's memory allocator holds back for later, as measured.
-_KEPT_BYTES = 4 * 1024 * 1024
+#: What a thread's memory allocator holds back for later: the most that was measured, beside busy processes.
+_KEPT_BYTES = 5 * 1024 * 1024
 #: For each row of a window whose order a thread works out: the permutation, and the places of its rows.
 _INDEX_BYTES = 16
 
