@@ -66,7 +66,8 @@ class NodeMeter:
             with _or_not("cores and memory"):
                 before, self._cpu_times = self._cpu_times, _cpu_times(self._psutil)
                 busy_s, all_s = (now - then for now, then in zip(self._cpu_times, before, strict=True))
-                cpu_percent = 100.0 * busy_s / all_s if all_s > 0 else None
+                # A difference of floats, or a counter that the kernel sets back, may lie outside.
+                cpu_percent = min(max(100.0 * busy_s / all_s, 0.0), 100.0) if all_s > 0 else None
                 memory_percent = self._psutil.virtual_memory().percent
         return NodeUsage(cpu_percent, memory_percent, tuple(busy), tuple(used))
 

@@ -17,7 +17,7 @@ GUIDE = Path(__file__).parents[2] / "docs" / "estimators.md"
 @pytest.mark.timeout(300)
 def test_the_blocks_of_the_guide_run_in_order(tmp_path):
     blocks = re.findall(r"```python\n(.*?)```", GUIDE.read_text(), flags=re.DOTALL)
-    assert len(blocks) == 7
+    assert len(blocks) == 8
     (tmp_path / "guide.py").write_text("\n".join(blocks))
     done = subprocess.run(
         [sys.executable, "guide.py"],
