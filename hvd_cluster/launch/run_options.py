@@ -163,10 +163,8 @@ def checked_arguments(fn: Callable[P, R]) -> Callable[P, R]:
     defaults = {p.name: p.default for p in parameters.values() if p.default not in (None, p.empty)}
     names = [p.name for p in parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     takes_all = any(p.kind == p.VAR_KEYWORD for p in parameters.values())
-    callee, known = (
-        fn.__qualname__.removesuffix(".__init__"),
-        [name for name in parameters if name not in ("self", "cls")],
-    )
+    callee = fn.__qualname__.removesuffix(".__init__")
+    known = [name for name in parameters if name not in ("self", "cls")]
 
     @functools.wraps(fn)
     def wrapper(*args: Any, **kwargs: Any) -> R:

@@ -158,8 +158,7 @@ class _Watch:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        self._ended.set()
-        self._thread.join()
+        self._ended.set()  # not joined: it may be asking a cluster that does not answer any more
 
     def advance(self) -> None:
         """A block is done."""

@@ -15,7 +15,7 @@ from hvd_cluster.errors import DataError
 from hvd_cluster.estimators.view.history import rows
 
 #: In names of metrics of which higher values are usually better.
-_SCORE = re.compile(r"(?i)(acc|auc|auroc|f1|precision|recall|score|r2|iou|bleu|rouge|ndcg)(?![a-z])|accuracy")
+_SCORE = re.compile(r"(?i)(acc|accuracy|auc|auroc|f1|precision|recall|score|r2|iou|bleu|rouge|ndcg)(?![a-z])")
 
 
 @dataclass(frozen=True, kw_only=True)
