@@ -9,9 +9,11 @@ from collections.abc import Callable
 logger = logging.getLogger(__name__)
 
 _GIVE_UP_S = 60.0
+#: Seconds between two attempts.
+_AGAIN_S = 0.5
 
 
-def cancel_until(ended: Callable[[float], bool], cancel: Callable[[], None], again_s: float = 0.5) -> bool:
+def cancel_until(ended: Callable[[float], bool], cancel: Callable[[], None]) -> bool:
     """Cancel repeatedly, until the work has ended or a minute is over.
 
     A single cancel may be lost: Spark ignores one that comes before the job was submitted, and Ray one that comes while
@@ -20,7 +22,6 @@ def cancel_until(ended: Callable[[float], bool], cancel: Callable[[], None], aga
     Args:
         ended: waits at most this many seconds for the end, and returns whether it came.
         cancel: cancels the work once.
-        again_s: seconds between two attempts.
 
     Returns:
         Whether it has ended.
@@ -33,5 +34,5 @@ def cancel_until(ended: Callable[[float], bool], cancel: Callable[[], None], aga
             cancel()
         except Exception as error:  # noqa: BLE001  a session or cluster that has gone has no tasks any more
             logger.debug("the work could not be cancelled: %s", error)
-        ended(again_s)
+        ended(_AGAIN_S)
     return True

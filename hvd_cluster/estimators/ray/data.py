@@ -24,8 +24,6 @@ logger = logging.getLogger(__name__)
 
 #: Blocks per CPU that are written or queued; a queued block stays in the object store.
 _TASKS_PER_CPU = 2
-#: Seconds between two attempts to cancel a task: each interrupts it, also while it cleans up.
-_CANCEL_AGAIN_S = 2.0
 #: Seconds without a block after which the log says what Ray's tasks may wait for.
 _REPORT_S = 30.0
 
@@ -183,7 +181,11 @@ class _Watch:
 
 @contextlib.contextmanager
 def _cancelled_on_error(pending: list[Any]) -> Iterator[None]:
-    """After an exception, end all tasks: they would write into folders that are being removed."""
+    """After an exception, end all tasks: they would write into folders that are being removed.
+
+    Their processes end too (``force``). Ray would run other tasks in a process that was only interrupted, where a module
+    whose import was interrupted stays half imported.
+    """
     import ray
 
     def ended(timeout_s: float) -> bool:
@@ -195,12 +197,12 @@ def _cancelled_on_error(pending: list[Any]) -> Iterator[None]:
             # Not tasks that are done, such as the failed one: Ray 2.60 kills the driver if a task is cancelled while
             # its result is being received.
             if not ray.wait([task], timeout=0)[0]:
-                ray.cancel(task)
+                ray.cancel(task, force=True)
 
     try:
         yield
     except BaseException:  # raised again; an interrupt must cancel the tasks too
-        if not cancel_until(ended, cancel, _CANCEL_AGAIN_S):
+        if not cancel_until(ended, cancel):
             logger.error("%d tasks of the write do not end although they were cancelled repeatedly", len(pending))
         raise
 

