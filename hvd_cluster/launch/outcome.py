@@ -34,6 +34,12 @@ logger = logging.getLogger(__name__)
 #: Texts of errors that the network libraries raise on a rank whose peer has died.
 _PEER_LOST_TEXTS = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "remote process has exited")
 
+#: The last line of a program that imports horovod where nothing serves it, and what its user can do.
+_NO_HOROVOD_TEXT = "ModuleNotFoundError: No module named 'horovod'"
+_NO_HOROVOD_REMEDY = (
+    "hvd_cluster serves `import horovod` in programs that horovodrun or hvdrun --as-horovod starts, and in functions "
+    "whose driver has imported hvd_cluster.compat."
+)
 #: Failed collectives that are errors of the program itself, not consequences of another rank's failure.
 _CAUSES = (RanksDisagreeError, JoinUnsupportedError)
 #: The names of the other errors in the last line of Python's output.
@@ -205,7 +211,9 @@ def failure_text(failed: Outcome, outcomes: Sequence[Outcome]) -> str:
     parts: list[str] = []
     if failed.error is not None:
         parts.append(failed.error.traceback_text.rstrip("\n"))
-    parts.append(f"Rank {failed.rank} on host {failed.host} {failed.ending()}." + _others_text(failed, outcomes))
+    ended = f"Rank {failed.rank} on host {failed.host} {failed.ending()}." + _others_text(failed, outcomes)
+    last_line = (parts or [failed.output_tail])[0].rstrip().rpartition("\n")[2]
+    parts.append(f"{ended}\n{_NO_HOROVOD_REMEDY}" if last_line == _NO_HOROVOD_TEXT else ended)
     if failed.output_tail:
         lines = "\n".join(f"  {line}" for line in failed.output_tail.splitlines())
         parts.append(f"Last output of rank {failed.rank}:\n{lines}")

@@ -181,6 +181,16 @@ def test_the_class_of_an_error_distinguishes_news_of_another_failure_from_a_caus
     assert not outcome(SaysTheSame(errors.SHUT_DOWN_TEXT)).is_secondary
 
 
+def test_what_serves_horovod_is_named_only_where_nothing_does() -> None:
+    def text_of(message: str) -> str:
+        with pytest.raises(WorkerFailedError) as failed:
+            collect([raised(0, ModuleNotFoundError(message))])
+        return str(failed.value)
+
+    assert "whose driver has imported hvd_cluster.compat" in text_of("No module named 'horovod'")
+    assert "hvd_cluster.compat" not in text_of("No module named 'horovodism'")
+
+
 def test_files_are_distinguished() -> None:
     ours = is_user_code.__code__.co_filename
     assert is_own_package(ours)

@@ -105,6 +105,11 @@ class Tuner:
             cycle_time_ms: the initial cycle time, which depends on the hosts if the user has set none.
         """
         log = AutotuneLog(settings.autotune_log)
+        if {THRESHOLD, CYCLE}.issubset(given):
+            logger.warning(
+                "autotune changes nothing: HOROVOD_FUSION_THRESHOLD and HOROVOD_CYCLE_TIME are both set, and it keeps "
+                "what is set"
+            )
         return cls(
             Parameters(settings.fusion_threshold_bytes, cycle_time_ms),
             frozen=given,

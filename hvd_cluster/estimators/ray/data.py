@@ -183,8 +183,8 @@ class _Watch:
 def _cancelled_on_error(pending: list[Any]) -> Iterator[None]:
     """After an exception, end all tasks: they would write into folders that are being removed.
 
-    Their processes end too (``force``). Ray would run other tasks in a process that was only interrupted, where a module
-    whose import was interrupted stays half imported.
+    Their processes end too (``force``). Ray would run other tasks in a process that was only interrupted, where a
+    module whose import was interrupted stays half imported.
     """
     import ray
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
 import logging
 import signal
 import sys
@@ -128,8 +127,6 @@ def _report_end(failed: Outcome, outcomes: Sequence[Outcome], folder: str | None
         for ranks, text in shown
         if failed.rank in ranks or not ends_in_peer_loss(text)
     ]
-    if any(failed.rank in ranks for ranks, _ in shown):
-        failed = dataclasses.replace(failed, output_tail="")
     ended, _, output = failure_text(failed, outcomes).partition("\n\n")
     parts.append(ended)
     parts.append(
@@ -138,7 +135,7 @@ def _report_end(failed: Outcome, outcomes: Sequence[Outcome], folder: str | None
         "Horovod detected that one or more processes exited with non-zero status, thus causing the job to be "
         f"terminated. The first process to do so was:\nProcess name: [{failed.rank}]\nExit code: {failed.exit_code}"
     )
-    if output:
+    if output and not any(failed.rank in ranks for ranks, _ in shown):
         parts.append(output)
     where = f"\nIts complete output is under {folder}." if folder else ""
     print("\n\n".join(parts) + where, file=sys.stderr, flush=True)

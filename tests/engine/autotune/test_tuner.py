@@ -155,9 +155,10 @@ def test_what_was_packed_before_the_engine_had_it_is_never_given_a_threshold_tha
     assert min(parameters.fusion_threshold_bytes for parameters in freely.changes) < least
 
 
-def test_with_both_set_there_is_nothing_to_do() -> None:
-    tuner = Tuner(INITIAL, frozen={THRESHOLD, CYCLE, "cache_capacity"})
+def test_with_both_set_there_is_nothing_to_do(caplog: pytest.LogCaptureFixture) -> None:
+    tuner = Tuner.from_settings(Settings(autotune=True), {THRESHOLD, CYCLE, "cache_capacity"}, 1.0)
     assert tuner.is_done
+    assert "autotune changes nothing: HOROVOD_FUSION_THRESHOLD and HOROVOD_CYCLE_TIME are both set" in caplog.text
     assert tuner.observe(Observation([("a", 4, 0.0)], 1.0, 2.0)) is None
 
 

@@ -239,7 +239,8 @@ def test_scripts_that_import_horovod_run_when_asked_to() -> None:
     result = hvdrun("-np", "1", "--as-horovod", sys.executable, "-c", script)
     assert (result.returncode, result.stdout) == (0, "[0]<stdout>:0.28.1\n")
     result = hvdrun("-np", "1", sys.executable, "-c", script)
-    assert "No module named 'horovod'" in result.stderr
+    assert "No module named 'horovod'\n\nRank 0 on " in result.stderr
+    assert "\nhvd_cluster serves `import horovod` in programs that horovodrun or " in result.stderr
 
 
 def test_programs_get_the_signals_that_shells_expect() -> None:
