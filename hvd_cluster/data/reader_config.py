@@ -24,16 +24,20 @@ Config = TypeVar("Config", "ColumnConfig", "OrderConfig", "PrefetchConfig")
 
 @dataclass(frozen=True, kw_only=True)
 class OrderConfig:
-    """The order of an epoch's rows, a pure function of the data, the epoch and these values."""
+    """The order of an epoch's rows, a pure function of the data, the epoch and these values.
 
-    #: Whether to permute rows; False keeps the order of the data (in each lane).
+    Args:
+        shuffle: whether to permute rows; False keeps the order of the data (in each lane).
+        seed: selects the order together with the epoch.
+        window_bytes: bytes of rows that are shuffled among each other; None for 16 MiB, and up to 128 MiB where rows
+            are large.
+        lanes: interleaved streams. None for ``size``: each rank reads only its own row groups. A number gives one order
+            for any number of ranks.
+    """
+
     shuffle: bool = True
-    #: Selects the order together with the epoch.
     seed: int = 0
-    #: Bytes of rows that are shuffled among each other; None for 16 MiB, and up to 128 MiB where rows are large.
     window_bytes: int | None = None
-    #: Interleaved streams. None for ``size``: each rank reads only its own row groups. A number gives one order for any
-    #: number of ranks.
     lanes: int | None = None
 
     def problems(self) -> list[str]:
@@ -46,14 +50,17 @@ class OrderConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class PrefetchConfig:
-    """How far, and with how many threads, a reader reads ahead. Nothing here changes the order of rows."""
+    """How far, and with how many threads, a reader reads ahead. Nothing here changes the order of rows.
 
-    #: Threads that read ahead.
+    Args:
+        num_threads: threads that read ahead.
+        prefetch_bytes: maximum bytes of rows that wait for the consumer.
+        cache: keeps what was read: a :class:`~hvd_cluster.data.cache.MemoryCache` or
+            :class:`~hvd_cluster.data.cache.DiskCache`.
+    """
+
     num_threads: int = 2
-    #: Maximum bytes of rows that wait for the consumer.
     prefetch_bytes: int = PREFETCH_BYTES
-    #: Keeps what was read: a :class:`~hvd_cluster.data.cache.MemoryCache` or
-    #: :class:`~hvd_cluster.data.cache.DiskCache`.
     cache: RowGroupCache | None = None
 
     def problems(self) -> list[str]:

@@ -283,9 +283,12 @@ def is_homogeneous() -> bool:
 
 
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
-    """Begin to record the timeline of all ranks into ``file_path``; rank 0's call counts and writes the file.
+    """Begin to record the timeline of all ranks; rank 0's call counts and writes the file.
 
-    In later worlds of an elastic job the file's name gets the number of the world: ``run.generation-1.json``.
+    Args:
+        file_path: the file. In later worlds of an elastic job its name gets the number of the world:
+            ``run.generation-1.json``.
+        mark_cycles: also record when the engine's cycles begin.
 
     Raises:
         ValueError: before :func:`init`, or when ``HOROVOD_TIMELINE`` is not "DYNAMIC".

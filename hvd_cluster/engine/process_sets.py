@@ -155,6 +155,9 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
 def remove_process_set(process_set: ProcessSet) -> bool:
     """Remove a process set. Every rank of the world calls this, in the same order; it blocks until all do.
 
+    Args:
+        process_set: one that was registered; not the global one.
+
     Returns:
         False for the global set and for one that is not registered; True otherwise, and the object has lost its id.
 

@@ -68,19 +68,39 @@ def allreduce(
 
 
 def allgather(value: Any, name: str | None = None) -> Array:
-    """Concatenate the values of all ranks along the first dimension, whose length may differ between ranks."""
+    """Concatenate the values of all ranks along the first dimension, whose length may differ between ranks.
+
+    Args:
+        value: a list, an array or a tensor, of the same dtype and other dimensions on all ranks.
+        name: matches the call with those of the other ranks.
+    """
     array = _array(value)
     return from_torch(hvd.allgather(to_torch(array), name), array.dtype)
 
 
 def broadcast(value: Any, root_rank: int, name: str | None = None) -> Any:
-    """Broadcast ``root_rank``'s value, with the same shape and dtype on all ranks."""
+    """Broadcast the value of one rank.
+
+    Args:
+        value: a number, a list, an array or a tensor, with the same shape and dtype on all ranks.
+        root_rank: the global rank whose value is broadcast.
+        name: matches the call with those of the other ranks.
+
+    Returns:
+        An array of the same shape and dtype; a NumPy scalar for a number.
+    """
     array = _array(value)
     return from_torch(hvd.broadcast(to_torch(array), root_rank, name), array.dtype)[()]
 
 
 def reducescatter(value: Any, name: str | None = None, op: ReduceOp = ReduceOp.AVERAGE) -> Array:
-    """Reduce a value over all ranks and keep this rank's rows of the result."""
+    """Reduce a value over all ranks and keep this rank's rows of the result.
+
+    Args:
+        value: a list, an array or a tensor, with the same shape and dtype on all ranks.
+        name: matches the call with those of the other ranks.
+        op: Average, Sum, Min, Max or Product.
+    """
     array = _array(value)
     return from_torch(hvd.reducescatter(to_torch(array), name, op=op), array.dtype)
 
@@ -106,6 +126,9 @@ def broadcast_variables(variables: Sequence[Any], root_rank: int, process_set: P
 
 def broadcast_global_variables(root_rank: int) -> None:
     """Always raises: Keras 3 keeps no list of all variables.
+
+    Args:
+        root_rank: part of the text.
 
     Raises:
         RuntimeError: always; the text names the replacements.

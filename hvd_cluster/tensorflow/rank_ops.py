@@ -15,17 +15,29 @@ from hvd_cluster.tensorflow.interop import call
 
 
 def rank_op(name: str | None = None) -> tf.Tensor:
-    """Index of this worker over all workers, int32 of shape ()."""
+    """Index of this worker over all workers, int32 of shape ().
+
+    Args:
+        name: of the operation.
+    """
     return _int_op(basics.rank, name)
 
 
 def local_rank_op(name: str | None = None) -> tf.Tensor:
-    """Index of this worker over the workers of its host, int32 of shape ()."""
+    """Index of this worker over the workers of its host, int32 of shape ().
+
+    Args:
+        name: of the operation.
+    """
     return _int_op(basics.local_rank, name)
 
 
 def size_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
     """Number of workers in a process set, int32 of shape ().
+
+    Args:
+        process_set_id: of the process set; 0 is the global one.
+        name: of the operation.
 
     Raises:
         tf.errors.InvalidArgumentError: the process set does not exist when the operation runs.
@@ -34,12 +46,20 @@ def size_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
 
 
 def local_size_op(name: str | None = None) -> tf.Tensor:
-    """Number of workers on this host, int32 of shape ()."""
+    """Number of workers on this host, int32 of shape ().
+
+    Args:
+        name: of the operation.
+    """
     return _int_op(basics.local_size, name)
 
 
 def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
     """1 if this worker is in the process set, else 0; int32 of shape ().
+
+    Args:
+        process_set_id: of the process set; 0 is the global one.
+        name: of the operation.
 
     Raises:
         tf.errors.InvalidArgumentError: the process set does not exist when the operation runs.

@@ -40,6 +40,9 @@ def poll(handle: int) -> bool:
 def synchronize(handle: int) -> Any:
     """Wait for an asynchronous operation and return its result; None if it was synchronized already.
 
+    Args:
+        handle: what the operation has returned.
+
     Raises:
         HorovodInternalError: the operation failed.
     """

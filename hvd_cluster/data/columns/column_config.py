@@ -27,22 +27,28 @@ class ColumnConfig:
     """How columns become tensors. Columns that no field names are read as they are stored.
 
     ``ParquetReader(..., column_config=ColumnConfig(shapes={"tokens": (128,)}, pad={"tokens": 0}))``
+
+    Args:
+        shapes: column -> shape of one row, for lists with this many elements in all.
+        pad: column -> number that pads lists shorter than the shape; longer lists are truncated.
+        fill_nulls: column -> value in place of nulls, also inside lists. Other nulls are an error that names the
+            column.
+        drop_nulls: columns whose nulls drop the row; True for all columns.
+        decode: column -> function from one value (str, bytes, ...) to a number, array or tensor of the same shape and
+            dtype for all rows; see :class:`hvd_cluster.data.reading.decoding.RawTensor`.
+        stack: name of a tensor -> the columns of one dtype and shape that it holds, instead of a tensor for each of
+            them. Its shape is ``(rows, number of columns, *shape of a column)``. For small batches of many columns:
+            each tensor of a batch takes as much time as 10 rows.
+
+    Raises:
+        DataError: a rule is not a dict.
     """
 
-    #: Column -> shape of one row, for lists with this many elements in all.
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    #: Column -> number that pads lists shorter than the shape; longer lists are truncated.
     pad: Mapping[str, Any] = field(default_factory=dict)
-    #: Column -> value in place of nulls, also inside lists. Other nulls are an error that names the column.
     fill_nulls: Mapping[str, Any] = field(default_factory=dict)
-    #: Columns whose nulls drop the row; True for all columns.
     drop_nulls: bool | Collection[str] = False
-    #: Column -> function from one value (str, bytes, ...) to a number, array or tensor of the same shape and dtype for
-    #: all rows; see :class:`hvd_cluster.data.reading.decoding.RawTensor`.
     decode: Mapping[str, Decode] = field(default_factory=dict)
-    #: Name of a tensor -> the columns of one dtype and shape that it holds, instead of a tensor for each of them. Its
-    #: shape is ``(rows, number of columns, *shape of a column)``. For small batches of many columns: each tensor of a
-    #: batch takes as much time as 10 rows.
     stack: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

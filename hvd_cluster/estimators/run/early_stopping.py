@@ -22,18 +22,21 @@ _SCORE = re.compile(r"(?i)(acc|accuracy|auc|auroc|f1|precision|recall|score|r2|i
 class EarlyStopping:
     """End the fit when a number in the history has not improved for some epochs.
 
+    Args:
+        monitor: a column of ``model.history``, such as "validation_loss"; None for the validation loss, or the training
+            loss if there are no validation rows.
+        patience: epochs without a better value that end the fit.
+        min_delta: smaller improvements do not count.
+        mode: "min" if lower values are better, "max" if higher ones are. None means "min", but a monitor named like a
+            score needs a choice.
+
     Raises:
         ValueError: a value is out of range.
     """
 
-    #: A column of ``model.history``, such as "validation_loss"; None: the validation loss, or the training loss if
-    #: there are no validation rows.
     monitor: str | None = None
-    #: Epochs without a better value that end the fit.
     patience: int = 3
-    #: Smaller improvements do not count.
     min_delta: float = 0.0
-    #: Whether lower or higher values are better. None means lower, but a monitor named like a score needs a choice.
     mode: Literal["min", "max"] | None = None
 
     def __post_init__(self) -> None:

@@ -12,11 +12,13 @@ class LocalSGD:
     A round has ``every`` steps; the end of an epoch and a checkpoint end it too. S. U. Stich, "Local SGD Converges Fast
     and Communicates Little", arXiv:1805.09767.
 
+    Args:
+        every: steps of a round, at least 2.
+
     Raises:
         ValueError: a value is out of range.
     """
 
-    #: Steps of a round.
     every: int = 8
 
     def __post_init__(self) -> None:
@@ -32,13 +34,16 @@ class DiLoCo:
     of the changes of the workers. A. Douillard et al., "DiLoCo: Distributed Low-Communication Training of Language
     Models", arXiv:2311.08105.
 
+    Args:
+        every: steps of a round, at least 2.
+        outer_lr: learning rate of the outer optimizer.
+        outer_momentum: its momentum, from 0 to less than 1.
+
     Raises:
         ValueError: a value is out of range.
     """
 
-    #: Steps of a round.
     every: int = 100
-    #: Learning rate and momentum of the outer optimizer.
     outer_lr: float = 0.7
     outer_momentum: float = 0.9
 
@@ -59,15 +64,17 @@ class PowerSGD:
     as one whose gradient is zero. T. Vogels et al., "PowerSGD: Practical Low-Rank Gradient Compression for Distributed
     Optimization", arXiv:1905.13727.
 
+    Args:
+        rank: of the approximation.
+        start_step: steps at the beginning of a run that send complete gradients, at least 2.
+        min_compression_rate: a gradient is sent whole unless the two matrices have fewer numbers by this factor.
+
     Raises:
         ValueError: a value is out of range.
     """
 
-    #: Rank of the approximation.
     rank: int = 1
-    #: Steps at the beginning of a run that send complete gradients.
     start_step: int = 1000
-    #: A gradient is sent whole unless the two matrices have fewer numbers by this factor.
     min_compression_rate: float = 2.0
 
     def __post_init__(self) -> None:

@@ -26,15 +26,19 @@ class FSDP2:
     ``fully_shard`` of torch wraps some modules of the model, and the model itself. A worker holds its part of each
     parameter, and the complete parameters of a wrapped module only while that module computes.
 
+    Args:
+        wrap: classes of the modules to wrap, or their names, or one of them; () for a choice by size.
+        min_num_params: without ``wrap``, a module with at least this many parameters that no module in it has is
+            wrapped.
+        activation_checkpointing: compute the activations of the wrapped modules again in the backward pass, instead of
+            keeping them.
+
     Raises:
         ValueError: a value is out of range.
     """
 
-    #: Classes of the modules to wrap, or their names, or one of them; () for a choice by size.
     wrap: tuple[type[nn.Module] | str, ...] | type[nn.Module] | str = ()
-    #: Without ``wrap``: a module with at least this many parameters that no module in it has is wrapped.
     min_num_params: int = 1_000_000
-    #: Compute the activations of the wrapped modules again in the backward pass, instead of keeping them.
     activation_checkpointing: bool = False
 
     def __post_init__(self) -> None:
