@@ -313,6 +313,26 @@ def test_the_gradient_of_every_reduction_is_that_of_the_gradients(two: Any) -> N
     assert two(fn) == [expected] * 2
 
 
+def test_derivatives_that_are_not_supported_are_refused(two: Any) -> None:
+    """A plain result would count as constant."""
+
+    def fn(hvd: Any) -> list[str]:
+        from torch.autograd import forward_ad
+
+        refused = []
+        for call in (hvd.allreduce, hvd.allgather, lambda tensor: hvd.broadcast(tensor, 0), hvd.alltoall):
+            with pytest.raises(NotImplementedError, match="jvp"), forward_ad.dual_level():
+                call(forward_ad.make_dual(torch.ones(2), torch.ones(2)))
+            with pytest.raises(RuntimeError, match="functorch transforms"):
+                torch.func.grad(lambda tensor, call=call: call(tensor).sum())(torch.ones(2))
+            with torch.no_grad():
+                assert not call(torch.ones(2, requires_grad=True)).requires_grad
+            refused.append(call(torch.ones(2)).requires_grad)
+        return refused
+
+    assert two(fn) == [[False] * 4] * 2
+
+
 @pytest.mark.parametrize("other", ["bool", "int64", "uint8"])
 def test_a_group_has_gradients_for_its_real_tensors_beside_others(three: Any, other: str) -> None:
     def fn(hvd: Any) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from hvd_cluster.engine.membership import member_index
 from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
 from hvd_cluster.engine.request import Kind
 from hvd_cluster.torch.collectives.allreduce import grouped_allreduce
+from hvd_cluster.torch.collectives.differentiable import differentiable
 from hvd_cluster.torch.submission import keep, submit_tensors
 
 
@@ -81,5 +82,4 @@ class _Allgather(torch.autograd.Function):
         return (None, None, *slices)
 
 
-# autograd.Function.apply is untyped.
-_allgather: Callable[..., tuple[torch.Tensor, ...]] = _Allgather.apply
+_allgather: Callable[..., tuple[torch.Tensor, ...]] = differentiable(_Allgather)

@@ -11,6 +11,7 @@ import torch
 from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
 from hvd_cluster.engine.request import Kind, ReduceOp
 from hvd_cluster.engine.submission import reduce_op
+from hvd_cluster.torch.collectives.differentiable import differentiable
 from hvd_cluster.torch.compression import Compression, Compressor, wire_of
 from hvd_cluster.torch.submission import keep, submit_tensors
 
@@ -194,5 +195,4 @@ class _Allreduce(torch.autograd.Function):
         return (None,) * 6 + tuple(reduced)
 
 
-# autograd.Function.apply is untyped.
-_allreduce: Callable[..., tuple[torch.Tensor, ...]] = _Allreduce.apply
+_allreduce: Callable[..., tuple[torch.Tensor, ...]] = differentiable(_Allreduce)

@@ -11,6 +11,7 @@ from hvd_cluster.engine.membership import rows_by_rank
 from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
 from hvd_cluster.engine.request import Handle, Kind
 from hvd_cluster.engine.submission import submit
+from hvd_cluster.torch.collectives.differentiable import differentiable
 from hvd_cluster.torch.submission import checked, keep
 
 
@@ -101,5 +102,4 @@ class _Alltoall(torch.autograd.Function):
         return torch.cat([back, unsent]), None, None, None
 
 
-# autograd.Function.apply is untyped.
-_alltoall: Callable[..., tuple[torch.Tensor, torch.Tensor]] = _Alltoall.apply
+_alltoall: Callable[..., tuple[torch.Tensor, torch.Tensor]] = differentiable(_Alltoall)

@@ -11,6 +11,7 @@ from hvd_cluster.engine import basics
 from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
 from hvd_cluster.engine.request import Handle, Kind
 from hvd_cluster.torch.collectives.allreduce import allreduce
+from hvd_cluster.torch.collectives.differentiable import differentiable
 from hvd_cluster.torch.submission import keep, submit_tensors
 
 
@@ -80,5 +81,4 @@ class _Broadcast(torch.autograd.Function):
         return (average if basics.rank() == ctx.root_rank else torch.zeros_like(average), None, None, None)
 
 
-# autograd.Function.apply is untyped.
-_broadcast: Callable[..., torch.Tensor] = _Broadcast.apply
+_broadcast: Callable[..., torch.Tensor] = differentiable(_Broadcast)

@@ -13,6 +13,7 @@ from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
 from hvd_cluster.engine.request import Kind, ReduceOp
 from hvd_cluster.errors import UnsupportedReductionError
 from hvd_cluster.torch.collectives.allgather import grouped_allgather
+from hvd_cluster.torch.collectives.differentiable import differentiable
 from hvd_cluster.torch.compression import Compression, Compressor
 from hvd_cluster.torch.submission import keep, submit_tensors
 
@@ -131,5 +132,4 @@ class _Reducescatter(torch.autograd.Function):
         return (None,) * 5 + tuple(gradient * ctx.factor for gradient in gathered)
 
 
-# autograd.Function.apply is untyped.
-_reducescatter: Callable[..., tuple[torch.Tensor, ...]] = _Reducescatter.apply
+_reducescatter: Callable[..., tuple[torch.Tensor, ...]] = differentiable(_Reducescatter)
