@@ -53,6 +53,7 @@ def serve(tmp_path: Path) -> Iterator[Any]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)  # Spark and four processes with TensorFlow start
 @pytest.mark.parametrize("module", [WORKER["Horovod's"], ON_SPARK])
 def test_two_ranks_share_one_pass_that_two_workers_prepare(two: Any, serve: Any, module: str) -> None:
     if module == ON_SPARK:
