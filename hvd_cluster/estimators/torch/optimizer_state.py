@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import enum
 import inspect
+import types
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 
 from hvd_cluster.estimators.torch.model_pickling import on_cpu
+
+#: What an optimizer has beside its own attributes; the last is from torch's schedulers.
+_COMMON = {*vars(torch.optim.SGD([torch.zeros(1)], lr=0.0)), "_opt_called"}
+#: Types of attributes that mean the same in a copy. Others, such as lists of parameters, are what the class makes.
+_VALUES = (
+    *(bool, int, float, complex, str, bytes, type(None), np.generic, torch.dtype, enum.Enum),
+    *(type, types.FunctionType, types.BuiltinFunctionType),
+)
 
 
 @dataclass(frozen=True)
@@ -21,6 +32,8 @@ class OptimizerState:
     groups: tuple[tuple[tuple[int, ...], Mapping[str, Any]], ...]
     defaults: Mapping[str, Any]
     state_dict: Mapping[str, Any]
+    #: What the class keeps outside of ``defaults``, such as options.
+    attributes: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def of(cls, optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> OptimizerState:
@@ -30,7 +43,7 @@ class OptimizerState:
         order.
 
         Raises:
-            ValueError: its parameters are not the model's.
+            ValueError: its parameters are not the model's, or it does not keep an argument without a default.
         """
         parameters = list(model.parameters())
         position = {id(parameter): index for index, parameter in enumerate(parameters)}
@@ -50,7 +63,14 @@ class OptimizerState:
             )
             for group in optimizer.param_groups
         )
-        return cls(type(optimizer), groups, on_cpu(dict(optimizer.defaults)), on_cpu(optimizer.state_dict()))
+        own = _own_attributes(optimizer)
+        known = {*own, *optimizer.defaults, next(iter(inspect.signature(type(optimizer)).parameters), "")}
+        if lost := [name for name in _required(type(optimizer)) if name not in known]:
+            raise ValueError(
+                f"optimizer: {type(optimizer).__name__} is made again on each worker, and does not keep its argument "
+                f"{lost[0]!r}: store it as self.{lost[0]}, or in defaults"
+            )
+        return cls(type(optimizer), groups, on_cpu(dict(optimizer.defaults)), on_cpu(optimizer.state_dict()), own)
 
     @property
     def given_rates(self) -> list[float]:
@@ -62,9 +82,32 @@ class OptimizerState:
         parameters = list(model.parameters())
         groups = [{"params": [parameters[index] for index in held], **options} for held, options in self.groups]
         accepted = inspect.signature(self.cls).parameters
-        optimizer = self.cls(groups, **{name: value for name, value in self.defaults.items() if name in accepted})
+        known = {**self.attributes, **self.defaults}
+        optimizer = self.cls(groups, **{name: value for name, value in known.items() if name in accepted})
+        vars(optimizer).update(self.attributes)
         optimizer.load_state_dict(dict(self.state_dict))
         return optimizer
+
+
+def _own_attributes(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """The attributes that only this class has, without the methods that torch's schedulers replace."""
+    own = {name: value for name, value in vars(optimizer).items() if name not in _COMMON and _is_value(value)}
+    return {name: value for name, value in own.items() if not (callable(value) and hasattr(type(optimizer), name))}
+
+
+def _is_value(value: Any) -> bool:
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return all(map(_is_value, value))
+    if isinstance(value, dict):
+        return all(map(_is_value, [*value, *value.values()]))
+    return isinstance(value, _VALUES)
+
+
+def _required(cls: type[torch.optim.Optimizer]) -> list[str]:
+    """The arguments of a class that have no default."""
+    single = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    parameters = inspect.signature(cls).parameters.values()
+    return [each.name for each in parameters if each.default is each.empty and each.kind in single]
 
 
 def holder(optimizer: Any) -> Any:

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import copy
+import math
 import pickle
 
+import cloudpickle
 import pytest
 import torch
 
@@ -64,3 +66,45 @@ def test_an_optimizer_over_another_copy_of_the_model_is_matched_in_order():
 def test_an_optimizer_of_another_model_is_refused():
     with pytest.raises(ValueError, match=r"not those of the model.*model\.parameters"):
         OptimizerState.of(torch.optim.SGD(torch.nn.Linear(7, 7).parameters(), lr=0.1), net())
+
+
+class Signed(torch.optim.Optimizer):
+    """Keeps its options in the ways that optimizers outside of torch do."""
+
+    def __init__(self, params, rho, *, lr=0.1, sign=1.0, scale=abs):
+        super().__init__(params, {"lr": lr})
+        self.rho, self.sign, self.scale = rho, sign, scale
+        self.held = [parameter for group in self.param_groups for parameter in group["params"]]
+        self.count = 0
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        self.count += 1
+        for parameter in self.held:
+            parameter -= self.sign * self.rho * self.scale(self.count) * self.param_groups[0]["lr"] * parameter.grad
+
+
+def test_options_outside_of_the_defaults_are_kept():
+    before, after = torch.nn.Linear(2, 1), torch.nn.Linear(2, 1)
+    optimizer = Signed(before.parameters(), 0.5, sign=-1.0, scale=math.sqrt)
+    torch.optim.lr_scheduler.StepLR(optimizer, 1)  # puts its own things into the optimizer
+    before(torch.ones(2)).backward()
+    optimizer.step()
+    after.load_state_dict(before.state_dict())
+    built = pickle.loads(cloudpickle.dumps(OptimizerState.of(optimizer, before))).build(after)
+    assert (built.rho, built.sign, built.scale, built.count) == (0.5, -1.0, math.sqrt, 1)
+    for model, steps in ((before, optimizer), (after, built)):
+        model.zero_grad()
+        model(torch.ones(2)).backward()
+        steps.step()
+    assert torch.equal(before.weight, after.weight)
+
+
+def test_an_argument_that_an_optimizer_does_not_keep_is_named():
+    class Forgetful(torch.optim.SGD):
+        def __init__(self, params, power):
+            super().__init__(params, lr=2.0**power)
+
+    model = torch.nn.Linear(2, 1)
+    with pytest.raises(ValueError, match="Forgetful is made again on each worker, and does not keep .* 'power': store"):
+        OptimizerState.of(Forgetful(model.parameters(), 3), model)
