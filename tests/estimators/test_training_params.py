@@ -196,6 +196,18 @@ def test_the_best_epoch_is_returned_if_the_run_ended_before_it_was_saved(frame, 
     assert torch.load(best, weights_only=True)["epoch"] == 2
 
 
+def test_weights_of_a_better_epoch_that_were_not_kept_are_missed(frame, tmp_path, capfd):
+    def harsh(output, label):
+        return 20 * F.mse_loss(output, label)
+
+    given = {"store": tmp_path, "run_id": "r", "verbose": 1}
+    fit(frame, LocalBackend(1), epochs=1, **given)
+    fit(frame, LocalBackend(1), loss=harsh, epochs=2, **given)
+    assert "return_best" not in "".join(capfd.readouterr())
+    fit(frame, LocalBackend(1), epochs=2, return_best=True, **given)
+    assert "its weights were not kept; the best one from epoch 2 on is returned" in "".join(capfd.readouterr())
+
+
 def test_a_monitor_that_is_not_in_the_history_is_named(frame, one_worker):
     runs = one_worker.runs
     for name in ("accuracy", "validation_acc"):

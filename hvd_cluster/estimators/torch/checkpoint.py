@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,8 @@ from hvd_cluster.monitor.step_clock import SAVE, step_clock
 if TYPE_CHECKING:
     from hvd_cluster.data.store import Store
     from hvd_cluster.estimators.torch.strategies.shards import Shards
+
+logger = logging.getLogger(__name__)
 
 
 class Checkpointing:
@@ -109,6 +112,12 @@ class Checkpointing:
         """
         best = Checkpoint.load_best(self._run.files, last.history)
         since = 0 if best is None else best.epochs - 1
+        if best is None and self._run.spec.return_best and not self._is_best(last.history):
+            logger.warning(
+                "return_best: an earlier epoch of the run was better, but its weights were not kept; the best one from "
+                "epoch %d on is returned",
+                last.epochs,
+            )
         if last.partial_epoch is None and (best is None or self._is_best(last.history[since:])):
             best = last
             best.save(self._run.files, best=True)
