@@ -319,6 +319,7 @@ class FittedModel(ModelParams, Model):
                 shapes_of_outputs,
                 self._value("output_kinds"),
                 on_spark,
+                tuple(metadata.get("output_scales") or ()),
             ),
             feature_units=tuple(metadata.get("feature_units") or ()),
             spark_vectors=on_spark,

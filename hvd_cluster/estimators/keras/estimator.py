@@ -11,6 +11,7 @@ from hvd_cluster.estimators.column_roles import wrong_counts
 from hvd_cluster.estimators.estimator import DistributedEstimator
 from hvd_cluster.estimators.keras.made_model import MadeKerasModel, made
 from hvd_cluster.estimators.keras.model import KerasModel
+from hvd_cluster.estimators.keras.output_scales import output_scales
 from hvd_cluster.estimators.keras.packed_model import PackedModel, compilation_of
 from hvd_cluster.estimators.keras.params import KERAS_ROWS, KerasStage, wrong_model
 from hvd_cluster.estimators.keras.spec import Extras, KerasSpec
@@ -178,7 +179,9 @@ class KerasEstimator(KerasEstimatorParams, KerasStage, DistributedEstimator):
         if isinstance(spec.model, MadeKerasModel):
             spec.model.require_same(model)
         restore(model, unpacked(results[0].state), spec.run_id)
-        own = {"input_shapes": spec.inputs.input_shapes, "output_keys": spec.columns.output_keys}
+        keys, loss = spec.columns.output_keys, self._compilation().get("loss")
+        scales = output_scales(model, loss, len(spec.output_shapes), keys)
+        own = {"input_shapes": spec.inputs.input_shapes, "output_keys": keys, "output_scales": scales}
         metadata = {**self._metadata_of(spec), **own}
         arguments = self._get_model_kwargs(model, results[0].history, model.optimizer, spec.run_id, metadata)
         if isinstance(spec.model, MadeKerasModel):

@@ -22,6 +22,10 @@ ARRAY = "array"
 #: The values of ``output_kinds``.
 KINDS = ("plain", "vector", "array", "probability", "argmax", "columns")
 
+#: What the numbers of a classifier's output are; the last if neither its loss nor its last layer says so, and then they
+#: are taken for logits.
+SCALES = ("probability", "logit", "")
+
 #: Types of labels that Spark does not have -> types that hold the same numbers there.
 _ON_SPARK = {"uint8": "int16"}
 
@@ -39,17 +43,21 @@ class OutputColumn:
     type: str
     #: Index in the output's row, for "columns".
     element: int = 0
+    #: One of SCALES.
+    scale: str = ""
 
     def values(self, output: Tensor) -> Tensor:
         """The column's values, shape (rows, ...), from an output of shape (rows, ...)."""
         if self.kind in ("plain", "vector", "array"):
-            return output
+            return output > 0 if self.type == "bool" and self.scale == "logit" else output
         flat = output.reshape(len(output), -1)
         if self.kind == "columns":
             return flat[:, self.element]
-        if flat.shape[1] == 1:  # a single logit belongs to the second of two classes
-            flat = torch.cat([torch.zeros_like(flat), flat], dim=1)
-        return flat.argmax(dim=1) if self.kind == "argmax" else torch.softmax(flat, dim=1)
+        if flat.shape[1] == 1:  # of the second of two classes
+            flat = torch.cat([1 - flat if self.scale == "probability" else torch.zeros_like(flat), flat], dim=1)
+        if self.kind == "argmax":
+            return flat.argmax(dim=1)
+        return flat if self.scale == "probability" else torch.softmax(flat, dim=1)
 
 
 def plan(
@@ -59,6 +67,7 @@ def plan(
     shapes: Sequence[Sequence[int]] | None,
     kinds: Sequence[str] | None,
     on_spark: bool,
+    scales: Sequence[str] = (),
 ) -> tuple[OutputColumn, ...]:
     """The columns, in order.
 
@@ -69,6 +78,7 @@ def plan(
         shapes: of one row of each output, if known.
         kinds: one of KINDS for each name; None for plain ones.
         on_spark: classes are float64, as Spark ML's evaluators expect, instead of int64.
+        scales: one of SCALES for each output; () if they are not known.
 
     Raises:
         ValueError: the counts differ, or the shape that "columns" needs is unknown; all problems at once.
@@ -103,7 +113,8 @@ def plan(
             "probability": VECTOR,
             "argmax": "float64" if on_spark else "int64",
         }
-        found.append(OutputColumn(name, output, kind, type_of_kind[kind]))
+        scale = scales[output] if scales else ""
+        found.append(OutputColumn(name, output, kind, type_of_kind[kind], scale=scale))
     return tuple(found)
 
 

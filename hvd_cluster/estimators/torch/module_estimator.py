@@ -22,6 +22,7 @@ from hvd_cluster.estimators.torch.made_model import MadeModel, is_lazy
 from hvd_cluster.estimators.torch.model import TorchModel
 from hvd_cluster.estimators.torch.model_pickling import copied, make_picklable, module_on_cpu, unpicklable_text
 from hvd_cluster.estimators.torch.optimizer_state import OptimizerState
+from hvd_cluster.estimators.torch.output_scales import output_scales
 from hvd_cluster.estimators.torch.probe import ProbeResult, has_fixed_rows, scoring_text, with_rows
 from hvd_cluster.estimators.torch.strategies.checks import wrong_sharding
 from hvd_cluster.estimators.torch.train_state import TrainState
@@ -254,9 +255,9 @@ class ModuleEstimator(DistributedEstimator):
         made = spec.model.made if isinstance(spec.model, MadeModel) else None
         trained = TrainState(model, optimizer, made=made)
         trained.load(state["model"], state["optimizer"], shards_of(spec.store, spec.run_id, state))
-        arguments = self._get_model_kwargs(
-            model.eval(), results[0].history, optimizer, spec.run_id, self._metadata_of(spec)
-        )
+        scales = output_scales(model, self._objective().losses, len(spec.output_shapes))
+        metadata = {**self._metadata_of(spec), "output_scales": scales}
+        arguments = self._get_model_kwargs(model.eval(), results[0].history, optimizer, spec.run_id, metadata)
         if isinstance(spec.model, MadeModel):
             arguments["model_factory"] = spec.model
         return self.get_model_class()(**arguments)

@@ -583,6 +583,26 @@ def test_a_sequential_model_gets_a_column_in_the_shape_of_its_input(driver, fram
     assert driver(fn, frame) < 1e-5
 
 
+def test_the_class_of_a_sigmoid_is_chosen_above_one_half(driver, frame):
+    fit = estimator
+
+    def fn(workers, frame):
+        import keras
+
+        frame = frame.assign(y=(frame["y"] > 1).astype("float32"))
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1, "sigmoid")])
+        model.compile(keras.optimizers.Adam(0.1), "binary_crossentropy")
+        fitted = fit(workers(1), model=model, feature_cols=["x"], epochs=4).fit(frame)
+        columns = {"output_cols": ["p", "guess"], "output_kinds": ["probability", "argmax"]}
+        scored = fitted.copy({getattr(fitted, name): value for name, value in columns.items()}).transform(frame)
+        above = [float(row[1]) > 0.5 for row in scored["p"]]
+        return [above == (scored["guess"] == 1).tolist(), float((scored["guess"] == frame["y"]).mean())]
+
+    is_above, accuracy = driver(fn, frame)
+    assert is_above
+    assert accuracy > 0.9
+
+
 def test_mistakes_are_named_before_anything_starts(driver, frame):
     fit, build = estimator, dense
 

@@ -4,10 +4,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
+import torch.nn.functional as F
 
 from hvd_cluster.data.schema import Kind
 from hvd_cluster.estimators import TorchModel
 from hvd_cluster.estimators.scoring.output_columns import ARRAY, VECTOR, output_type, plan
+from hvd_cluster.estimators.torch.output_scales import output_scales
 
 LOGITS = [[0.0, 1.0, 3.0], [2.0, 1.0, 0.0]]
 TABLE = pa.table({"x": LOGITS})
@@ -49,6 +51,37 @@ def test_a_single_logit_belongs_to_the_second_of_two_classes():
     scored = model(**given).transform(table)
     assert scored["guess"].to_pylist() == [1, 0]
     assert np.array(scored["p"].to_pylist())[:, 1] == pytest.approx(1 / (1 + np.exp([-2.0, 1.0])), abs=1e-6)
+
+
+def test_probabilities_are_kept_and_chosen_above_one_half():
+    def column(kind, scale, type_="float64"):
+        return plan(["p"], 1, [type_], [(1,)], [kind], on_spark=False, scales=[scale])[0]
+
+    output = torch.tensor([[0.1], [0.4], [0.7]])
+    assert column("argmax", "probability").values(output).tolist() == [0, 0, 1]
+    assert column("argmax", "logit").values(output).tolist() == [1, 1, 1]
+    assert torch.equal(column("probability", "probability").values(output), torch.cat([1 - output, output], dim=1))
+    assert column("plain", "logit", "bool").values(torch.tensor([[0.2], [-0.2]])).tolist() == [[True], [False]]
+    rows = torch.tensor([[0.2, 0.5, 0.3]])
+    whole = plan(["p"], 1, [VECTOR], [(3,)], ["probability"], on_spark=False, scales=["probability"])[0]
+    assert torch.equal(whole.values(rows), rows)
+
+
+@pytest.mark.parametrize(
+    ("last", "loss", "scales"),
+    [
+        ([torch.nn.Sigmoid()], lambda output, label: ((output - label) ** 2).mean(), ("probability",)),
+        ([torch.nn.Flatten(0), torch.nn.Sigmoid()], F.binary_cross_entropy, ("probability",)),
+        ([], torch.nn.BCELoss(), ("probability",)),
+        ([], F.binary_cross_entropy_with_logits, ("logit",)),
+        ([], torch.nn.CrossEntropyLoss(), ("logit",)),
+        ([], F.mse_loss, ("",)),
+    ],
+)
+def test_a_torch_classifier_says_what_its_numbers_are(last, loss, scales):
+    net = torch.nn.Sequential(torch.nn.Linear(2, 1), *last)
+    assert output_scales(net, [loss], 1) == scales
+    assert output_scales(net, [], 2) == ("", "")
 
 
 def test_classes_are_float64_on_spark_and_int64_elsewhere():

@@ -108,6 +108,15 @@ def test_the_store_keeps_the_run_and_not_the_data(frame, one_worker, tmp_path):
     assert left == ["runs/mine/checkpoint"]
 
 
+def test_a_bool_label_is_predicted_where_the_logit_is_positive(frame, one_worker):
+    data = frame.assign(y=frame["y"] > 1)
+    model = estimator(one_worker, loss=F.binary_cross_entropy_with_logits, epochs=4).fit(data)
+    logits = model.setOutputCols(["o", "guess"]).setOutputKinds(["array", "argmax"]).transform(data)
+    plain = model.copy().setOutputCols(["o"]).setOutputKinds(["plain"]).transform(data)["o"]
+    assert plain.tolist() == [row[0] > 0 for row in logits["o"]] == (logits["guess"] == 1).tolist()
+    assert any(0 < row[0] < 0.5 for row in logits["o"])
+
+
 def test_without_feature_cols_all_others_are_features(frame, one_worker):
     data = frame[["x", "y", "w", "v"]]
     model = estimator(one_worker, feature_cols=None, sample_weight_col="w", validation="v").fit(data)

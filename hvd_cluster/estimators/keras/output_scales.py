@@ -1,0 +1,39 @@
+"""Whether a Keras model returns probabilities or logits, by its losses or its last layers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hvd_cluster.estimators.keras.structure import flat
+
+
+def output_scales(model: Any, loss: Any, count: int, keys: Sequence[str] | None) -> tuple[str, ...]:
+    """One of :data:`~hvd_cluster.estimators.scoring.output_columns.SCALES` for each output.
+
+    Args:
+        model: the fitted model.
+        loss: as ``compile`` takes it.
+        count: the number of outputs.
+        keys: their names in order, if the model returns a dict.
+    """
+    losses = flat(loss, keys) if isinstance(loss, (list, tuple, Mapping)) else [loss] * count
+    known = getattr(getattr(model, "_functional", model), "_outputs_struct", None)
+    layers = [tensor._keras_history.operation for tensor in flat([] if known is None else known, keys)]
+    if len(losses) != count:
+        losses = [None] * count
+    if len(layers) != count:
+        layers = [None] * count
+    return tuple(_by_loss(loss) or _by_layer(layer) for loss, layer in zip(losses, layers, strict=True))
+
+
+def _by_loss(loss: Any) -> str:
+    if isinstance(loss, str) or (callable(loss) and hasattr(loss, "__name__")):
+        name = loss if isinstance(loss, str) else loss.__name__
+        return "probability" if "crossentropy" in name.replace("_", "").lower() else ""
+    return {True: "logit", False: "probability", None: ""}[getattr(loss, "from_logits", None)]
+
+
+def _by_layer(layer: Any) -> str:
+    names = {type(layer).__name__.lower(), getattr(getattr(layer, "activation", None), "__name__", "")}
+    return "probability" if names & {"sigmoid", "hard_sigmoid", "softmax"} else ""

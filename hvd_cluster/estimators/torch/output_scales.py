@@ -1,0 +1,36 @@
+"""Whether a module returns probabilities or logits, by its losses or its last layer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch.nn.functional as F
+from torch import nn
+
+_PROBABILITY = ((nn.BCELoss,), (F.binary_cross_entropy,))
+_LOGIT = ((nn.BCEWithLogitsLoss, nn.CrossEntropyLoss), (F.binary_cross_entropy_with_logits, F.cross_entropy))
+
+
+def output_scales(model: nn.Module, losses: Sequence[Any], count: int) -> tuple[str, ...]:
+    """One of :data:`~hvd_cluster.estimators.scoring.output_columns.SCALES` for each output.
+
+    Args:
+        model: the fitted module.
+        losses: one for each output, or none.
+        count: the number of outputs.
+    """
+    scales = [_scale_of(loss) for loss in losses] if len(losses) == count else [""] * count
+    last = model
+    while isinstance(last, nn.Sequential) and len(last):
+        last = last[-1]
+    if scales == [""] and isinstance(last, (nn.Sigmoid, nn.Softmax)):
+        return ("probability",)
+    return tuple(scales)
+
+
+def _scale_of(loss: Any) -> str:
+    for scale, (classes, functions) in (("probability", _PROBABILITY), ("logit", _LOGIT)):
+        if isinstance(loss, classes) or loss in functions:
+            return scale
+    return ""
