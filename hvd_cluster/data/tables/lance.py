@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import functools
 import zlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hvd_cluster.data.filters import RowFilter
@@ -37,21 +38,76 @@ def at(
         storage_options: arguments for fsspec's filesystem, or options of lance.
     """
     options = object_store.options_of(storage_options)
-    number = int(version) if isinstance(version, str) and version.isdecimal() else version
-    # Lance takes times as local ones.
-    asof = None if moment is None else moment.astimezone().replace(tzinfo=None)
+    number = _number(version)
     try:
-        dataset = _library().dataset(url, version=number, asof=asof, storage_options=options)
+        dataset = _library().dataset(url, version=number, asof=_local(moment), storage_options=options)
     except (OSError, ValueError) as error:
-        which = "" if version is None and moment is None else f" as of {moment or f'version {version}'}"
-        raise DataError(f"cannot open the Lance table in {url!r}{which}: {error}") from error
-    return LanceTable(dataset, options)
+        raise _unopened(url, version, moment, error) from error
+    return LanceTable(_in_its_branch(dataset, options) if isinstance(number, str) else dataset, options)
 
 
 def of_object(dataset: Any, version: int | str | None, moment: dt.datetime | None) -> LanceTable:
-    """What a ``lance.LanceDataset`` has loaded, or another version of it."""
-    number = dataset.version if version is None and moment is None else version
-    return at(dataset.uri, number, moment, dataset.initial_storage_options)
+    """What a ``lance.LanceDataset`` has loaded, or another version of its branch."""
+    options = object_store.options_of(dataset.initial_storage_options)
+    try:
+        number = _number(version) if moment is None else _version_at(dataset, moment)
+        loaded = dataset if number is None else dataset.checkout_version(number)
+    except (OSError, ValueError) as error:
+        raise _unopened(dataset.uri, version, moment, error) from error
+    return LanceTable(_in_its_branch(loaded, options), options)
+
+
+def _number(version: int | str | None) -> int | str | None:
+    """The number of a version, or its tag."""
+    return int(version) if isinstance(version, str) and version.isdecimal() else version
+
+
+def _local(moment: dt.datetime | None) -> dt.datetime | None:
+    """A time as Lance takes and returns it."""
+    return None if moment is None else moment.astimezone().replace(tzinfo=None)
+
+
+def _version_at(dataset: Any, moment: dt.datetime) -> int:
+    """The number of the version of a data set's branch at a time."""
+    local = _local(moment)
+    numbers: list[int] = [one["version"] for one in dataset.versions() if one["timestamp"] < local]
+    if not numbers:
+        raise ValueError("its first version is newer")
+    return max(numbers)
+
+
+def _unopened(url: str, version: int | str | None, moment: dt.datetime | None, why: object) -> DataError:
+    which = "" if version is None and moment is None else f" as of {moment or f'version {version}'}"
+    return DataError(f"cannot open the Lance table in {url!r}{which}: {why}")
+
+
+def _in_its_branch(dataset: Any, options: Mapping[str, str] | None) -> Any:
+    """The same version, opened by the URL of its branch, so that ``uri`` and ``version`` identify it.
+
+    A tag and ``checkout_version`` open versions of any branch, but leave ``uri`` as it was, and each branch counts its
+    versions for itself.
+    """
+    wanted = _content(dataset)
+    for url in _urls_of_branches(dataset):
+        with contextlib.suppress(OSError, ValueError):  # the branch has no version of this number
+            found = _library().dataset(url, version=dataset.version, storage_options=options)
+            if _content(found) == wanted:
+                return found
+    raise _unopened(dataset.uri, dataset.version, None, "it was removed, or its branch was: load another version")
+
+
+def _urls_of_branches(dataset: Any) -> Iterator[str]:
+    """Where a data set's branch may be: its own URL, the table's, and those of all branches."""
+    yield dataset.uri
+    names = list(dataset.branches.list())
+    root = dataset.uri.rstrip("/")
+    root = next((root.removesuffix(f"/tree/{name}") for name in names if root.endswith(f"/tree/{name}")), root)
+    yield from (root, *(f"{root}/tree/{name}" for name in names))
+
+
+def _content(dataset: Any) -> tuple[Any, list[list[Any]]]:
+    """The stored columns, and the files of each fragment."""
+    return dataset.lance_schema.to_pyarrow(), [_files(one) for one in dataset.get_fragments()]
 
 
 def _library() -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import pickle
 import shutil
 import time
 from pathlib import Path
@@ -63,6 +64,36 @@ def test_an_earlier_version_is_read_by_number_tag_and_time(tmp_path: Path) -> No
     assert ids(tmp_path / "t", size=1) == [*range(20)]
     with pytest.raises(DataError, match="version 9"):
         open_table(tmp_path / "t", version=9)
+
+
+def test_versions_of_branches_are_read_through_objects_tags_and_urls(tmp_path: Path) -> None:
+    root = write(tmp_path / "t", numbers(0, 10))
+    branch = root.create_branch("dev/b")
+    time.sleep(0.05)
+    between = dt.datetime.now(dt.timezone.utc)
+    branch.insert(numbers(100, 105))
+    branch.delete("id = 3")
+    for _ in range(2):
+        root = write(tmp_path / "t", numbers(10, 12), mode="append")
+    root.tags.create("tagged", ("dev/b", 2))
+    first, second = [*range(10)], [*range(10), *range(100, 105)]
+    newest = [i for i in second if i != 3]
+    loaded = root.checkout_version(("dev/b", None))
+    assert ids(loaded) == ids(branch) == ids(pickle.loads(pickle.dumps(open_table(loaded)))) == newest
+    assert ids(branch.checkout_version(("main", None))) == ids(root) == [*first, 10, 10, 11, 11]
+    for table in (loaded, branch):
+        assert ids(open_table(table, version=1)) == ids(open_table(table, as_of=between)) == first
+        assert ids(open_table(table, version=2)) == second
+        with pytest.raises(DataError, match="version 9"):
+            open_table(table, version=9)
+        with pytest.raises(DataError, match="its first version is newer"):
+            open_table(table, as_of="2020-01-01")
+    for source in (tmp_path / "t", root, loaded):
+        assert ids(open_table(source, version="tagged")) == second
+    assert ids(open_table(tmp_path / "t" / "tree" / "dev" / "b")) == newest
+    shutil.rmtree(tmp_path / "t" / "tree")
+    with pytest.raises(DataError, match="version 3: it was removed, or its branch was"):
+        open_table(loaded)
 
 
 def test_renamed_added_and_dropped_columns(tmp_path: Path) -> None:
