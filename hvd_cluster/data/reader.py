@@ -170,7 +170,7 @@ class ParquetReader(IterableDataset[dict[str, Any]]):
             texts=opened.texts - raw,
             snapshot=opened.split.snapshot,
         )
-        self._filesystem, self._split = opened.reader.filesystem, opened.split
+        self._fragments, self._split = opened.reader, opened.split
         self._footers, self._input = opened.footers, opened.schema
         rows = RowGroupReader(tables, opened.schema, rules)
         self._blocks: BlockReader | RawBlockReader = BlockReader(
@@ -378,7 +378,7 @@ class ParquetReader(IterableDataset[dict[str, Any]]):
     @functools.cached_property
     def _fingerprint(self) -> dict[str, Any]:
         """What must not have changed when a position is taken up again."""
-        return fingerprint(self._epochs.planner, self._filesystem)
+        return fingerprint(self._epochs.planner, self._fragments)
 
     @functools.cached_property
     def _epochs(self) -> EpochIterator:

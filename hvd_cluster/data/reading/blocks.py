@@ -50,7 +50,7 @@ class BlockReader:
         first = RowRange(self._split.row_groups[0], 0, 1)
         place = first.row_group.place
         if self._transform is not None:
-            table = self._reader.table([first])
+            table = self._reader.table([first]).take([0])  # a copy: the function may write to it
             _, output = row_transform.apply(self._transform, table, self._input, None, place, decode=self._decode)
             return output
         values = self._reader.columns([first])

@@ -13,6 +13,7 @@ from hvd_cluster.data.dataset import Split
 from hvd_cluster.data.files.retry import retried
 from hvd_cluster.data.reading import shards
 from hvd_cluster.data.reading.shards import Remainder, ShardPlan
+from hvd_cluster.data.tables.table_source import FragmentReader
 from hvd_cluster.errors import DataError
 
 
@@ -86,7 +87,7 @@ _NUM_THREADS = 8
 _OF_FILES = ("files_crc", "times_crc")
 
 
-def fingerprint(planner: Planner, filesystem: Any) -> dict[str, Any]:
+def fingerprint(planner: Planner, reader: FragmentReader) -> dict[str, Any]:
     """What must not change between saving and loading a position, as plain values.
 
     ``files_crc`` stands for the names of the files below the folder that they share, their sizes and their last 64 KiB;
@@ -95,17 +96,17 @@ def fingerprint(planner: Planner, filesystem: Any) -> dict[str, Any]:
 
     Args:
         planner: its split holds the rows.
-        filesystem: the ``pyarrow.fs.FileSystem`` with the files; None if the rows are in none.
+        reader: says which files hold the rows.
     """
     split = planner.split
     snapshot = split.snapshot
     cuts = ",".join(f"{group.rows}" for group in split.row_groups)
     paths = sorted({group.path for group in split.row_groups})
-    looked_at = paths if filesystem is not None and snapshot is None else []
+    places = {path: file for path in paths if snapshot is None and (file := reader.file(path)) is not None}
     with ThreadPoolExecutor(_NUM_THREADS) as pool:
-        found = list(pool.map(lambda path: _of_file(filesystem, path), looked_at))
+        found = list(pool.map(lambda file: _of_file(*file), places.values()))
     shared = _folder(paths)
-    files = [(path[len(shared) :], size, tail) for path, (size, tail, _) in zip(looked_at, found, strict=True)]
+    files = [(path[len(shared) :], size, tail) for path, (size, tail, _) in zip(places, found, strict=True)]
     return {
         "seed": planner.seed,
         "shuffle": planner.shuffle,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pickle
 import zlib
-from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from hvd_cluster.data.cache import source_of
@@ -13,7 +14,7 @@ from hvd_cluster.data.filters import RowFilter, Statistics
 from hvd_cluster.data.optional import load_pyarrow
 from hvd_cluster.data.reading.footers import memory_bytes, row_group_bytes
 from hvd_cluster.data.reading.hive import Partition
-from hvd_cluster.data.reading.parquet_files import leaves_of, statistics_of
+from hvd_cluster.data.reading.parquet_files import NUM_THREADS, leaves_of, require_plain, statistics_of
 from hvd_cluster.data.row_group import RowGroup
 from hvd_cluster.data.tables.table_source import FragmentReader, TableSource
 from hvd_cluster.errors import DataError
@@ -47,9 +48,9 @@ class ArrowFragments(FragmentReader):
     def __setstate__(self, state: dict[str, Any]) -> None:
         ArrowFragments.__init__(self, **state)
 
-    @property
-    def filesystem(self) -> Any:
-        return getattr(self._dataset, "filesystem", None)
+    def file(self, path: str) -> tuple[Any, str]:
+        fragment = self.fragments[path]  # a union's are in several filesystems, and one listed twice has two names
+        return fragment.filesystem, fragment.path
 
     def read(
         self, fragments: Sequence[RowGroup], names: Sequence[str], texts: Collection[str]
@@ -74,8 +75,11 @@ class ArrowFragments(FragmentReader):
             settings = str(zlib.crc32(pickle.dumps(fragment.format)))  # how it is parsed
         else:  # pickled, a set would depend on the process
             settings = f"{sorted(options.dictionary_columns)} {options.coerce_int96_timestamp_unit}"
-        file = source_of(fragment.filesystem, fragment.path)
+        file = source_of(*self.file(path))
         return f"{file} {settings} {fragment.partition_expression} {self._dataset.schema.remove_metadata()}"
+
+    def shares_memory(self, path: str) -> bool:
+        return not is_parquet(self.fragments[path])  # Arrow's own format may be mapped into memory
 
 
 def is_parquet(fragment: Any) -> bool:
@@ -87,7 +91,8 @@ class ArrowDataset(TableSource):
     """A ``pyarrow.dataset.Dataset``.
 
     Raises:
-        DataError: it has a filter or columns of its own, or its rows are in this process's memory.
+        DataError: it has a filter or columns of its own, its rows are in this process's memory, or its files belong to
+            a Delta, Iceberg, Hudi or Lance table.
     """
 
     def __init__(self, dataset: Any) -> None:
@@ -103,6 +108,7 @@ class ArrowDataset(TableSource):
         self.name = f"the pyarrow data set of {first!r}"
         if not all(hasattr(fragment, "path") for fragment in self._reader.fragments.values()):
             raise DataError("the pyarrow data set holds rows in memory: give the pyarrow.Table itself, or write files")
+        _require_plain(map(self._reader.file, self._reader.fragments))
         self._footers: dict[str, Any] = {}
 
     @property
@@ -151,3 +157,19 @@ class ArrowDataset(TableSource):
         """The columns that the names of the fragment's folders give."""
         keys = load_pyarrow("pyarrow.dataset").get_partition_keys(fragment.partition_expression)
         return tuple(keys.items())
+
+
+def _require_plain(files: Iterable[tuple[Any, str]]) -> None:
+    """Refuse files whose folders belong to tables that list their live files elsewhere.
+
+    deltalake makes data sets of the live files, in a filesystem of its own that shows the log beside them.
+    """
+    folders = {
+        (filesystem.type_name, path.rpartition("/")[0]): filesystem
+        for filesystem, path in files
+        if not type(getattr(filesystem, "handler", None)).__module__.startswith("deltalake.")
+    }
+    checked: dict[str, set[str]] = defaultdict(set)
+    with ThreadPoolExecutor(NUM_THREADS) as pool:  # object stores are far away
+        for _ in pool.map(lambda one: require_plain(one[1], one[0][1], (), checked[one[0][0]]), folders.items()):
+            pass

@@ -53,7 +53,11 @@ class ParquetFragments(FragmentReader):
 
     @property
     def filesystem(self) -> Any:
+        """The ``pyarrow.fs.FileSystem`` with the files."""
         return as_filesystem(self._place)
+
+    def file(self, path: str) -> tuple[Any, str]:
+        return self.filesystem, path
 
     def read(
         self, fragments: Sequence[RowGroup], names: Sequence[str], texts: Collection[str]

@@ -121,7 +121,7 @@ class SnapshotFiles(ParquetTable):
         self.name = str(snapshot)
         self.arrow_schema = arrow_schema
         self.snapshot: Snapshot = snapshot
-        self.reader = ParquetFragments(place, {one.name: one.type for one in arrow_schema})
+        self.reader: ParquetFragments = ParquetFragments(place, {one.name: one.type for one in arrow_schema})
         self.footers = {}
         self._listed = list(files)
         self._fields = fields

@@ -60,9 +60,8 @@ class FragmentReader(ABC):
     #: Whether a process may read that was forked from one which has read.
     can_fork = True
 
-    @property
-    def filesystem(self) -> Any:
-        """The ``pyarrow.fs.FileSystem`` in which the paths of fragments are files; None if they are not."""
+    def file(self, path: str) -> tuple[Any, str] | None:
+        """The file of a fragment's path: its ``pyarrow.fs.FileSystem`` and its path there; None if it is not one."""
         return None
 
     @abstractmethod

@@ -45,9 +45,9 @@ def address_of(chosen: TableColumns, options: Mapping[str, Any]) -> str:
     table = chosen.table
     if table.snapshot is not None:
         return content_address.of_text(table.snapshot.key, options)
-    if table.reader.filesystem is None:  # nothing says whether the rows have changed
-        return uuid.uuid4().hex
     paths = dict.fromkeys(group.path for group in chosen.row_groups)
+    if any(table.reader.file(path) is None for path in paths):  # nothing says whether the rows have changed
+        return uuid.uuid4().hex
     with ThreadPoolExecutor(NUM_THREADS) as pool:  # object stores are far away
         sources = list(pool.map(table.reader.source, paths))
     types = [f"{name}: {table.arrow_schema.field(name).type}" for name in chosen.schema.names]

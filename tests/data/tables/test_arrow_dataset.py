@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import pickle
 from pathlib import Path
+from typing import Any
 
+import deltalake
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as csv
 import pyarrow.dataset as ds
+import pyarrow.fs
 import pyarrow.parquet as pq
 import pytest
 from table_rows import expected, rows_read
@@ -93,6 +96,63 @@ def test_a_reader_resumes_in_a_data_set(tmp_path: Path) -> None:
     pq.write_table(pa.table({"id": [1], "x": [1.0]}), next((tmp_path / "data" / "k=0").iterdir()))
     with pytest.raises(DataError):
         ParquetReader(dataset, ["id"], batch_size=4, seed=5).load_state_dict(reader.state_dict())
+
+
+def test_a_state_notices_other_values_in_any_file_of_a_union_and_of_files_listed_twice(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        pq.write_table(pa.table({"id": [1, 2, 3]}), tmp_path / name / "1.parquet")
+    union = ds.dataset([ds.dataset(tmp_path / "a"), ds.dataset(tmp_path / "b")])
+    twice = ds.dataset([str(tmp_path / "b" / "1.parquet")] * 2)
+    states = [ParquetReader(dataset, batch_size=2).state_dict() for dataset in (union, twice)]
+    for dataset, state in zip((union, twice), states, strict=True):
+        ParquetReader(dataset, batch_size=2).load_state_dict(state)
+    pq.write_table(pa.table({"id": [4, 5, 6]}), tmp_path / "b" / "1.parquet")
+    for dataset, state in zip((union, twice), states, strict=True):
+        with pytest.raises(DataError, match="files_crc was"):
+            ParquetReader(dataset, batch_size=2).load_state_dict(state)
+    pq.write_table(pa.table({"id": [1, 2, 3]}), tmp_path / "b" / "1.parquet")
+    options: dict[str, Any] = {"columns": ["id"], "in_place": False, "reuse": True}
+    copies = [materialize(union, tmp_path / "store", **options).train.row_groups for _ in range(2)]
+    assert copies[0] == copies[1], "unchanged files are not copied again"
+
+
+@pytest.mark.parametrize("file_format", ["feather", "parquet"])
+def test_files_that_are_mapped_into_memory_are_never_written_to(tmp_path: Path, file_format: str) -> None:
+    lists = pa.FixedSizeListArray.from_arrays(pa.array(np.arange(8.0)), 2)
+    table = pa.table({"y": np.arange(4.0), "l": lists})
+    if file_format == "parquet":
+        pq.write_table(table, tmp_path / "1", compression="NONE", use_dictionary=False)
+    else:
+        ds.write_dataset(table, tmp_path, format=file_format)
+    dataset = ds.dataset(tmp_path, format=file_format, filesystem=pyarrow.fs.LocalFileSystem(use_mmap=True))
+
+    def add(row: dict[str, Any]) -> dict[str, Any]:
+        row["l"] += 1
+        return row
+
+    for _ in range(2):
+        (batch,) = ParquetReader(dataset, batch_size=4, shuffle=False)
+        assert [tensor.add_(1).sum() for tensor in batch.values()] == [10, 36]
+        (batch,) = ParquetReader(dataset, batch_size=4, shuffle=False, transformation_fn=add)
+        assert batch["l"].sum() == 36
+
+
+@pytest.mark.parametrize("table_format", ["Delta", "Lance"])
+def test_files_of_a_table_that_also_hold_deleted_rows_are_refused(tmp_path: Path, table_format: str) -> None:
+    path = tmp_path / "t"
+    ids = pa.table({"id": [*range(10)], "k": [0, 1] * 5})
+    deltalake.write_deltalake(path, ids, partition_by=["k"])
+    deltalake.DeltaTable(path).delete("id >= 5")
+    live = deltalake.DeltaTable(path).to_pyarrow_dataset()
+    assert rows_read(live, ["id"]) == expected([{"id": i} for i in range(5)], ["id"])
+    if table_format == "Lance":  # a folder of its own in the table stands for the format
+        (path / "_delta_log").rename(path / "_versions")
+    files = ds.dataset(path, format="parquet", exclude_invalid_files=True)
+    (file, *_) = files.files
+    for dataset in (files, ds.dataset(file), ds.dataset([ds.dataset(file), files])):
+        with pytest.raises(DataError, match=f"belongs to the {table_format} table in '{path}'"):
+            open_table(dataset)
 
 
 def test_rows_in_memory_are_refused_with_what_to_give_instead() -> None:
