@@ -35,11 +35,11 @@ def to_numpy(array: pa.Array, column: Column) -> npt.NDArray[Any]:
     Raises:
         DataError: there are nulls, lists of unequal length, or numbers that do not fit; the text names the column.
     """
-    if array.null_count:
-        raise DataError(nulls_text(column.name, array.null_count))
     types = load_pyarrow("pyarrow.types")
     if types.is_dictionary(array.type):
-        array = array.dictionary_decode()
+        array = array.dictionary_decode()  # before nulls are counted: the distinct values may hold one
+    if array.null_count:
+        raise DataError(nulls_text(column.name, array.null_count))
     if column.kind is Kind.VECTOR and types.is_struct(array.type):
         matrix = _converted(dense(array, column), column)
         return matrix if UNKNOWN in column.shape else matrix.reshape((len(array), *column.shape))

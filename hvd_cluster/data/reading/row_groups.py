@@ -138,6 +138,9 @@ class RowGroupTables:
         missing = [name for name in stored if name not in table.column_names]
         if missing:
             raise DataError(f"{path} lacks the columns {missing}")
+        for index, column in enumerate(table.columns):
+            if _hides_nulls(column):
+                table = table.set_column(index, table.column_names[index], _with_null_rows(column))
         if constants or self._types:
             columns = [
                 self._constant(constants[name], sum(rows), name, path)
@@ -149,11 +152,36 @@ class RowGroupTables:
         return (table if table.column_names == list(names) else table.select(names)), rows
 
     def _typed(self, array: Any, name: str, path: str) -> Any:
-        return as_type(array, self._types[name], name, path) if name in self._types else array
+        return self._encoded(as_type(array, self._types[name], name, path), name) if name in self._types else array
 
     def _constant(self, value: Any, rows: int, name: str, path: str) -> Any:
         """A column that has one value, in the type and layout that it has in files which hold it."""
         pyarrow = load_pyarrow()
-        array = self._typed(pyarrow.chunked_array([pyarrow.repeat(pyarrow.scalar(value), rows)]), name, path)
+        array = pyarrow.chunked_array([pyarrow.repeat(pyarrow.scalar(value), rows)])
+        return self._encoded(self._typed(array, name, path), name)
+
+    def _encoded(self, array: Any, name: str) -> Any:
+        """A column as dictionaries, if it is one that files of another type give so."""
         is_encoded = name in self._texts or is_text_dictionary(self._types.get(name))
-        return array.dictionary_encode() if is_encoded else array
+        return array.dictionary_encode() if is_encoded else array  # does nothing to dictionaries
+
+
+def _hides_nulls(array: Any) -> bool:
+    """Whether the distinct values of a ``pyarrow.ChunkedArray`` hold a null, which ``null_count`` does not count."""
+    is_dictionary = load_pyarrow("pyarrow.types").is_dictionary(array.type)
+    return is_dictionary and any(chunk.dictionary.null_count for chunk in array.chunks)
+
+
+def _with_null_rows(array: Any) -> Any:
+    """Dictionaries with null indices where the distinct value is null."""
+    pyarrow, compute = load_pyarrow(), load_pyarrow("pyarrow.compute")
+    missing = pyarrow.scalar(None, array.type.index_type)
+    chunks = [
+        pyarrow.DictionaryArray.from_arrays(
+            compute.if_else(chunk.dictionary.is_valid().take(chunk.indices), chunk.indices, missing),
+            chunk.dictionary,
+            ordered=array.type.ordered,
+        )
+        for chunk in array.chunks
+    ]
+    return pyarrow.chunked_array(chunks, type=array.type)

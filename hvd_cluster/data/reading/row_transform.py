@@ -177,22 +177,26 @@ def as_array(value: Any) -> npt.NDArray[Any]:
 
 
 def as_dtype(values: npt.NDArray[Any], dtype: Any) -> npt.NDArray[Any] | None:
-    """Numbers in another dtype; None if it is one of integers and has not the range for them. Fractions are cut off."""
-    if np.can_cast(values.dtype, dtype) or np.dtype(dtype).kind not in "iu":
+    """Numbers in another dtype; None if they are out of its range. Fractions are cut off for integers."""
+    if np.can_cast(values.dtype, dtype) or np.dtype(dtype).kind not in "iuf":
         return values.astype(dtype, copy=False)
-    with np.errstate(invalid="ignore"):
+    with np.errstate(invalid="ignore", over="ignore"):
         found = values.astype(dtype)
+    if found.dtype.kind == "f":
+        overflows = values.dtype.kind in "iuf" and not np.array_equal(np.isinf(found), np.isinf(values))
+        return None if overflows else found
     whole = np.trunc(values) if values.dtype.kind == "f" else values
     return found if np.array_equal(found, whole) else None
 
 
 def in_dtype_of_first(value: npt.NDArray[Any], column: Column, function: str, where: str) -> npt.NDArray[Any]:
-    """What a user's function returned in the dtype of the first row, which must hold it if it is an integer."""
+    """What a user's function returned in the dtype of the first row, whose range must hold it."""
     found = as_dtype(value, column.dtype)
     if found is None:
+        what, remedy = ("a number", "") if np.dtype(column.dtype).kind == "f" else ("an integer", ", at most int64")
         raise DataError(
-            f"{function} returned an integer in column {column.name!r} for {where} that {column.dtype}, the dtype of "
-            "the first row, cannot hold: return one dtype for all rows, at most int64"
+            f"{function} returned {what} in column {column.name!r} for {where} that {column.dtype}, the dtype of "
+            f"the first row, cannot hold: return one dtype for all rows{remedy}"
         )
     return found
 

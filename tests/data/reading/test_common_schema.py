@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from hvd_cluster.data.materializing import materialize
+from hvd_cluster.data.preprocessing import Preprocess
 from hvd_cluster.data.reader import ParquetReader
 from hvd_cluster.data.reading.common_schema import common_type
 from hvd_cluster.errors import DataError
@@ -154,6 +155,34 @@ def test_text_of_two_layouts_is_decoded(tmp_path: Path) -> None:
         pq.write_table(pa.table({"x": column}), tmp_path / f"{name}.parquet")
     read = ParquetReader(str(tmp_path), batch_size=2, shuffle=False, decode={"x": lambda text: float(ord(text))})
     assert next(iter(read))["x"].tolist() == [97.0, 98.0]
+
+
+def test_bytes_of_several_layouts_are_decoded_transformed_and_preprocessed_together(tmp_path: Path) -> None:
+    columns = [
+        pa.array([b"abc"]),
+        pa.array([b"def"], pa.binary(3)),
+        pa.array([b"ghi"], pa.large_binary()),
+        pa.nulls(1),
+        pa.array([b"jkl"]).dictionary_encode(),
+    ]
+    for name, column in enumerate(columns):
+        pq.write_table(pa.table({"x": column}), tmp_path / f"{name}.parquet")
+
+    def first(value: bytes | None) -> int:
+        return 0 if value is None else value[0]
+
+    def preprocess(raw: dict[str, Any]) -> dict[str, Any]:
+        return {"first": np.array([first(value) for value in raw["x"]])}
+
+    options: dict[str, Any] = {"batch_size": 5, "shuffle": False, "remainder": "partial"}
+    for read in (
+        ParquetReader(str(tmp_path), decode={"x": first}, drop_nulls=True, **options),
+        ParquetReader(str(tmp_path), decode={"x": first}, drop_nulls=True, filters=[("x", "!=", b"zzz")], **options),
+        ParquetReader(str(tmp_path), transformation_fn=lambda row: {"x": row["x"][0]}, drop_nulls=True, **options),
+    ):
+        assert next(iter(read))["x"].tolist() == [97, 100, 103, 106]
+    (batch,) = ParquetReader(str(tmp_path), preprocess=Preprocess(fn=preprocess, columns=("x",)), **options)
+    assert batch["first"].tolist() == [97, 100, 103, 0, 106]
 
 
 def test_whole_numbers_that_a_float_cannot_hold_are_refused(tmp_path: Path) -> None:

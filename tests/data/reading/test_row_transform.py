@@ -93,6 +93,19 @@ def test_integers_that_the_dtype_of_the_first_row_cannot_hold_are_refused(first:
         apply(lambda row: {"x": first if row["i"] == 1 else second}, table(), infer(table().schema), None, "a test")
 
 
+@pytest.mark.parametrize(
+    ("first", "second"), [(np.float32(1), 1e300), (np.float16(1), 70000), ([np.float32(1)], [-1e39])]
+)
+def test_numbers_that_would_become_infinite_in_the_dtype_of_the_first_row_are_refused(first: Any, second: Any) -> None:
+    def transform(row: dict[str, Any]) -> dict[str, Any]:
+        return {"x": first if row["i"] == 1 else second}
+
+    with pytest.raises(DataError, match="a number in column 'x' for row 1 of a test that float.*cannot hold"):
+        apply(transform, table(), infer(table().schema), None, "a test")
+    second = np.full_like(first, np.inf, dtype=np.float64)
+    assert apply(transform, table(), infer(table().schema), None, "a test")[0]["x"].isinf().any()
+
+
 def test_column_names_are_strings() -> None:
     with pytest.raises(DataError, match="the key 3"):
         apply(lambda row: {3: 1}, table(), infer(table().schema), None, "a test")

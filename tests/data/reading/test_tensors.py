@@ -103,6 +103,12 @@ def test_everything_that_is_wrong_with_a_batch_is_said_at_once() -> None:
     assert "column 'u' holds unsigned integers that do not fit int64" in text
 
 
+def test_nulls_among_the_distinct_values_of_a_dictionary_are_nulls() -> None:
+    array = pa.DictionaryArray.from_arrays(pa.array([0, 1, 0]), pa.array([7.0, None]))
+    with pytest.raises(DataError, match="column 'd' holds 1 null"):
+        to_tensors(pa.table({"d": array}))
+
+
 @pytest.mark.parametrize("indices", [[3], [-1]])
 def test_a_broken_sparse_vector_is_refused(indices: list[int]) -> None:
     array = pa.array([{**SPARSE, "indices": indices, "values": [1.0]}], vector_type())

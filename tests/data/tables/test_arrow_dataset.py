@@ -117,6 +117,22 @@ def test_a_state_notices_other_values_in_any_file_of_a_union_and_of_files_listed
     assert copies[0] == copies[1], "unchanged files are not copied again"
 
 
+def test_nulls_among_the_distinct_values_of_dictionaries_are_filled_dropped_and_refused(tmp_path: Path) -> None:
+    numbers = pa.DictionaryArray.from_arrays(pa.array([0, 1, None, 0]), pa.array([7.0, None]))
+    texts = pa.DictionaryArray.from_arrays(pa.array([0, 1, 0, 0]), pa.array(["abc", None]))
+    ds.write_dataset(pa.table({"x": numbers, "s": texts}), tmp_path, format="feather")
+    dataset = ds.dataset(tmp_path, format="feather")
+    options: dict[str, Any] = {"batch_size": 4, "shuffle": False, "remainder": "partial"}
+    (batch,) = ParquetReader(dataset, ["x"], fill_nulls={"x": 1.0}, **options)
+    assert batch["x"].tolist() == [7, 1, 1, 7]
+    (batch,) = ParquetReader(dataset, ["x"], drop_nulls=["x"], **options)
+    assert batch["x"].tolist() == [7, 7]
+    (batch,) = ParquetReader(dataset, ["s"], decode={"s": len}, drop_nulls=True, **options)
+    assert batch["s"].tolist() == [3, 3, 3]
+    with pytest.raises(DataError, match="column 's' holds 1 null"):
+        list(ParquetReader(dataset, ["s"], decode={"s": len}, **options))
+
+
 @pytest.mark.parametrize("file_format", ["feather", "parquet"])
 def test_files_that_are_mapped_into_memory_are_never_written_to(tmp_path: Path, file_format: str) -> None:
     lists = pa.FixedSizeListArray.from_arrays(pa.array(np.arange(8.0)), 2)
