@@ -6,12 +6,12 @@ pyarrow 26), and so counts rows that do not match and passes over some that do.
 
 from __future__ import annotations
 
-import decimal
 import operator
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from hvd_cluster.data.comparison import aligned, compare, is_in, is_missing, measured
 from hvd_cluster.data.optional import load_pyarrow
 from hvd_cluster.errors import DataError
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 #: (column, operator, value).
 Condition = tuple[str, str, Any]
 
-_COMPARISONS: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
-    "==": ("equal", operator.eq),
-    "!=": ("not_equal", operator.ne),
-    "<": ("less", operator.lt),
-    "<=": ("less_equal", operator.le),
-    ">": ("greater", operator.gt),
-    ">=": ("greater_equal", operator.ge),
+_COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
+    "==": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
 }
 #: Their value is ignored.
 _NULL_CHECKS = ("is null", "is valid")
@@ -117,9 +117,9 @@ def _condition(entry: Any) -> Condition:
         several = len(entry) == 3 and isinstance(entry[2], Iterable) and not isinstance(entry[2], (str, bytes))
         if op in {"in", "not in"} and several:
             # In an order that every process finds: a set of texts has another one in each.
-            choices = {repr(value): value for value in entry[2] if value is not None}
+            choices = {repr(value): value for value in entry[2] if not is_missing(value)}
             return name, op, tuple(choices[text] for text in sorted(choices))
-        if op in _COMPARISONS and len(entry) == 3 and entry[2] is not None:
+        if op in _COMPARISONS and len(entry) == 3 and not is_missing(entry[2]):
             return name, op, entry[2]
     raise DataError(
         f"{entry!r} in filters is not a condition: write (column, operator, value) with one of the operators "
@@ -136,7 +136,7 @@ def _verdict(op: str, value: Any, known: Statistics) -> bool | None:
         return False
     try:
         answer = _of_bounds(op, value, known)
-    except TypeError:  # a date against a datetime, a number against a text: the rows decide
+    except (TypeError, ValueError):  # the rows decide, or refuse the value
         return None
     return None if answer and known.nulls != 0 else answer
 
@@ -152,21 +152,22 @@ def _of_bounds(op: str, value: Any, known: Statistics) -> bool | None:
     if op == "not in":
         answers = [_of_bounds("!=", one, known) for one in value]
         return False if False in answers else (None if None in answers else True)
-    # Rows are compared as doubles where either side is one.
-    if isinstance(low, decimal.Decimal) and isinstance(value, float):
-        low, high = float(low), float(high)
-    elif isinstance(low, float) and isinstance(value, decimal.Decimal):
-        value = float(value)
+    (low_kind, low), (high_kind, high), (kind, number) = measured(low), measured(high), measured(value)
+    if {low_kind, high_kind} != {kind}:  # a text against a date or a number
+        return None
+    if number != number:
+        return bool(op == "!=")
+    value = aligned(number, low)
     # The bounds say nothing of NaNs: they match "!=" and nothing else.
     may_be_nan = isinstance(known.low, float)
     if op in {"==", "!="}:
-        outside, only = bool(value < low or value > high), bool(low == value == high)
+        outside, only = not low <= value <= high, low == value == high
         if op == "==":
             return False if outside else (True if only and not may_be_nan else None)
         return True if outside else (False if only and not may_be_nan else None)
-    compare = _COMPARISONS[op][1]
-    some = compare(low if op[0] == "<" else high, value)
-    every = compare(high if op[0] == "<" else low, value)
+    holds = _COMPARISONS[op]
+    some = holds(low if op[0] == "<" else high, value)
+    every = holds(high if op[0] == "<" else low, value)
     return (True if every and not may_be_nan else None) if some else False
 
 
@@ -180,19 +181,11 @@ def _matches(column: Any, name: str, op: str, value: Any) -> Any:
     if pyarrow.types.is_dictionary(column.type):  # each distinct value once
         chunks = [_matches(chunk.dictionary, name, op, value).take(chunk.indices) for chunk in column.chunks]
         return pyarrow.chunked_array(chunks, type=pyarrow.bool_())
-    if op in {"in", "not in"} and pyarrow.types.is_floating(column.type):
-        column = column.cast(pyarrow.float64())  # as "==" compares it: no float32 is 0.1
     try:
         if op in {"in", "not in"}:
-            # is_in distinguishes 0.0 from -0.0, unlike every comparison.
-            zeros = [0.0, -0.0] if pyarrow.types.is_floating(column.type) and 0 in value else []
-            found = compute.is_in(column, value_set=pyarrow.array([*value, *zeros], type=column.type))
+            found = is_in(column, value)
             return found if op == "in" else compute.and_(compute.invert(found), compute.is_valid(column))
-        comparison = getattr(compute, _COMPARISONS[op][0])
-        try:
-            return comparison(column, pyarrow.scalar(value))
-        except pyarrow.ArrowNotImplementedError:
-            return comparison(column, pyarrow.scalar(value).cast(column.type))
+        return compare(column, op, value)
     except (pyarrow.ArrowException, TypeError, ValueError) as error:
         raise DataError(
             f"column {name!r} holds {column.type}, which cannot be compared with {value!r} ({op}): {error}"

@@ -239,10 +239,24 @@ def statistics_of(footer: Any, row_group: int, names: Sequence[str]) -> Callable
         found = group.column(leaves[name][0]).statistics if len(leaves[name]) == 1 else None
         if found is None or group.column(leaves[name][0]).path_in_schema != name:
             return Statistics(rows=rows)
-        low, high = (found.min, found.max) if found.has_min_max else (None, None)
-        if low != low or high != high:  # NaN bounds nothing
-            low = high = None
+        low, high = _bounds(found)
         nulls = found.null_count if found.has_null_count else None
         return Statistics(rows=rows, nulls=nulls, low=low, high=high)
 
     return of
+
+
+def _bounds(statistics: Any) -> tuple[Any, Any]:
+    """The least and the greatest value of a leaf in a row group; None and None if they are not known exactly."""
+    if not statistics.has_min_max or _is_time_ns(statistics.logical_type):
+        return None, None
+    try:
+        low, high = statistics.min, statistics.max
+    except (OverflowError, ValueError):  # a year that Python's datetime does not have
+        return None, None
+    return (low, high) if low == low and high == high else (None, None)  # NaN bounds nothing
+
+
+def _is_time_ns(logical_type: Any) -> bool:
+    """Whether pyarrow would cut the bounds to microseconds."""
+    return bool(logical_type.type == "TIME" and "nanoseconds" in logical_type.to_json())
