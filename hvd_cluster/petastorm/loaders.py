@@ -87,14 +87,22 @@ class PytorchDataLoader(BaseDataLoader):
 
 
 class PytorchInfiniteDataLoader(PytorchDataLoader):
-    """The same over a reader without an end (``num_epochs=None``): an epoch continues where the last one ended."""
+    """The same over a reader without an end (``num_epochs=None``): an epoch continues where the last one ended.
+
+    After an error the next epoch continues with the row group after the one that failed; rows that waited to be
+    shuffled are lost.
+    """
 
     _batches: Iterator[Any] | None = None
 
     def _iterate(self) -> Iterator[dict[str, torch.Tensor]]:
         if self._batches is None:
             self._batches = iter(self._loader())
-        yield from self._limited(self._batches)
+        try:
+            yield from self._limited(self._batches)
+        except Exception:
+            self._batches = None  # an error ends an iterator for good, but not the reader
+            raise
 
 
 class PytorchInmemDataLoader(BaseDataLoader):

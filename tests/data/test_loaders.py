@@ -149,6 +149,25 @@ def test_an_infinite_loader_continues_where_the_last_epoch_ended(url: str, kind:
         assert ids(loader) == [*range(15, 20), *range(10)]
 
 
+@pytest.mark.parametrize("kind", ["PytorchInfiniteDataLoader", "PytorchInfiniteAsyncDataLoader"])
+def test_an_infinite_loader_continues_after_a_row_group_that_failed(tmp_path: Path, kind: str) -> None:
+    pq.write_table(pa.table({"id": np.arange(20)}), tmp_path / "rows.parquet", row_group_size=5)
+    failures = ["the second row group"]
+
+    def fails_once(frame: Any) -> Any:
+        if frame["id"][0] == 5 and failures:
+            raise ValueError(failures.pop())
+        return frame
+
+    options: Any = {"transform_spec": TransformSpec(fails_once), "reader_pool_type": "dummy"}
+    with make_batch_reader(tmp_path.as_uri(), shuffle_row_groups=False, num_epochs=None, **options) as reader:
+        loader = getattr(loaders, kind)(reader=reader, batch_size=5, limit_step_per_epoch=3)
+        with pytest.raises(ValueError, match="the second row group"):
+            ids(loader)
+        assert ids(loader) == [*range(10, 20), *range(5)]
+        assert ids(loader) == list(range(5, 20))
+
+
 @pytest.mark.parametrize("kind", ["PytorchInmemDataLoader", "PytorchInmemAsyncDataLoader"])
 def test_a_loader_in_memory_reads_once(url: str, kind: str) -> None:
     reader = make_batch_reader(url, shuffle_row_groups=False)
