@@ -12,6 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from hvd_cluster.errors import DataError
+from hvd_cluster.petastorm.columns import decoded
+from hvd_cluster.petastorm.type_mapping import fields_of
 
 
 class PredicateBase(abc.ABC):
@@ -184,6 +186,15 @@ class in_pseudorandom_split(_OfField):
     def do_include(self, values: Mapping[str, Any]) -> bool:
         digest = hashlib.md5(str(values[self._field]).encode(), usedforsecurity=False).hexdigest()
         return self._low <= int(digest, 16) % sys.maxsize / sys.maxsize < self._high
+
+    def include_batch(self, table: Any) -> npt.NDArray[np.bool_]:
+        """The n bools for the values that ``make_reader`` decodes: those of pandas have other texts."""
+        try:
+            (field,) = fields_of(table.select([self._field]).schema, omit_unsupported_fields=False)
+        except DataError:  # a type that make_reader does not read
+            return super().include_batch(table)
+        values = decoded(table.column(self._field), field)
+        return np.fromiter((self.do_include({self._field: value}) for value in values), bool, table.num_rows)
 
 
 def _checked(predicate: Any) -> PredicateBase:

@@ -35,6 +35,45 @@ def test_a_null_leaves_the_other_integers_of_its_row_group_in_their_part_of_a_sp
                 assert [int(number) for batch in reader for number in batch.id] == by_row
 
 
+@pytest.mark.parametrize("with_null", [False, True])
+@pytest.mark.parametrize(
+    "arrow_type",
+    [
+        pa.int32(),
+        pa.uint8(),
+        pa.bool_(),
+        pa.float32(),
+        pa.float64(),
+        pa.decimal128(7, 2),
+        pa.string(),
+        pa.binary(),
+        pa.dictionary(pa.int32(), pa.string()),
+        pa.date32(),
+        pa.timestamp("ms"),
+        pa.timestamp("ns"),
+        pa.timestamp("us", "UTC"),
+    ],
+    ids=str,
+)
+def test_both_readers_split_the_same_rows(tmp_path: Path, arrow_type: Any, with_null: bool) -> None:
+    numbers: list[Any] = [row % 2 == 0 if arrow_type == pa.bool_() else row for row in range(24)]
+    if pa.types.is_floating(arrow_type):
+        numbers = [row / 10 for row in numbers]
+    elif pa.types.is_string(arrow_type) or pa.types.is_dictionary(arrow_type):
+        numbers = list(map(str, numbers))
+    elif pa.types.is_binary(arrow_type):
+        numbers = [bytes([row]) for row in numbers]
+    value_type = arrow_type.value_type if pa.types.is_dictionary(arrow_type) else arrow_type
+    keys = pa.array([*numbers[1:], None] if with_null else numbers, value_type)
+    table = pa.table({"key": keys.dictionary_encode() if value_type != arrow_type else keys, "id": range(24)})
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=8)
+    predicate = in_pseudorandom_split([0.5, 0.5], 0, "key")
+    with make_reader(tmp_path, predicate=predicate, shuffle_row_groups=False) as reader:
+        by_row = [int(row.id) for row in reader]
+    with make_batch_reader(tmp_path, predicate=predicate, shuffle_row_groups=False) as reader:
+        assert [int(number) for batch in reader for number in batch.id] == by_row
+
+
 def test_a_transform_of_rows_may_return_a_series(url: str) -> None:
     with make_reader(url, transform_spec=TransformSpec(pd.Series), shuffle_row_groups=False) as reader:
         assert [int(row.id) for row in reader] == [0, 1, 2, 3]
