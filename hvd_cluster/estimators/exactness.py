@@ -17,9 +17,11 @@ def inexact_value(tensor: torch.Tensor, dtype: str) -> int | float | bool | None
         dtype: torch's name of the other dtype.
     """
     wanted: torch.dtype = getattr(torch, dtype)
-    if not tensor.numel() or torch.bool in {tensor.dtype, wanted} or tensor.dtype == wanted:
+    if not tensor.numel() or tensor.dtype in {torch.bool, wanted}:
         return None
-    if tensor.dtype.is_floating_point and wanted.is_floating_point:
+    if wanted == torch.bool:
+        changed = (tensor != 0) & (tensor != 1)
+    elif tensor.dtype.is_floating_point and wanted.is_floating_point:
         if torch.finfo(tensor.dtype).bits <= torch.finfo(wanted).bits:
             return None
         largest = tensor.nan_to_num(0.0, 0.0, 0.0).abs().max()

@@ -83,30 +83,43 @@ class Inputs:
         return batch
 
     def require_whole(self, batch: Mapping[str, torch.Tensor]) -> None:
-        """Refuse a batch with fractions that would become int64.
+        """Refuse a batch with a number that would wrap, or lose its fraction, in the whole dtype that it gets.
 
         Raises:
-            DataError: ``preprocess`` returned numbers that are not whole, and whole ones for the rows of the trial; or
-                a float label becomes int64, because the rows of the trial held whole numbers, and a value is not whole.
+            DataError: a dtype of integers or bools was chosen for the rows of the trial, and cannot hold a number.
         """
-        if self.made is not None:
-            for name, dtype in zip(self.made, self.feature_dtypes):  # noqa: B905 - no dtypes before the trial
-                _require_whole(name, batch[name], getattr(torch, dtype))
-        for name in self.float_labels_as_int64(batch):
-            values = batch[name]
-            wrong = values[values != values.round()]
-            if len(wrong) or not torch.isfinite(values).all():
-                shown = float(wrong[0]) if len(wrong) else "infinite numbers"
-                raise DataError(
-                    f"label column {name!r} holds {shown}: the loss takes whole numbers only (int64), and the rows "
-                    "of the trial held nothing else. Correct the column, or use a loss that takes floats"
-                )
+        for name, dtype in self._dtypes_in(batch):
+            if getattr(torch, dtype).is_floating_point:
+                continue
+            if (value := exactness.inexact_value(batch[name], dtype)) is not None:
+                raise DataError(self._unfit_text(name, value, dtype))
+
+    def _unfit_text(self, name: str, value: float, dtype: str) -> str:
+        if name not in self.arguments:
+            return (
+                f"label column {name!r} holds {value}: the loss takes whole numbers only ({dtype}), and the rows of "
+                "the trial held nothing else. Correct the column, or use a loss that takes floats"
+            )
+        if self.made is None:
+            return (
+                f"feature column {name!r} holds {value}, which {dtype} cannot hold, and the model takes the column as "
+                f"{dtype}: correct the column, or fit a model that takes it as float or in a wider dtype"
+            )
+        wider = "float32" if not float(value).is_integer() else "int64"
+        return (
+            f"preprocess returned {value} in {name!r}, but {dtype} for the rows that the model was tried on, which "
+            f"cannot hold it: return one dtype for all batches, as array.astype({wider!r}) does"
+        )
+
+    def _dtypes_in(self, batch: Mapping[str, torch.Tensor]) -> list[tuple[str, str]]:
+        """The arguments and labels in the batch, each with its dtype; none before the trial."""
+        wanted = (*zip(self.arguments, self.feature_dtypes), *zip(self.label_cols, self.label_dtypes))  # noqa: B905
+        return [(name, dtype) for name, dtype in wanted if name in batch]
 
     def warn_of_inexact(self, batch: Mapping[str, torch.Tensor]) -> None:
         """Warn once for each column with a value that the model's dtype cannot hold."""
-        wanted = (*zip(self.arguments, self.feature_dtypes), *zip(self.label_cols, self.label_dtypes))  # noqa: B905
-        for name, dtype in wanted:
-            if name not in batch or name in self.reported:
+        for name, dtype in self._dtypes_in(batch):
+            if name in self.reported:
                 continue
             if (value := exactness.inexact_value(batch[name], dtype)) is not None:
                 self.reported.add(name)
@@ -158,17 +171,6 @@ class Inputs:
                 "with one"
             )
         return weights.to(device=device, dtype=torch.float32).reshape(-1)
-
-
-def _require_whole(name: str, values: torch.Tensor, dtype: torch.dtype) -> None:
-    if dtype.is_floating_point or not values.is_floating_point():
-        return
-    wrong = values[values != values.round()]  # NaN too
-    if len(wrong):
-        raise DataError(
-            f"preprocess returned {float(wrong[0])} in {name!r}, but {str(dtype).removeprefix('torch.')} for the rows "
-            "that the model was tried on: return one dtype for all batches, as array.astype('float32') does"
-        )
 
 
 def shapes_text(inputs: Inputs, batch: Mapping[str, torch.Tensor], schema: Schema) -> str:

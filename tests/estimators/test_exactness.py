@@ -41,6 +41,10 @@ I64, F64, F32 = torch.int64, torch.float64, torch.float32
         ([], I64, "float32", None),
         ([True], torch.bool, "float32", None),
         ([5], torch.uint8, "float32", None),
+        ([0, 1], I64, "bool", None),
+        ([0, 2], I64, "bool", 2),
+        ([1.0, 0.5], F32, "bool", 0.5),
+        ([44, 300], I64, "uint8", 300),
     ],
 )
 def test_the_first_value_that_the_dtype_cannot_hold_is_found(

@@ -336,6 +336,39 @@ def test_a_model_scores_with_the_types_and_the_order_of_its_training(two_workers
         model.setPreprocess(lambda batch: {"age": batch["age"], "days": np.array([1.5])}).transform(table[:1])
 
 
+def test_whole_numbers_do_not_wrap_into_the_dtype_of_the_trial(one_worker):
+    def smallest(batch):
+        return pd.to_numeric(pd.Series(batch["n"]), downcast="unsigned").to_numpy()
+
+    class Scores(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.score = torch.nn.Embedding(400, 1)
+
+        def forward(self, n):
+            return self.score(n.int())
+
+    params = {"feature_cols": ["n"], "label_cols": ["y"], "loss": F.mse_loss, "epochs": 1, "shuffle": False}
+    frame = pd.DataFrame({"n": np.arange(32) % 4 + 1, "y": 1.0})
+    model = estimator(one_worker, Scores(), preprocess=smallest, **params).fit(frame)
+    with pytest.raises(DataError, match=r"preprocess returned 300 in 'n', but uint8 .* array\.astype\('int64'\)"):
+        model.transform(pd.DataFrame({"n": [300]}))
+    with pytest.raises(WorkerFailedError, match="preprocess returned 300 in 'n', but uint8"):
+        estimator(one_worker, Scores(), preprocess=smallest, **params).fit(
+            frame.replace({"n": {4: 300}}).sort_values("n")
+        )
+
+
+def test_a_fraction_is_not_cut_off_for_a_model_that_takes_whole_numbers(one_worker):
+    params = {"feature_cols": ["n"], "label_cols": ["y"], "loss": F.mse_loss, "epochs": 1, "preprocess": None}
+    model = estimator(one_worker, torch.nn.Embedding(9, 1), **params).fit(
+        pd.DataFrame({"n": np.arange(32) % 8, "y": 1.0})
+    )
+    with pytest.raises(DataError, match=r"feature column 'n' holds 1\.7, which int64 cannot hold"):
+        model.transform(pd.DataFrame({"n": [1.7]}))
+    assert len(model.transform(pd.DataFrame({"n": [1.0]}))) == 1
+
+
 def test_what_only_scoring_would_find_is_found_before_the_training(two_workers, reviews, caplog):
     def unlike(batch, *, training):
         return tokens(batch) if training else {"input_ids": tokens(batch)["input_ids"]}
