@@ -13,14 +13,14 @@ import torch
 
 from hvd_cluster.data.optional import load_pyarrow
 from hvd_cluster.data.preprocessing import Preprocess
-from hvd_cluster.data.schema import missing_columns_text
+from hvd_cluster.data.schema import Schema, missing_columns_text
 from hvd_cluster.engine.objects import dumps
 from hvd_cluster.estimators.frames import Frame, column_names, kind_of
 from hvd_cluster.estimators.params import ModelParams
 from hvd_cluster.estimators.scoring import output_columns
 from hvd_cluster.estimators.scoring.output_columns import ARRAY, VECTOR
 from hvd_cluster.estimators.scoring.predictor import predictor_of, with_outputs
-from hvd_cluster.estimators.scoring.scorer import Framework, Scorer, types_of
+from hvd_cluster.estimators.scoring.scorer import Arguments, Framework, Scorer, types_of
 from hvd_cluster.estimators.scoring.shipped_model import Scoring, ShippedModel, content_key, score_batches
 from hvd_cluster.estimators.spec import Inputs
 from hvd_cluster.estimators.stages.spark_ml import Model
@@ -202,12 +202,13 @@ class FittedModel(ModelParams, Model):
         def predict_fn(model: Any, row: Any) -> Any:
             names = scorer.inputs.feature_cols
             with scorer.framework.mode(model):
-                if scorer.preprocess is not None:
+                if scorer.preprocess is not None or scorer.transformation_fn is not None:
                     table = pyarrow.table({name: [_plain(row[name])] for name in names})
-                    found = scorer.outputs(model, scorer.arguments_of(model, table))
+                    arguments = scorer.arguments_of(model, table)
                 else:
                     batch = {name: torch.as_tensor(_plain(row[name])).unsqueeze(0) for name in names}
-                    found = scorer.framework.predict(model, scorer.inputs.features(batch, torch.device("cpu")))
+                    arguments = Arguments(scorer.inputs, batch, Schema(()))
+                found = scorer.outputs(model, arguments)
             return found[0] if len(found) == 1 else list(found)
 
         return predict_fn

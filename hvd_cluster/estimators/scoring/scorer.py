@@ -7,6 +7,7 @@ This module and what it imports are copied into models for MLflow, which score w
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -171,8 +172,21 @@ class Scorer:
         schema = self._in_trained_units(infer(part.schema))
         if self.transformation_fn is None:
             return Arguments(self.inputs, to_tensors(part, schema), schema)
-        tensors, _ = apply(self.transformation_fn, part, schema, None, f"the rows from {start} on")
-        return Arguments(self.inputs, tensors, schema)
+        fn = functools.partial(_features_of, self.transformation_fn, self.inputs.feature_cols)
+        return Arguments(self.inputs, self._transformed(fn, part, schema, f"the rows from {start} on"), schema)
+
+    def _transformed(self, fn: RowTransform, part: Any, schema: Schema, place: str) -> dict[str, torch.Tensor]:
+        """The feature columns that a function makes of some rows.
+
+        Where the model takes floats, an int in the first row does not decide: training learned from another row.
+        """
+        _, first = apply(fn, part.slice(0, 1), schema, None, place)
+        dtypes = dict(zip(self.inputs.feature_cols, self.inputs.feature_dtypes, strict=True))
+        columns = (
+            replace(column, dtype="float64") if getattr(torch, dtypes[column.name]).is_floating_point else column
+            for column in first
+        )
+        return apply(fn, part, schema, Schema(tuple(columns)), place)[0]
 
     def _as_trained(self, part: Any) -> Any:
         """The columns as a table, in the Arrow types of the training: pandas and MLflow have other dates and arrays."""
@@ -250,6 +264,11 @@ class Scorer:
             _to_array(column, outputs[column.output], arrow_type)
             for column, arrow_type in zip(self.columns, types, strict=True)
         ]
+
+
+def _features_of(transform: RowTransform, names: Sequence[str], row: dict[str, Any]) -> Any:
+    made: Any = transform(row)
+    return {name: made[name] for name in names if name in made} if isinstance(made, Mapping) else made
 
 
 def types_of(fields: Iterable[Any]) -> dict[str, Any]:

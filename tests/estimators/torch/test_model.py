@@ -167,6 +167,29 @@ def test_the_default_prediction_function_predicts_one_row():
     assert two.tolist() == [[1.0, 2.0, 1.0, 2.0]]
 
 
+def test_a_transformation_may_return_ints_first_and_floats_later():
+    def clipped(row):
+        return {"a": max(0, row["a"])}
+
+    given = {"feature_columns": ["a"], "label_columns": ["y"], "input_shapes": [[-1, 1]]}
+    given["_metadata"] = {"feature_dtypes": ("float32",), "output_types": ("float32",)}
+    fitted = model(model=torch.nn.Identity(), transformation_fn=clipped, **given)
+    table = pa.table({"a": [1.5, -1.0, 2.5]})
+    for start in range(3):
+        scored = fitted.transform(table.slice(start))["y__output"].to_pylist()
+        assert scored == [1.5, 0.0, 2.5][start:]
+
+
+def test_the_default_prediction_function_transforms_the_row_as_transform_does():
+    def scaled(row):
+        return {**row, "x": np.asarray(row["x"]) * 10}
+
+    fitted = model(transformation_fn=scaled)
+    row = {"x": [1.0, 2.0]}
+    one, _ = fitted.get_prediction_fn()(Sums().eval(), row)
+    assert one.item() == 30.0 == fitted.transform(pa.table({"x": [row["x"]]}))["y__output"][0].as_py()
+
+
 def test_the_history_is_a_frame_and_a_list():
     records = [{"epoch": 0, "train": {"loss": 0.5, "all_metrics": []}}]
     fitted = model(history=records)
