@@ -14,7 +14,7 @@ from hvd_cluster.data.preprocessing import UNNAMED, Preprocess
 from hvd_cluster.data.schema import Schema
 from hvd_cluster.errors import DataError
 from hvd_cluster.estimators import exactness
-from hvd_cluster.estimators.torch.objective import Objective
+from hvd_cluster.estimators.torch.objective import Objective, reshaped
 
 if TYPE_CHECKING:
     # Not at run time: this module is copied into models for MLflow, with what it imports.
@@ -138,7 +138,7 @@ class Inputs:
         ]
         if self.input_shapes is None:
             return tensors
-        return [tensor.reshape(shape) for tensor, shape in zip(tensors, self.input_shapes, strict=True)]
+        return [reshaped(tensor, shape) for tensor, shape in zip(tensors, self.input_shapes, strict=True)]
 
     def labels(self, batch: Mapping[str, torch.Tensor], device: torch.device) -> list[torch.Tensor]:
         """One tensor for each label column, in the column's shape."""
@@ -334,7 +334,8 @@ class MakeObjective:
     loss_weights: tuple[float, ...]
     label_shapes: tuple[tuple[int, ...], ...] | None
     output_fn: Callable[[Any], Any] | None = None
+    label_cols: tuple[str, ...] = ()
 
     def __call__(self) -> Objective:
         losses = tuple(make() for make in self.losses) if self.constructed else self.losses
-        return Objective(losses, self.loss_weights, self.label_shapes, self.output_fn)
+        return Objective(losses, self.loss_weights, self.label_shapes, self.output_fn, self.label_cols)

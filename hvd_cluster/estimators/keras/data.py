@@ -12,6 +12,7 @@ import torch
 
 from hvd_cluster.estimators.keras.structure import structured
 from hvd_cluster.estimators.spec import Inputs
+from hvd_cluster.estimators.torch.objective import reshaped
 
 _CPU = torch.device("cpu")
 Array = npt.NDArray[Any]
@@ -33,7 +34,7 @@ class KerasColumns:
         self.inputs.checked(batch)
         x = [feature.numpy() for feature in self.inputs.tensors(batch, _CPU)]
         y = [
-            (label if shape is None else label.reshape(shape)).numpy()
+            (label if shape is None else reshaped(label, shape)).numpy()
             for label, shape in zip(self.inputs.labels(batch, _CPU), self.label_shapes, strict=True)
         ]
         weights = self.inputs.sample_weights(batch, _CPU)

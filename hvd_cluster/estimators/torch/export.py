@@ -35,6 +35,7 @@ class NamedModule(torch.nn.Module):
         by_keyword: it gets its arguments by name; otherwise in their order.
         names: of the outputs.
         output_fn: takes what counts of the outputs.
+        order: of the outputs, if these are the names that the model gives them.
     """
 
     def __init__(
@@ -43,17 +44,19 @@ class NamedModule(torch.nn.Module):
         by_keyword: bool,
         names: Sequence[str],
         output_fn: Callable[[Any], Any] | None = None,
+        order: Sequence[str] = (),
     ) -> None:
         super().__init__()
         self.model = model
         self._by_keyword = by_keyword
         self._names = tuple(names)
         self._output_fn = output_fn
+        self._order = tuple(order)
 
     def forward(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
         """The outputs by name, each of shape (rows, ...)."""
         raw = called(self.model, inputs if self._by_keyword else list(inputs.values()))
-        return dict(zip(self._names, as_outputs(raw, self._output_fn), strict=True))
+        return dict(zip(self._names, as_outputs(raw, self._output_fn, self._order), strict=True))
 
 
 def export(module: NamedModule, inputs: Mapping[str, Tensor], path: str | os.PathLike[str], format: str) -> None:

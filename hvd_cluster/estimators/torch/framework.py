@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -15,11 +15,14 @@ from hvd_cluster.estimators.torch.objective import as_outputs
 
 
 def predict(
-    model: torch.nn.Module, features: Features, output_fn: Callable[[Any], Any] | None = None
+    model: torch.nn.Module,
+    features: Features,
+    output_fn: Callable[[Any], Any] | None = None,
+    order: Sequence[str] = (),
 ) -> list[torch.Tensor]:
-    """The outputs of ``model`` as a list, without gradients."""
+    """The outputs of ``model`` as a list, without gradients; in this order, if these are their names."""
     with torch.no_grad():
-        return as_outputs(called(model, features), output_fn)
+        return as_outputs(called(model, features), output_fn, order)
 
 
 @contextlib.contextmanager

@@ -58,10 +58,12 @@ class TorchModel(TorchModelParams, FittedModel):
         return f"this {type(self).__name__} has no model: give model=, or setModel()"
 
     def _framework(self) -> Framework:
-        output_fn = self._value("output_fn")
-        if output_fn is None:
-            return self.framework
-        return dataclasses.replace(self.framework, predict=functools.partial(predict, output_fn=output_fn))
+        predicting = functools.partial(predict, output_fn=self._value("output_fn"), order=self._output_order())
+        return dataclasses.replace(self.framework, predict=predicting)
+
+    def _output_order(self) -> tuple[str, ...]:
+        """The order of outputs that have names: that of the training."""
+        return tuple((self._get_metadata() or {}).get("output_names") or self._value("label_columns") or ())
 
     def _default_dtype(self) -> str:
         return floating_dtype(self._value("model"))
@@ -116,7 +118,8 @@ class TorchModel(TorchModelParams, FittedModel):
             found = scorer.arguments_of(model, rows.select(list(dict.fromkeys(scorer.inputs.feature_cols))))
             found.inputs.require_whole(found.tensors)
             values = found.inputs.tensors(found.tensors, torch.device("cpu"))
-            module = NamedModule(model, found.inputs.by_keyword, self._output_names(), self._value("output_fn"))
+            names, order = self._output_names(), self._output_order()
+            module = NamedModule(model, found.inputs.by_keyword, names, self._value("output_fn"), order)
             export(module, dict(zip(found.inputs.arguments, values, strict=True)), path, format)
 
     def _portable_model(self) -> torch.nn.Module:

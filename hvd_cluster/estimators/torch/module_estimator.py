@@ -23,7 +23,7 @@ from hvd_cluster.estimators.torch.model import TorchModel
 from hvd_cluster.estimators.torch.model_pickling import copied, make_picklable, module_on_cpu, unpicklable_text
 from hvd_cluster.estimators.torch.optimizer_state import OptimizerState
 from hvd_cluster.estimators.torch.output_scales import output_scales
-from hvd_cluster.estimators.torch.probe import ProbeResult, has_fixed_rows, scoring_text, with_rows
+from hvd_cluster.estimators.torch.probe import ProbeResult, scoring_text, with_rows
 from hvd_cluster.estimators.torch.strategies.checks import wrong_sharding
 from hvd_cluster.estimators.torch.train_state import TrainState
 from hvd_cluster.estimators.trial_rows import TrialRows
@@ -103,8 +103,7 @@ class ModuleEstimator(DistributedEstimator):
         if self._made is None:
             return model
         if is_lazy(model):
-            rows = self._value("batch_size") if has_fixed_rows(inputs) else 2
-            self._made = self._made[0].sized(inputs.features(with_rows(first_rows(), rows), torch.device("cpu")))
+            self._made = self._made[0].sized(inputs.features(with_rows(first_rows(), 2), torch.device("cpu")))
         return self._made[0]
 
     def _optimizer_state(self) -> OptimizerState:
@@ -226,6 +225,7 @@ class ModuleEstimator(DistributedEstimator):
             loss_weights=tuple(value("loss_weights") or [1 / count] * count),
             label_shapes=as_tuples(value("label_shapes")),
             output_fn=value("output_fn"),
+            label_cols=tuple(value("label_cols")),
         )
 
     def _metric_groups(self) -> tuple[tuple[Any, ...], ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,27 +13,42 @@ import torch
 from torch import Tensor
 
 
-def named_outputs(outputs: Any) -> dict[str, Any]:
+def named_outputs(outputs: Any, order: Sequence[str] = ()) -> dict[str, Any]:
     """A model's outputs by name, whether it returned one tensor or several in a tuple, list, dict or dataclass.
 
     Without names they are numbered. Of a dict or dataclass, entries that are None, and the loss, are left out, and so
     is what cannot be an output: the caches of transformers' ``ModelOutput``.
+
+    Args:
+        outputs: what the model returned.
+        order: the order of the outputs if these are their names; otherwise it is the model's.
     """
-    if isinstance(outputs, Tensor):
-        return {"0": outputs}
+    named = _named(outputs)
+    if named is None:
+        return {str(index): value for index, value in enumerate([outputs] if isinstance(outputs, Tensor) else outputs)}
+    return {name: named[name] for name in order} if set(order) == set(named) else named
+
+
+def _named(outputs: Any) -> dict[str, Any] | None:
+    """The outputs that have names; None if they have none."""
     if dataclasses.is_dataclass(outputs) and not isinstance(outputs, Mapping):
         outputs = {field.name: getattr(outputs, field.name) for field in dataclasses.fields(outputs)}
     if isinstance(outputs, Mapping):
         kept = {name: value for name, value in outputs.items() if isinstance(value, Tensor) and value.dim()}
         return kept or dict(outputs)
-    if hasattr(outputs, "_asdict"):
-        return dict(outputs._asdict())
-    return {str(index): value for index, value in enumerate(outputs)}
+    return dict(outputs._asdict()) if hasattr(outputs, "_asdict") else None
 
 
-def as_outputs(outputs: Any, output_fn: Callable[[Any], Any] | None = None) -> list[Tensor]:
+def as_outputs(outputs: Any, output_fn: Callable[[Any], Any] | None = None, order: Sequence[str] = ()) -> list[Tensor]:
     """A model's outputs, or what ``output_fn`` takes of them, as a list; see :func:`named_outputs`."""
-    return list(named_outputs(outputs if output_fn is None else output_fn(outputs)).values())
+    return list(named_outputs(outputs if output_fn is None else output_fn(outputs), order).values())
+
+
+def reshaped(batch: Tensor, shape: Sequence[int]) -> Tensor:
+    """A batch in a shape whose first size may be -1, or a number of rows: it then stands for any number of rows."""
+    if math.prod(shape[1:]) == math.prod(batch.shape[1:]):
+        shape = (-1, *shape[1:])
+    return batch.reshape(tuple(shape))
 
 
 def own_loss(outputs: Any) -> Tensor:
@@ -63,6 +79,8 @@ class Objective:
     label_shapes: tuple[tuple[int, ...], ...] | None = None
     #: Takes what counts of the model's outputs.
     output_fn: Callable[[Any], Any] | None = None
+    #: The label columns, which decide the order of outputs that have their names.
+    label_cols: tuple[str, ...] = ()
 
     def evaluated(
         self, raw: Any, labels: Sequence[Tensor], sample_weights: Tensor | None
@@ -82,13 +100,17 @@ class Objective:
         A label with as many elements as its output gets the output's shape: (rows,) and (rows, 1) would otherwise be
         broadcast to (rows, rows).
         """
-        listed = as_outputs(outputs, self.output_fn)
+        listed = self.listed(outputs)
         return listed, self.shaped_labels(listed, labels)
+
+    def listed(self, outputs: Any) -> list[Tensor]:
+        """What the model returned, as a list with an output for each label column."""
+        return as_outputs(outputs, self.output_fn, self.label_cols)
 
     def shaped_labels(self, outputs: Sequence[Tensor], labels: Sequence[Tensor]) -> list[Tensor]:
         """The labels in the shape that the loss needs; see :meth:`transform_outputs`."""
         if self.label_shapes is not None:
-            return [label.reshape(shape) for label, shape in zip(labels, self.label_shapes, strict=True)]
+            return [reshaped(label, shape) for label, shape in zip(labels, self.label_shapes, strict=True)]
         return [
             label.reshape(output.shape) if label.numel() == output.numel() else label
             for output, label in zip(outputs, labels, strict=False)

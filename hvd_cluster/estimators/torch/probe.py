@@ -76,8 +76,7 @@ def probe(
         batch: columns of a few rows, as the reader yields them.
         weighted: rows will be weighted, even if no column has their weights.
         as_stored: training passes whole numbers to the model as stored: these are tried first.
-        batch_size: rows of a training batch. No more rows are tried, and exactly this many if ``input_shapes`` have no
-            -1.
+        batch_size: rows of a training batch. No more rows are tried.
         output_fn: takes what counts of the model's outputs.
 
     Raises:
@@ -85,7 +84,7 @@ def probe(
             model or the loss.
     """
     trial = copied(model).to(_CPU)
-    tried = [batch_size] if has_fixed_rows(inputs) else [min(5, batch_size), min(7, batch_size)]
+    tried = [min(5, batch_size), min(7, batch_size)]
     refusals: list[_Refused] = []
     exact = list(_exact_choices(trial, inputs, batch, as_stored))
     choices = [choice for choice in _choices(trial, inputs, batch) if choice not in exact]
@@ -130,7 +129,7 @@ def scoring_text(
     try:
         found.inputs.require_whole(batch)
         with torch.random.fork_rng(devices=[]), torch.no_grad():
-            outputs = as_outputs(called(trial, found.inputs.features(batch, _CPU)), output_fn)
+            outputs = as_outputs(called(trial, found.inputs.features(batch, _CPU)), output_fn, found.output_names)
         shapes = tuple(tuple(output.shape[1:]) for output in outputs)
     except Exception as error:  # noqa: BLE001 - the user's own code, which may raise anything
         return f"{type(error).__name__}: {error}"
@@ -211,7 +210,12 @@ def _try(
     """One forward and backward pass and the metrics; returns the shape of one row of each output, by name."""
     rows = len(next(iter(batch.values())))
     model.train()
-    features = _attempt(lambda: inputs.features(batch, _CPU), "input_shapes does not fit the feature columns", 0)
+    features = _attempt(
+        lambda: inputs.features(batch, _CPU),
+        "input_shapes does not fit the feature columns",
+        0,
+        "\nthe first size of each shape is the number of rows: write -1, and then the shape of one row",
+    )
     raw = _attempt(
         lambda: called(model, features, **inputs.label_arguments(inputs.labels(batch, _CPU))),
         f"the model does not take {'what preprocess returns' if inputs.made is not None else 'the feature columns'}",
@@ -219,7 +223,7 @@ def _try(
         _advice_on_features(inputs, batch),
     )
     named = _attempt(
-        lambda: named_outputs(raw if output_fn is None else output_fn(raw)),
+        lambda: named_outputs(raw if output_fn is None else output_fn(raw), inputs.label_cols),
         _OUTPUTS_TEXT if output_fn is None else _OUTPUT_FN_TEXT,
         1,
     )
@@ -268,7 +272,7 @@ def wrong_outputs(outputs: Sequence[Any], inputs: Inputs) -> str:
         return ""
     return (
         f"the model returns {len(outputs)} output(s) for {len(inputs.label_cols)} label column(s): it must return one "
-        "for each, in their order"
+        "for each, in their order or in a dict under their names"
     )
 
 
@@ -346,11 +350,6 @@ def _advice_on_features(inputs: Inputs, batch: Mapping[str, Tensor]) -> str:
             "numbers into one column of lists"
         )
     return "".join(f"\n{line}" for line in lines)
-
-
-def has_fixed_rows(inputs: Inputs) -> bool:
-    """Whether ``input_shapes`` allow one number of rows only, that of a training batch."""
-    return any(-1 not in shape for shape in inputs.input_shapes or ())
 
 
 def with_rows(batch: Mapping[str, Tensor], rows: int) -> dict[str, Tensor]:

@@ -12,7 +12,7 @@ from torch import Tensor
 from hvd_cluster.estimators.run.worker_run import WorkerRun
 from hvd_cluster.estimators.spec import Features, TrainSpec, called
 from hvd_cluster.estimators.torch.made_model import MadeModel
-from hvd_cluster.estimators.torch.objective import Objective, as_outputs
+from hvd_cluster.estimators.torch.objective import Objective
 from hvd_cluster.estimators.torch.precision import HALF_DTYPES
 from hvd_cluster.estimators.torch.strategies.strategy import Strategy
 from hvd_cluster.estimators.torch.train_state import TrainState
@@ -102,7 +102,7 @@ class Steps(TrainState):
 
     def _listed(self, outputs: Any) -> list[Tensor]:
         """What a user's step returned: a list has gone through ``transform_outputs`` already."""
-        return outputs if isinstance(outputs, list) else as_outputs(outputs, self.objective.output_fn)
+        return outputs if isinstance(outputs, list) else self.objective.listed(outputs)
 
     def step_scheduler(self, metric: Any) -> None:
         """One step of the scheduler, if there is one; ``metric`` is for ``ReduceLROnPlateau``."""

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import cloudpickle
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -121,6 +122,40 @@ def test_without_feature_cols_all_others_are_features(frame, one_worker):
     data = frame[["x", "y", "w", "v"]]
     model = estimator(one_worker, feature_cols=None, sample_weight_col="w", validation="v").fit(data)
     assert model.getFeatureColumns() == ["x"]
+
+
+class TwoOutputs(torch.nn.Module):
+    """Two numbers by name, in another order than the label columns."""
+
+    def __init__(self):
+        super().__init__()
+        self.z, self.y = torch.nn.Linear(2, 1), torch.nn.Linear(2, 1)
+
+    def forward(self, x):
+        return {"z": self.z(x), "y": self.y(x)}
+
+
+def test_outputs_with_the_names_of_the_label_columns_are_trained_and_scored_by_name(one_worker):
+    torch.manual_seed(0)
+    rows = pd.DataFrame({"x": list(np.ones((64, 2), "float32")), "y": 1.0, "z": -1.0})
+    net = TwoOutputs()
+    fit = estimator(one_worker, model=net, optimizer=torch.optim.SGD(net.parameters(), lr=0.1), batch_size=8, epochs=5)
+    model = fit.setFeatureCols(["x"]).setLabelCols(["y", "z"]).setLoss(F.mse_loss).setValidation(None).fit(rows)
+    with torch.no_grad():
+        found = model.getModel()(torch.ones(1, 2))
+    assert (found["y"].item(), found["z"].item()) == pytest.approx((1.0, -1.0), abs=0.05)
+    scored = model.transform(rows[:1])
+    assert (scored["y__output"][0], scored["z__output"][0]) == pytest.approx((1.0, -1.0), abs=0.05)
+
+
+def test_a_number_of_rows_in_input_shapes_stands_for_any(one_worker):
+    rows = pd.DataFrame({"x": list(np.ones((42, 4), "float32")), "y": 1.0, "v": [False] * 32 + [True] * 10})
+    net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 1))
+    fit = estimator(one_worker, model=net, optimizer=torch.optim.SGD(net.parameters(), lr=0.1), batch_size=8, epochs=1)
+    fit.setFeatureCols(["x"]).setLabelCols(["y"]).setLoss(F.mse_loss).setValidation("v").setInputShapes([[8, 2, 2]])
+    model = fit.fit(rows)
+    assert "validation" in model.getHistory()[0]
+    assert len(model.transform(rows[:20])) == 20
 
 
 def test_params_can_be_given_to_fit(frame, one_worker):

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections import namedtuple
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -31,6 +33,11 @@ def test_label_shapes_beat_the_outputs_shape():
     assert shaped[0].shape == (2, 2)
 
 
+def test_a_number_of_rows_in_label_shapes_stands_for_any():
+    objective = Objective((F.mse_loss,), (1.0,), ((8, 1),))
+    assert objective.transform_outputs(torch.zeros(5, 1), [torch.zeros(5)])[1][0].shape == (5, 1)
+
+
 def test_class_labels_keep_their_shape():
     _, shaped = Objective((F.cross_entropy,), (1.0,)).transform_outputs(torch.zeros(4, 3), [torch.zeros(4)])
     assert shaped[0].shape == (4,)
@@ -41,3 +48,12 @@ def test_outputs_may_be_one_tensor_or_several():
     assert as_outputs(a) == [a]
     assert as_outputs((a, b)) == [a, b]
     assert as_outputs({"first": a, "second": b}) == [a, b]
+
+
+def test_outputs_are_in_the_order_of_the_label_columns_if_they_have_their_names():
+    a, b = torch.zeros(1), torch.ones(1)
+    pair = namedtuple("Pair", ["z", "y"])
+    for outputs in ({"z": b, "y": a}, pair(b, a)):
+        assert as_outputs(outputs, order=("y", "z")) == [a, b]
+        assert as_outputs(outputs, order=("y",)) == [b, a]
+    assert as_outputs((a, b), order=("1", "0")) == [a, b]  # numbers are not names
