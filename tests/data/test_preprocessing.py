@@ -405,6 +405,34 @@ def test_a_batch_of_bad_rows_has_a_good_one_in_training_and_no_rows_in_scoring(f
     assert fourth["a"].tolist() == list(range(96, 128))
 
 
+@pytest.mark.parametrize("training", [True, False])
+def test_a_good_row_is_found_wherever_it_is(folder: Path, training: bool) -> None:
+    tried = []
+
+    def fn(batch: dict[str, Any]) -> Any:
+        tried.extend(struct["a"] for struct in batch["struct"])
+        if any(not 1250 <= struct["a"] < 1290 for struct in batch["struct"]):
+            raise ValueError("not these")
+        return {"a": [struct["a"] for struct in batch["struct"]]}
+
+    preprocess = Preprocess(fn=fn, columns=("struct",), on_error="skip", training=training)
+    options = {"batch_size": 32, "shuffle": False, "preprocess": preprocess, "num_threads": 1}
+    first, *others = ParquetReader(folder, ["struct", "y"], **options)
+    assert first["a"].tolist() == first["y"].tolist() == ([1250] * 32 if training else [])
+    assert sum(batch.num_left_out for batch in [first, *others]) == ROWS // 32 * 32 - 40
+    assert tried.count(1000) <= 4  # in its batch, and once in the search
+
+    class Never(Exception):
+        pass
+
+    def bad(batch: dict[str, Any]) -> Any:
+        raise Never
+
+    options["preprocess"] = Preprocess(fn=bad, columns=("struct",), on_error="skip", training=training)
+    with pytest.raises(DataError, match="preprocess failed on all 32 rows of a batch"):
+        list(ParquetReader(folder, ["struct", "y"], **options))
+
+
 def test_a_name_of_another_column_is_refused(folder: Path) -> None:
     reader = ParquetReader(
         folder, ["text", "y"], batch_size=8, preprocess=Preprocess(fn=lambda b: {"y": [0] * 8}, columns=("text",))

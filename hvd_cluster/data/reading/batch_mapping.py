@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: Rows of the beginning of a row group that are tried, where the function fails on all rows of a batch.
-_GOOD_ROWS = 64
+#: Rows that are tried at a time, where the function fails on all rows of a batch.
+_TRIED_ROWS = 64
 
 
 def _result(future: Future[Batch]) -> Batch:
@@ -106,11 +106,24 @@ class BatchMapping:
             free.put(function)
 
     def _good_row(self, function: Preprocess, error: AllRowsFailedError) -> Batch:
-        """A row near the beginning of the data on which the function does not fail, the same for each call."""
-        for beginning in self.blocks.beginnings(_GOOD_ROWS):
+        """A row on which the function does not fail, the same for each call.
+
+        Raises:
+            AllRowsFailedError: there is none in the data.
+        """
+        for rows in self.blocks.samples(_TRIED_ROWS) if not self._found else ():
             with contextlib.suppress(AllRowsFailedError):
-                return {name: tensor[:1] for name, tensor in self._mapped(function, beginning, (0,), 0).items()}
-        raise error
+                made = self._mapped(function, rows, (0,), 0)
+                self._found.update({name: tensor[:1].clone() for name, tensor in made.items()})
+                break
+        if not self._found:
+            raise error
+        return self._found
+
+    @functools.cached_property
+    def _found(self) -> Batch:
+        """The row of :meth:`_good_row`, once it is known. Threads that search at the same time find the same one."""
+        return Batch()
 
     def _mapped(self, function: Preprocess, table: pa.Table, seeds: tuple[int, ...], num_fresh: int) -> Batch:
         def place(row: int) -> str:

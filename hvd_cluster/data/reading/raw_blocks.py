@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -46,19 +46,32 @@ class RawBlockReader:
         files = [list(run) for _, run in itertools.groupby(chunk.ranges, key=lambda piece: piece.row_group.path)]
         tables = [self._reader.table(pieces) for pieces in files]
         table = tables[0] if len(tables) == 1 else load_pyarrow().concat_tables(tables)
-        for column in self.schema:
-            place = table.column_names.index(column.name)
-            table = table.set_column(place, column.name, nested(table.column(place), column.shape))
-        places = np.concatenate([self._places(piece) for piece in chunk.ranges])
+        table = self._with_places(table, chunk.ranges)
         rows, positions = buffer.taken(chunk)
-        table = table.append_column(_PLACE, load_pyarrow().array(places))
         buffer.put(positions, table if len(rows) == len(table) else table.take(rows))
 
-    def beginnings(self, rows: int) -> Iterator[pa.Table]:
-        """The first rows of each row group, at most that many."""
+    def samples(self, rows: int) -> Iterator[pa.Table]:
+        """All rows, at most that many at a time: the first ones of each row group, and then the others."""
         for group in self._groups:
-            piece = RowRange(group, 0, min(rows, group.rows))
-            yield self._reader.table([piece]).append_column(_PLACE, load_pyarrow().array(self._places(piece)))
+            yield self._piece(RowRange(group, 0, min(rows, group.rows)))
+        for group in self._groups:
+            start = rows
+            while start < group.rows:  # each read as long as all before it: a read may decode the whole row group
+                table = self._piece(RowRange(group, start, min(2 * start, group.rows)))
+                for first in range(0, len(table), rows):
+                    yield table.slice(first, rows)
+                start *= 2
+
+    def _piece(self, piece: RowRange) -> pa.Table:
+        return self._with_places(self._reader.table([piece]), [piece])
+
+    def _with_places(self, table: pa.Table, pieces: Sequence[RowRange]) -> pa.Table:
+        """What was read of some ranges, with the column that says where each row is from."""
+        for column in self.schema:
+            index = table.column_names.index(column.name)
+            table = table.set_column(index, column.name, nested(table.column(index), column.shape))
+        places = np.concatenate([self._places(piece) for piece in pieces])
+        return table.append_column(_PLACE, load_pyarrow().array(places))
 
     def place(self, table: pa.Table, row: int) -> str:
         """Where in the data a row of a table is, for messages."""
