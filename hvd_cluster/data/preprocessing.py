@@ -5,9 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-import sys
 import traceback
-import types
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +21,7 @@ from hvd_cluster.data.columns.raw_arrays import raw_array
 from hvd_cluster.data.optional import load_pyarrow
 from hvd_cluster.data.reading.tensors import to_tensors
 from hvd_cluster.data.schema import WIDENED
+from hvd_cluster.data.shared_objects import uses_objects
 from hvd_cluster.errors import DataError
 
 if TYPE_CHECKING:
@@ -163,13 +162,13 @@ class Preprocess:
         """A copy of the function that another thread can call at the same time; None if there is no such copy.
 
         Functions that are imported from a module are not copied. They can be called by several threads unless they use
-        objects of their module.
+        objects of modules: see :func:`hvd_cluster.data.shared_objects.uses_objects`.
         """
         try:
             fn = cloudpickle.loads(cloudpickle.dumps(self.fn))
         except Exception:  # noqa: BLE001 - whatever its objects raise when they are pickled
             return None
-        return None if fn is self.fn and _uses_objects(fn) else dataclasses.replace(self, fn=fn)
+        return None if fn is self.fn and uses_objects(fn) else dataclasses.replace(self, fn=fn)
 
     @functools.cached_property
     def _accepted(self) -> frozenset[str]:
@@ -241,17 +240,6 @@ def _line_of(error: Exception) -> str:
 
 def _shapes_text(shapes: Sequence[tuple[str, tuple[int, ...]]]) -> str:
     return ", ".join(f"shape {shape} in {name!r}" for name, shape in shapes)
-
-
-def _uses_objects(fn: Callable[..., Any]) -> bool:
-    """Whether a function uses objects of its module that other threads may change: a tokenizer, a list, a generator."""
-    code = getattr(fn, "__code__", None)
-    if code is None:
-        return False
-    used = (vars(sys.modules[fn.__module__]).get(name) for name in code.co_names)
-    harmless = (types.ModuleType, type, types.FunctionType, types.BuiltinFunctionType, np.ufunc, torch.dtype)
-    constants = (str, bytes, int, float, bool, type(None), tuple, frozenset)
-    return any(not isinstance(value, (*harmless, *constants)) for value in used)
 
 
 def _tensor(name: str, value: Any) -> torch.Tensor:
