@@ -13,6 +13,9 @@ from hvd_cluster.estimators.keras.structure import flat, inputs_of, keys_of
 from hvd_cluster.estimators.spec import Inputs
 from hvd_cluster.estimators.torch.arguments import partial_text
 
+#: NumPy has no bfloat16: Keras casts what it gets to the dtype of its input.
+_IN_NUMPY = {"bfloat16": "float32"}
+
 
 def with_arguments(inputs: Inputs, model: Any, made: Mapping[str, torch.Tensor]) -> Inputs:
     """The inputs, with what ``preprocess`` has returned as the model's arguments.
@@ -38,7 +41,7 @@ def with_dtypes(model: Any, inputs: Inputs, batch: Mapping[str, torch.Tensor]) -
 
     structure = inputs_of(model)
     known: Sequence[Any] = [] if structure is None else flat(structure)
-    floating = keras.config.floatx()
+    floating = _IN_NUMPY.get(keras.config.floatx(), keras.config.floatx())
     # JAX has int64 only if ``jax_enable_x64`` is set.
     whole = "int32" if keras.config.backend() == "jax" else "int64"
 
@@ -49,7 +52,7 @@ def with_dtypes(model: Any, inputs: Inputs, batch: Mapping[str, torch.Tensor]) -
     dtypes = tuple(stored(name) for name in inputs.arguments)
     shapes: tuple[tuple[int, ...], ...] | None = None
     if len(known) == len(inputs.arguments):
-        said = [str(one.dtype) for one in known]
+        said = [_IN_NUMPY.get(str(one.dtype), str(one.dtype)) for one in known]
         dtypes = tuple(name if name in vars(torch) else dtype for name, dtype in zip(said, dtypes, strict=True))
         sizes = [tuple(one.shape[1:]) for one in known]
         if all(None not in size for size in sizes):

@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import cloudpickle
-import numpy as np
 import torch
 
 from hvd_cluster.estimators.keras.arguments import with_arguments
-from hvd_cluster.estimators.keras.structure import flat, inputs_of, keys_of, output_keys, structured
+from hvd_cluster.estimators.keras.structure import as_tensor, flat, inputs_of, keys_of, output_keys, structured
 from hvd_cluster.estimators.scoring.scorer import Framework
 from hvd_cluster.topology import export
 
@@ -22,7 +21,7 @@ def predict(model: Any, features: list[torch.Tensor], order: Sequence[str] = ())
     given = structured([feature.numpy() for feature in features], keys_of(inputs_of(model)))
     raw = model.predict_on_batch(given)
     outputs = flat(raw, output_keys(raw, model, order))
-    return [torch.from_numpy(np.array(output)) for output in outputs]
+    return [as_tensor(output) for output in outputs]
 
 
 KERAS = Framework(predict=predict, with_arguments=with_arguments)

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from hvd_cluster.errors import DataError
+from hvd_cluster.estimators.keras.structure import as_tensor
 from hvd_cluster.estimators.torch import made_state
 
 
@@ -115,4 +116,4 @@ def as_array(variable: Any) -> Any:
 
 def as_tensors(variables: Sequence[Any]) -> list[torch.Tensor]:
     """The values of variables or arrays, as copies on the CPU."""
-    return [torch.from_numpy(np.array(as_array(variable))) for variable in variables]
+    return [as_tensor(as_array(variable)) for variable in variables]

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+import torch
+
 
 def structured(arrays: Sequence[Any], keys: Sequence[str] | None) -> Any:
     """One array as is, several as a tuple (TensorFlow would stack a list), or a dict if there are ``keys``."""
@@ -18,6 +21,12 @@ def flat(outputs: Any, keys: Sequence[str] | None = None) -> list[Any]:
     if isinstance(outputs, Mapping):
         return [outputs[key] for key in keys or outputs]
     return list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
+
+
+def as_tensor(array: Any) -> torch.Tensor:
+    """A copy of a NumPy array of Keras's as a tensor; bfloat16 as float32, since NumPy has no bfloat16 of its own."""
+    array = np.array(array)
+    return torch.from_numpy(array.astype(np.float32) if array.dtype.name == "bfloat16" else array)
 
 
 def inputs_of(model: Any) -> Any:

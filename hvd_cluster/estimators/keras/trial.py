@@ -13,6 +13,7 @@ from hvd_cluster.data.schema import Schema
 from hvd_cluster.errors import DataError
 from hvd_cluster.estimators.keras.arguments import with_arguments, with_dtypes
 from hvd_cluster.estimators.keras.data import KerasColumns
+from hvd_cluster.estimators.keras.framework import predict
 from hvd_cluster.estimators.keras.structure import flat, inputs_of, keys_of, output_keys, structured
 from hvd_cluster.estimators.spec import Inputs, error_text, shapes_text
 from hvd_cluster.estimators.torch.probe import wrong_outputs
@@ -64,6 +65,10 @@ def try_model(
         (-1, *shape) if math.prod(batch[name].shape[1:]) == math.prod(shape) else None
         for name, shape in zip(inputs.label_cols, shapes, strict=True)
     )
+    try:
+        predict(model, inputs.tensors(batch, torch.device("cpu")), inputs.label_cols)
+    except Exception as error:  # of the user's own predict_step, or of Keras
+        raise _refused("the model cannot score rows as transform does", error, inputs, batch, schema) from error
     columns = KerasColumns(inputs=inputs, label_shapes=label_shapes or shaped, input_keys=keys, output_keys=named)
     try:
         model.test_on_batch(*columns.item(batch))

@@ -88,3 +88,51 @@ def test_training_and_scoring_match_a_dicts_outputs_with_the_same_labels(driver,
         return fitted.getHistory()["loss"], [(float(row["price__output"]), float(row["age__output"])) for row in rows]
 
     assert driver(fn, str(tmp_path / "model")) == ([0.0], [(20.0, -5.0)] * 2)
+
+
+@pytest.mark.parametrize("input_dtype", ["float32", "bfloat16"])
+def test_a_model_that_returns_bfloat16_scores(driver, input_dtype):
+    """NumPy has no bfloat16 of its own."""
+
+    def fn(workers):
+        import keras
+        import pandas as pd
+
+        from hvd_cluster.estimators import KerasEstimator
+
+        given = keras.Input((1,), dtype=input_dtype)
+        model = keras.Model(given, keras.layers.Dense(1, kernel_initializer="ones", dtype="mixed_bfloat16")(given))
+        model.compile(keras.optimizers.SGD(0.0), "mse")
+        fit = KerasEstimator(model=model, batch_size=8, epochs=1, verbose=0, backend=workers(1))
+        frame = pd.DataFrame({"x": [[1.5]] * 8, "y": [1.0] * 8})
+        return fit.setFeatureCols(["x"]).setLabelCols(["y"]).fit(frame).transform(frame[:1])["y__output"].tolist()
+
+    assert driver(fn) == [1.5]
+
+
+def test_a_model_that_cannot_score_is_refused_before_the_fit(driver):
+    def fn(workers):
+        import keras
+        import pandas as pd
+
+        from hvd_cluster.errors import DataError
+        from hvd_cluster.estimators import KerasEstimator
+
+        class Own(keras.Model):
+            def predict_step(self, data):
+                raise RuntimeError("not for scoring")
+
+        given = keras.Input((1,))
+        model = Own(given, keras.layers.Dense(1)(given))
+        model.compile("sgd", "mse")
+        fit = KerasEstimator(
+            model=model, batch_size=8, epochs=1, verbose=0, backend=workers(1), custom_objects={"Own": Own}
+        )
+        try:
+            fit.setFeatureCols(["x"]).setLabelCols(["y"]).fit(pd.DataFrame({"x": [[1.5]] * 8, "y": [1.0] * 8}))
+        except DataError as error:
+            return str(error)
+
+    text = driver(fn)
+    assert text.startswith("the model cannot score rows as transform does: RuntimeError: ")
+    assert "not for scoring" in text
