@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import pickle
 import zlib
 from collections import Counter, defaultdict
@@ -21,6 +22,8 @@ from hvd_cluster.errors import DataError
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+logger = logging.getLogger(__name__)
 
 
 class ArrowFragments(FragmentReader):
@@ -91,8 +94,7 @@ class ArrowDataset(TableSource):
     """A ``pyarrow.dataset.Dataset``.
 
     Raises:
-        DataError: it has a filter or columns of its own, its rows are in this process's memory, or its files belong to
-            a Delta, Iceberg, Hudi or Lance table.
+        DataError: it has a filter or columns of its own, or its rows are in this process's memory.
     """
 
     def __init__(self, dataset: Any) -> None:
@@ -108,7 +110,7 @@ class ArrowDataset(TableSource):
         self.name = f"the pyarrow data set of {first!r}"
         if not all(hasattr(fragment, "path") for fragment in self._reader.fragments.values()):
             raise DataError("the pyarrow data set holds rows in memory: give the pyarrow.Table itself, or write files")
-        _require_plain(map(self._reader.file, self._reader.fragments))
+        _warn_of_tables(map(self._reader.file, self._reader.fragments))
         self._footers: dict[str, Any] = {}
 
     @property
@@ -159,8 +161,8 @@ class ArrowDataset(TableSource):
         return tuple(keys.items())
 
 
-def _require_plain(files: Iterable[tuple[Any, str]]) -> None:
-    """Refuse files whose folders belong to tables that list their live files elsewhere.
+def _warn_of_tables(files: Iterable[tuple[Any, str]]) -> None:
+    """Log that files belong to a table that lists its live files elsewhere: whether these are live is not known.
 
     deltalake makes data sets of the live files, in a filesystem of its own that shows the log beside them.
     """
@@ -170,6 +172,13 @@ def _require_plain(files: Iterable[tuple[Any, str]]) -> None:
         if not type(getattr(filesystem, "handler", None)).__module__.startswith("deltalake.")
     }
     checked: dict[str, set[str]] = defaultdict(set)
-    with ThreadPoolExecutor(NUM_THREADS) as pool:  # object stores are far away
-        for _ in pool.map(lambda one: require_plain(one[1], one[0][1], (), checked[one[0][0]]), folders.items()):
-            pass
+    try:
+        with ThreadPoolExecutor(NUM_THREADS) as pool:  # object stores are far away
+            for _ in pool.map(lambda one: require_plain(one[1], one[0][1], (), checked[one[0][0]]), folders.items()):
+                pass
+    except DataError as error:
+        logger.warning(
+            "a pyarrow data set is read as it is, and %s: unless these are the files of one version, rows that were "
+            "deleted or replaced are among them",
+            str(error).partition(": its files")[0],
+        )

@@ -119,7 +119,7 @@ def test_a_model_that_cannot_score_is_refused_before_the_fit(driver):
         from hvd_cluster.estimators import KerasEstimator
 
         class Own(keras.Model):
-            def predict_step(self, data):
+            def predict_step(self, *_):  # JAX passes more
                 raise RuntimeError("not for scoring")
 
         given = keras.Input((1,))
