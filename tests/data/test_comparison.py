@@ -52,7 +52,9 @@ def moment(ns: int, tz: Any = None) -> list[Any]:
     whole_us, rest = divmod(ns, 1000)
     if tz is not None:
         stamp = pd.Timestamp(ns, tz="UTC").tz_convert(tz)
-        return [stamp] if rest else [stamp, (EPOCH + dt.timedelta(microseconds=whole_us)).replace(tzinfo=dt.UTC)]
+        return (
+            [stamp] if rest else [stamp, (EPOCH + dt.timedelta(microseconds=whole_us)).replace(tzinfo=dt.timezone.utc)]
+        )
     values = [np.datetime64(ns, "ns"), pd.Timestamp(ns)]
     if not rest:
         values += [np.datetime64(whole_us, "us"), EPOCH + dt.timedelta(microseconds=whole_us)]
@@ -106,7 +108,7 @@ SPAN_NS = [
 VALUES = {
     "number": NUMBERS,
     "moment": [(value, ns) for ns in SPAN_NS for value in moment(ns)],
-    "instant": [(value, ns) for ns in SPAN_NS for tz in (dt.UTC, ROME) for value in moment(ns, tz)],
+    "instant": [(value, ns) for ns in SPAN_NS for tz in (dt.timezone.utc, ROME) for value in moment(ns, tz)],
     "time": [(dt.time(), 0), (dt.time(0, 0, 0, 5), 5000), (dt.time(1), 3600 * 10**9), (dt.time(0, 0, 1), 10**9)],
     "duration": [(value, ns) for ns in SPAN_NS for value in duration(ns)],
     "text": [
