@@ -50,8 +50,9 @@ def broadcast_parameters(
     tensors = [(name, tensor) for name, tensor in named if isinstance(tensor, torch.Tensor)]
     _require_plain(tensors)
     _require_equal_names([str(name) for name, _ in tensors], process_set)
+    written = [_elements_once(tensor.data) for _, tensor in tensors]
     # A tensor is sent as a copy if it is not contiguous, or if torch has not computed its conjugation or negation yet.
-    copies = [(tensor, tensor.data.contiguous().resolve_conj().resolve_neg()) for _, tensor in tensors]
+    copies = [(tensor, tensor.contiguous().resolve_conj().resolve_neg()) for tensor in written]
     handles = [
         submit_broadcast(_as_sendable(copy), root_rank, f"parameters.{name}", process_set, in_place=True)
         for (name, _), (_, copy) in zip(tensors, copies, strict=True)
@@ -59,7 +60,15 @@ def broadcast_parameters(
     wait_all(handles)
     for tensor, copy in copies:
         if tensor.data_ptr() != copy.data_ptr():
-            tensor.data.copy_(copy)
+            tensor.copy_(copy)
+
+
+def _elements_once(tensor: torch.Tensor) -> torch.Tensor:
+    """A view that holds each element once, to be written: ``expand()`` repeats those of a dimension."""
+    for dim, stride in enumerate(tensor.stride()):
+        if stride == 0 and tensor.shape[dim] > 1:
+            tensor = tensor.narrow(dim, 0, 1)
+    return tensor
 
 
 def _require_flat(named: Sequence[tuple[Any, Any]]) -> None:

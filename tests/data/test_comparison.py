@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime as dt
 import decimal
 import math
-import operator
 from fractions import Fraction
 from typing import Any
 
@@ -16,20 +15,11 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from python_operators import PYTHON_OPERATORS
 
 from hvd_cluster.data.filters import parse
 from hvd_cluster.data.reading.parquet_files import statistics_of
 
-PYTHON: dict[str, Any] = {
-    "==": operator.eq,
-    "!=": operator.ne,
-    "<": operator.lt,
-    "<=": operator.le,
-    ">": operator.gt,
-    ">=": operator.ge,
-    "in": lambda value, choices: value in choices,
-    "not in": lambda value, choices: value not in choices,
-}
 #: Unit of time -> nanoseconds.
 NS = {"D": 86_400 * 10**9, "s": 10**9, "ms": 10**6, "us": 1000, "ns": 1}
 EPOCH = dt.datetime(1970, 1, 1)  # noqa: DTZ001
@@ -200,7 +190,7 @@ def test_all_types_are_compared_as_python_compares_whatever_the_row_groups(
     arrow_type: Any, cells: Any, unit: Any, data: Any
 ) -> None:
     column = data.draw(st.lists(st.none() | cells, min_size=1, max_size=6), label="cells")
-    op = data.draw(st.sampled_from(list(PYTHON)), label="op")
+    op = data.draw(st.sampled_from(list(PYTHON_OPERATORS)), label="op")
     candidates = st.sampled_from(VALUES[kind_of(arrow_type)])
     several = data.draw(st.lists(candidates, min_size=1, max_size=1 if "in" not in op else 3), label="value")
     truths = [true_number(arrow_type, *pair) for pair in several]
@@ -210,7 +200,7 @@ def test_all_types_are_compared_as_python_compares_whatever_the_row_groups(
             return False
         mine = cell.encode() if isinstance(cell, str) else float(cell) if isinstance(cell, np.floating) else cell
         mine = mine if unit is None else mine * unit
-        return PYTHON[op](mine, [truth for truth in truths if truth == truth] if "in" in op else truths[0])
+        return PYTHON_OPERATORS[op](mine, [truth for truth in truths if truth == truth] if "in" in op else truths[0])
 
     value = [value for value, _ in several] if "in" in op else several[0][0]
     row_filter = parse([("x", op, value)])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime as dt
 import decimal
 import math
-import operator
 import os
 import subprocess
 import sys
@@ -19,23 +18,13 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from python_operators import PYTHON_OPERATORS
 
 from hvd_cluster.data.filters import RowFilter, Statistics, parse
 from hvd_cluster.data.reader import ParquetReader
 from hvd_cluster.data.reading.table_columns import TableColumns
 from hvd_cluster.data.tables.parquet import ParquetFolder
 from hvd_cluster.errors import DataError
-
-PYTHON: dict[str, Any] = {
-    "==": operator.eq,
-    "!=": operator.ne,
-    "<": operator.lt,
-    "<=": operator.le,
-    ">": operator.gt,
-    ">=": operator.ge,
-    "in": lambda value, choices: value in choices,
-    "not in": lambda value, choices: value not in choices,
-}
 
 numbers = st.sampled_from([0.0, -0.0, math.inf, -math.inf, 1.0, 2.0, -3.0])
 integers = st.integers(-3, 3)
@@ -60,7 +49,7 @@ def holds(row: dict[str, Any], condition: tuple[Any, ...]) -> bool:
     value = row[name]
     if op in {"is null", "is valid"}:
         return (value is None) == (op == "is null")
-    return value is not None and bool(PYTHON[op](value, condition[2]))
+    return value is not None and bool(PYTHON_OPERATORS[op](value, condition[2]))
 
 
 @pytest.mark.long

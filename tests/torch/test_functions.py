@@ -311,6 +311,17 @@ def test_lazy_conjugates_and_negatives_are_broadcast_by_value(two: Any) -> None:
     assert two(fn) == [[1 - 2j, -2.0, 1 - 2j]] * 2
 
 
+def test_expanded_buffers_are_broadcast(two: Any) -> None:
+    def fn(hvd: Any) -> list[Any]:
+        model = torch.nn.Module()
+        model.register_buffer("scalar", torch.tensor(float(hvd.rank())).expand(2))
+        model.register_buffer("rows", torch.tensor([[1.0], [2.0]]).mul(hvd.rank()).expand(2, 3))
+        hvd.broadcast_parameters(model.state_dict(), root_rank=1)
+        return [model.scalar.tolist(), model.rows.tolist()]
+
+    assert two(fn) == [[[1.0, 1.0], [[1.0] * 3, [2.0] * 3]]] * 2
+
+
 def test_a_default_device_of_the_program_is_not_where_we_work(two: Any) -> None:
     def fn(hvd: Any) -> list[Any]:
         weight = torch.nn.Parameter(torch.zeros(2))
