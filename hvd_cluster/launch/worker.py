@@ -17,8 +17,8 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
 
 from hvd_cluster.errors import AuthenticationError, LaunchError
 from hvd_cluster.launch import progress
@@ -70,6 +70,8 @@ def perform(
 ) -> Outcome:
     """Run a packed call here and return its outcome. Nothing that the function raises leaves this function.
 
+    A process that the function forks never returns: it ends where the function does, as if that were its program.
+
     Args:
         keep: called with the result, which then stays in this process; None is returned in its place.
         dumps: pickles what the call returns or raises.
@@ -82,7 +84,7 @@ def perform(
     try:
         function = unpack(call)
         with contextlib.nullcontext() if is_alone else torch_group():
-            result = function(*more)
+            result = _called(function, more)
         if keep is not None:
             keep(result)
             result = None
@@ -104,6 +106,34 @@ def perform(
         finished_at=time.time(),
         references=references,
     )
+
+
+def _called(function: Callable[..., Any], arguments: Sequence[Any]) -> Any:
+    """What the function returns, in this process; one that it forks ends here, because the launcher waits for this."""
+    pid = os.getpid()
+    try:
+        result = function(*arguments)
+    except BaseException as error:
+        if os.getpid() != pid:
+            _end_fork(error)
+        raise
+    if os.getpid() != pid:
+        _end_fork(None)
+    return result
+
+
+def _end_fork(error: BaseException | None) -> NoReturn:
+    """End this process as the interpreter would, without the handlers that it inherited for its parent's exit."""
+    exit_code = _exit_code_of(error) if isinstance(error, SystemExit) else int(error is not None)
+    try:
+        if isinstance(error, SystemExit):
+            if exit_code and not isinstance(error.code, int):
+                sys.stderr.write(f"{error.code}\n")
+        elif error is not None:
+            sys.excepthook(type(error), error, error.__traceback__)
+        flush_prints()
+    finally:  # also if the user's stream or hook is broken
+        os._exit(exit_code)
 
 
 def _pickled_result(result: Any, rank: int, dumps: Dumps) -> tuple[bytes, References]:

@@ -198,3 +198,23 @@ def test_an_executable_may_be_a_script_that_has_python_as_its_child(tmp_path: Pa
     outcome = worker.wait(60)
     assert outcome is not None
     assert pickle.loads(outcome.value or b"") == 7
+
+
+@pytest.mark.parametrize(("end", "exit_code"), [("return", 0), ("sys.exit(3)", 3), ("1 / 0", 1)])
+def test_a_process_that_the_function_forks_ends_by_itself_and_says_nothing_in_its_name(
+    end: str, exit_code: int
+) -> None:
+    def fn() -> tuple[str, int] | None:
+        pid = os.fork()
+        if pid == 0:
+            if end != "return":
+                exec(end, {"sys": sys})
+            return None
+        return "the parent's", os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+    lines: list[str] = []
+    outcome = WorkerProcess(TOPOLOGY, pack(fn), Callbacks(on_line=lambda *line: lines.append(line[2]))).wait(60)
+    assert outcome is not None
+    assert outcome.ok
+    assert pickle.loads(outcome.value or b"") == ("the parent's", exit_code)
+    assert any("ZeroDivisionError" in line for line in lines) == (exit_code == 1)
