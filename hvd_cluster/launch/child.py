@@ -34,7 +34,8 @@ class ChildProcess:
     Args:
         stdin: a descriptor for its standard input; by default it is empty.
         on_line: called with every line of its output.
-        on_exit: called once, from a thread, when the process group has ended and all output has been passed on.
+        on_exit: called once, from a thread, when the process group has ended and all output has been passed on, with
+            the exit code: a negative one is a signal, and None was taken by other code of this program.
     """
 
     def __init__(
@@ -46,7 +47,7 @@ class ChildProcess:
         pass_fds: Sequence[int] = (),
         stdin: int = subprocess.DEVNULL,
         on_line: OnLine,
-        on_exit: Callable[[int], None],
+        on_exit: Callable[[int | None], None],
     ) -> None:
         self.rank = rank
         #: The process id, which is also the process group's; 0 before :meth:`start`.
@@ -70,7 +71,7 @@ class ChildProcess:
         """Start the program.
 
         Raises:
-            OSError: it cannot be started.
+            OSError: it cannot be started, or its output cannot be read.
             TypeError, ValueError: an argument or a variable is not a text that can be passed to a program.
         """
         self._thread.start()
@@ -115,6 +116,31 @@ class ChildProcess:
 
     def _supervise(self) -> None:
         try:
+            process, output = self._fork()
+        except Exception as error:  # noqa: BLE001 - raised again in the thread that asked for the start
+            self._started.put(error)
+            return
+        self._output = output
+        self._started.put(None)
+        exit_code: int | None = None
+        # This fails if the program ignores SIGCHLD, or if other code in it has reaped the child: then the code is lost,
+        # and the group's id may be another one's already.
+        with contextlib.suppress(ChildProcessError):
+            ended = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+            assert ended is not None
+            exit_code = ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+            # The child is not reaped yet, so the id cannot be reused: kill the processes that it has left behind.
+            self.signal(signal.SIGKILL)
+        guard.release(process.pid)
+        with self._reap_lock:
+            process.wait()
+            self._reaped = True
+            output.end()
+        output.join()
+        self._on_exit(exit_code)
+
+    def _fork(self) -> tuple[subprocess.Popen[bytes], OutputReader]:
+        with contextlib.ExitStack() as on_failure:
             process = subprocess.Popen(
                 self._argv,
                 env=self._environment,
@@ -124,30 +150,22 @@ class ChildProcess:
                 stderr=subprocess.PIPE,
                 start_new_session=True,
             )
-        except Exception as error:  # noqa: BLE001 - raised again in the thread that asked for the start
-            self._started.put(error)
-            return
+            on_failure.callback(process.wait)
+            on_failure.callback(os.killpg, process.pid, signal.SIGKILL)
+            guard.hold(process.pid)
+            on_failure.callback(guard.release, process.pid)
+            assert process.stdout is not None
+            assert process.stderr is not None
+            pipes: dict[str, int] = {}
+            # The reader gets copies of the descriptors because it may outlive the pipe objects.
+            with process.stdout as stdout, process.stderr as stderr:
+                for name, pipe in (("stdout", stdout), ("stderr", stderr)):
+                    pipes[name] = os.dup(pipe.fileno())
+                    on_failure.callback(os.close, pipes[name])
+            output = OutputReader(pipes, self._pass_on, f"hvd-output-{self.rank}")
+            on_failure.pop_all()
         self.pid = process.pid
-        guard.hold(process.pid)
-        assert process.stdout is not None
-        assert process.stderr is not None
-        # The reader gets copies of the descriptors because it may outlive the pipe objects.
-        pipes = {"stdout": os.dup(process.stdout.fileno()), "stderr": os.dup(process.stderr.fileno())}
-        process.stdout.close()
-        process.stderr.close()
-        self._output = OutputReader(pipes, self._pass_on, f"hvd-output-{self.rank}")
-        self._started.put(None)
-        with contextlib.suppress(ChildProcessError):  # other code in this program has reaped it
-            os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-        # The child is not reaped yet, so the group's id cannot be reused: kill the processes that it has left behind.
-        self.signal(signal.SIGKILL)
-        guard.release(process.pid)
-        with self._reap_lock:
-            exit_code = process.wait()
-            self._reaped = True
-            self._output.end()
-        self._output.join()
-        self._on_exit(exit_code)
+        return process, output
 
     def _pass_on(self, stream: str, lines: Sequence[str]) -> None:
         for line in lines:

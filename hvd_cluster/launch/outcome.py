@@ -162,7 +162,9 @@ def ends_in_peer_loss(output: str) -> bool:
 def describe_exit(exit_code: int | None) -> str:
     """How a process ended, as the end of a sentence: "exited with code 3", "was killed by signal 9 (SIGKILL...)"."""
     if exit_code is None:
-        return "ended without an exit code"
+        return (
+            "ended with an unknown exit code: this program ignores SIGCHLD, or other code in it waits for every child"
+        )
     if exit_code == 0:
         return "exited with code 0 before its function returned"
     if exit_code > 0:

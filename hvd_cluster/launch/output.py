@@ -33,6 +33,9 @@ class OutputReader:
         pipes: name of the stream -> descriptor of its reading end, which the reader closes at the end.
         on_lines: called, from the thread, with the name of a stream and some of its lines; must not raise.
         version_s: seconds between two versions of a line that a program rewrites with carriage returns.
+
+    Raises:
+        OSError: too many files are open; the pipes are then the caller's.
     """
 
     def __init__(
@@ -46,12 +49,19 @@ class OutputReader:
         self._on_lines = on_lines
         self._version_s = version_s
         self._version_at_s: float | None = None
-        self._control_reader, self._control = os.pipe()
         self._caught_up: queue.SimpleQueue[None] = queue.SimpleQueue()
-        for descriptor in self._pipes.values():
-            os.set_blocking(descriptor, False)
-        self._thread = threading.Thread(target=self._read, name=name, daemon=True)
-        self._thread.start()
+        with contextlib.ExitStack() as on_failure:
+            self._selector = on_failure.enter_context(selectors.DefaultSelector())
+            self._control_reader, self._control = os.pipe()
+            on_failure.callback(os.close, self._control_reader)
+            on_failure.callback(os.close, self._control)
+            self._selector.register(self._control_reader, selectors.EVENT_READ)
+            for stream, descriptor in self._pipes.items():
+                os.set_blocking(descriptor, False)
+                self._selector.register(descriptor, selectors.EVENT_READ, stream)
+            self._thread = threading.Thread(target=self._read, name=name, daemon=True)
+            self._thread.start()
+            on_failure.pop_all()
 
     def catch_up(self) -> Callable[[], None]:
         """Return a function that returns when everything written so far has been passed on.
@@ -71,10 +81,7 @@ class OutputReader:
 
     def _read(self) -> None:
         splitters = {name: LineSplitter() for name in self._pipes}
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._control_reader, selectors.EVENT_READ)
-            for name, pipe in self._pipes.items():
-                selector.register(pipe, selectors.EVENT_READ, name)
+        with self._selector as selector:
             is_over = False
             while not is_over:
                 ready = [key for key, _ in selector.select(self._until_version(splitters))]

@@ -178,7 +178,7 @@ class WorkerProcess(ChildWorker):
             self.reported = replace(message, output_tail=self.output_tail)
         self._notify()
 
-    def _exited(self, exit_code: int) -> None:
+    def _exited(self, exit_code: int | None) -> None:
         self._disconnect()
         self.outcome = self._final_outcome(exit_code)
         self._notify()
@@ -190,7 +190,7 @@ class WorkerProcess(ChildWorker):
         self._thread.join()
         self._socket.close()
 
-    def _final_outcome(self, exit_code: int) -> Outcome:
+    def _final_outcome(self, exit_code: int | None) -> Outcome:
         if self.reported is not None:
             if self.reported.ok and exit_code and not self._stopping:
                 logger.warning("rank %d ended with exit code %d after its result had arrived", self.rank, exit_code)
@@ -254,11 +254,11 @@ class ProgramProcess(ChildWorker):
         self._child.join()
         return self.outcome
 
-    def _exited(self, exit_code: int) -> None:
+    def _exited(self, exit_code: int | None) -> None:
         self.outcome = Outcome(
             self.rank,
             self.topology.host,
-            value=None if exit_code else _NONE,
+            value=_NONE if exit_code == 0 else None,
             exit_code=exit_code,
             finished_at=time.time(),
             output_tail=self.output_tail,

@@ -1,15 +1,20 @@
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import queue
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
+from hvd_cluster.launch import child, output
 from hvd_cluster.launch.child import ChildProcess
 
 
@@ -18,7 +23,7 @@ class Run:
 
     def __init__(self, script: str) -> None:
         self.lines: list[tuple[int, str, str]] = []
-        self.exits: queue.Queue[int] = queue.Queue()
+        self.exits: queue.Queue[int | None] = queue.Queue()
         self.child = ChildProcess(
             5,
             ["/bin/bash", "-c", script],
@@ -28,7 +33,7 @@ class Run:
         )
         self.child.start()
 
-    def end(self) -> int:
+    def end(self) -> int | None:
         code = self.exits.get(timeout=30)
         self.child.join()
         return code
@@ -55,7 +60,7 @@ def test_a_grandchild_that_escaped_the_group_does_not_delay_the_end(tmp_path: Pa
 
 
 def test_a_broken_sink_does_not_stop_the_child(caplog: pytest.LogCaptureFixture) -> None:
-    exits: queue.Queue[int] = queue.Queue()
+    exits: queue.Queue[int | None] = queue.Queue()
 
     def broken(rank: int, stream: str, line: str) -> None:
         raise RuntimeError("no")
@@ -80,6 +85,56 @@ def test_a_program_that_does_not_exist_is_an_error_at_the_start() -> None:
     child = ChildProcess(0, ["/no/such/program"], {}, on_line=print, on_exit=print)
     with pytest.raises(FileNotFoundError, match="/no/such/program"):
         child.start()
+
+
+def test_an_exit_code_that_the_kernel_drops_is_not_taken_for_success() -> None:
+    previous = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        assert Run("exit 7").end() is None
+    finally:
+        signal.signal(signal.SIGCHLD, previous)
+
+
+def test_an_exit_code_is_known_although_a_handler_reaps_every_child() -> None:
+    def reap(*_: object) -> None:
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+
+    previous = signal.signal(signal.SIGCHLD, reap)
+    try:
+        assert Run("sleep 0.2; exit 7").end() in {7, None}
+    finally:
+        signal.signal(signal.SIGCHLD, previous)
+
+
+@pytest.mark.parametrize("failing", ["dup", "pipe", "reader"])
+def test_a_child_whose_output_cannot_be_read_is_an_error_at_the_start_and_ends(
+    failing: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    where = {"dup": (child.os, "dup"), "pipe": (output.os, "pipe"), "reader": (child, "OutputReader")}
+    script = f"echo $$ > {tmp_path}/pid; touch {tmp_path}/written; sleep 300"
+    process = ChildProcess(0, ["/bin/bash", "-c", script], dict(os.environ), on_line=print, on_exit=print)
+    before = len(os.listdir("/proc/self/fd"))
+    fork = subprocess.Popen
+
+    def forked(*arguments: Any, **options: Any) -> Any:
+        started = fork(*arguments, **options)
+        if "/bin/bash" in arguments[0]:
+            while not (tmp_path / "written").exists():
+                time.sleep(0.01)
+            monkeypatch.setattr(*where[failing], refuse)
+        return started
+
+    monkeypatch.setattr(child.subprocess, "Popen", forked)
+    with pytest.raises(OSError, match="Too many open files"):
+        process.start()
+    monkeypatch.undo()
+    assert gone(int((tmp_path / "pid").read_text()))
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def gone(pid: int, within_s: float = 10.0) -> bool:

@@ -146,7 +146,7 @@ def _signals_raise() -> Iterator[None]:
     """Turn Ctrl-C, SIGTERM and SIGHUP into an exception, so that the workers are stopped on the way out.
 
     A signal that this process was started to ignore stays ignored: SIGHUP under ``nohup``, SIGINT in the background of
-    a shell script.
+    a shell script. But if SIGCHLD were, as some daemons leave it, the kernel would drop the workers' exit codes.
     """
 
     def stop(number: int, _frame: FrameType | None) -> None:
@@ -158,6 +158,7 @@ def _signals_raise() -> Iterator[None]:
         if signal.getsignal(number) is not signal.SIG_IGN
     ]
     previous = {number: signal.signal(number, stop) for number in handled}
+    previous[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
         yield
     finally:

@@ -98,7 +98,7 @@ class SshHost(RemoteHost):
     def _on_ssh_line(self, _rank: int, _stream: str, line: str) -> None:
         logger.info("%s: %s", self.host.name, line)
 
-    def _on_ssh_exit(self, exit_code: int) -> None:
+    def _on_ssh_exit(self, exit_code: int | None) -> None:
         if self._channel is None:
             self.may_be_starting = is_temporary(exit_code, self._ssh.tail.text())
             self._lose(exit_reason(self.host.name, exit_code, self._ssh.tail.text(), self._options.python))

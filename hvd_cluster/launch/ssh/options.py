@@ -82,12 +82,12 @@ def _without_brackets(host: str) -> str:
     return f"{user}{at}{name.strip('[]')}"
 
 
-def is_temporary(exit_code: int, output: str) -> bool:
+def is_temporary(exit_code: int | None, output: str) -> bool:
     """Whether the failure may be temporary: a pod or a machine that is still starting. Pure."""
     return exit_code == _SSH_FAILED and any(text in output for text in _TEMPORARY_ERRORS)
 
 
-def exit_reason(host: str, exit_code: int, output: str, python: str) -> str:
+def exit_reason(host: str, exit_code: int | None, output: str, python: str) -> str:
     """Why an ssh process has exited that should have kept running, as a message."""
     said = "".join(f"\n    {line}" for line in output.strip().splitlines())
     if exit_code == _SSH_FAILED:
