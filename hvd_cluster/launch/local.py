@@ -135,6 +135,8 @@ class Executor:
                 for worker in self._group.workers:
                     worker.submit(call)
                 outcomes = self._group.reports()
+                for worker in self._group.workers:
+                    worker.forget_report()
             except BaseException:  # an interrupt: no caller waits for what the workers are doing now
                 self._drop()
                 raise

@@ -11,7 +11,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from hvd_cluster.launch.child import ChildProcess
 from hvd_cluster.launch.environment import worker_environment
 from hvd_cluster.launch.outcome import Outcome, is_user_code
 from hvd_cluster.launch.wire.messages import END, ProgressEvent, Ready, RunRequest
-from hvd_cluster.launch.worker_group import Callbacks, Worker
+from hvd_cluster.launch.worker_group import EXIT_GRACE_S, FAILURE_GRACE_S, STOP_GRACE_S, Callbacks, Worker
 from hvd_cluster.rendezvous.channel import Channel
 from hvd_cluster.topology import Topology
 
@@ -87,6 +87,8 @@ class WorkerProcess(ChildWorker):
         super().__init__(topology, callbacks)
         self._changed = threading.Condition()
         self._requests: list[bytes] = []
+        self._is_finishing = False
+        self._stopper: threading.Timer | None = None
         self._channel: Channel | None = None
         self._executable = executable
 
@@ -124,8 +126,14 @@ class WorkerProcess(ChildWorker):
         self.reported = None
         self._send(pickle.dumps(RunRequest(call, _path_for(self._executable))))
 
+    def forget_report(self) -> None:
+        """Clear the report of the last call: a process that ends from now on has not answered the next call."""
+        with self._changed:
+            self.reported = None
+
     def finish(self) -> None:
-        """Let the process exit when the submitted calls are done."""
+        """Let the process exit when the submitted calls are done; one that does not is stopped after a while."""
+        self._is_finishing = True
         self._send(END)
 
     def wait(self, timeout_s: float | None = None) -> Outcome | None:
@@ -176,11 +184,32 @@ class WorkerProcess(ChildWorker):
         else:
             self._child.catch_up()
             self.reported = replace(message, output_tail=self.output_tail)
+            if self._is_finishing:
+                self._stop_after(EXIT_GRACE_S if message.ok else FAILURE_GRACE_S)
         self._notify()
+
+    def _stop_after(self, grace_s: float) -> None:
+        """Stop the process if it does not exit by itself: threads that the call has left keep an interpreter alive."""
+
+        def stop() -> None:
+            logger.warning("rank %d did not exit within %g s after its call: stopping it", self.rank, grace_s)
+            self.terminate()
+            self._stopper = self._timer(STOP_GRACE_S, self.kill)
+
+        self._stopper = self._timer(grace_s, stop)
+
+    def _timer(self, seconds: float, function: Callable[[], None]) -> threading.Timer:
+        timer = threading.Timer(seconds, function)
+        timer.daemon = True
+        timer.start()
+        return timer
 
     def _exited(self, exit_code: int | None) -> None:
         self._disconnect()
-        self.outcome = self._final_outcome(exit_code)
+        if self._stopper is not None:
+            self._stopper.cancel()
+        with self._changed:
+            self.outcome = self._final_outcome(exit_code)
         self._notify()
 
     def _disconnect(self) -> None:

@@ -18,6 +18,7 @@ import pytest
 from hvd_cluster.errors import LaunchError, StartTimeoutError, WorkerFailedError
 from hvd_cluster.launch.local import Executor, run
 from hvd_cluster.launch.logs import MAX_SHOWN_LINES
+from hvd_cluster.launch.process import WorkerProcess
 from hvd_cluster.topology import Topology
 
 
@@ -210,6 +211,24 @@ def test_an_executor_keeps_its_workers_from_call_to_call_and_after_a_failed_one(
         fresh = executor.run(os.getpid)
         assert len({*fresh, *pids}) == 4
     executor.close()
+
+
+def test_a_worker_that_dies_before_it_takes_a_call_has_not_returned_what_it_returned_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def die(worker: WorkerProcess, call: bytes) -> None:
+        worker.kill()
+        worker.wait()
+        submit(worker, call)
+
+    submit = WorkerProcess.submit
+    with Executor(1) as executor:
+        assert executor.run(lambda: "first") == ["first"]
+        with monkeypatch.context() as patched:
+            patched.setattr(WorkerProcess, "submit", die)
+            with pytest.raises(WorkerFailedError):
+                executor.run(lambda: "second")
+        assert executor.run(lambda: "third") == ["third"]
 
 
 def test_output_of_a_call_has_been_written_when_an_executor_returns() -> None:

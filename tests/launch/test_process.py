@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from hvd_cluster.launch import process
 from hvd_cluster.launch.call import pack
 from hvd_cluster.launch.process import WorkerProcess
 from hvd_cluster.launch.worker_group import Callbacks
@@ -218,3 +219,24 @@ def test_a_process_that_the_function_forks_ends_by_itself_and_says_nothing_in_it
     assert outcome.ok
     assert pickle.loads(outcome.value or b"") == ("the parent's", exit_code)
     assert any("ZeroDivisionError" in line for line in lines) == (exit_code == 1)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_thread_that_the_call_has_left_does_not_keep_its_outcome(
+    fails: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fn() -> str:
+        threading.Thread(target=time.sleep, args=(300,)).start()
+        if fails:
+            raise ValueError("the user's mistake")
+        return "the result"
+
+    monkeypatch.setattr(process, "FAILURE_GRACE_S" if fails else "EXIT_GRACE_S", 0.3)
+    outcome = WorkerProcess(TOPOLOGY, pack(fn), Callbacks()).wait(60)
+    assert outcome is not None
+    if fails:
+        assert outcome.error is not None
+        assert outcome.error.message == "the user's mistake"
+    else:
+        assert pickle.loads(outcome.value or b"") == "the result"
+    assert "rank 1 did not exit within 0.3 s after its call: stopping it" in caplog.text
