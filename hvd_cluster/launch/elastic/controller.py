@@ -293,27 +293,26 @@ class ElasticController:
         labels = {member.display_rank for member in self._members.values()}
         label = next(number for number in itertools.count() if number not in labels)
         member = ElasticWorker(key, f"{self._job_id}.{key}", host, slot, label)
-        # The machine's cores are divided among the workers that may come, not only among those that run now.
-        local_size = max(slot + 1, min(slots, self._spec.max_num_proc or slots))
-        topology = Topology(
-            rank=label,
-            size=max(label + 1, local_size, self._spec.num_proc),
-            local_rank=slot,
-            local_size=local_size,
-            host=host.rpartition("@")[2],
-            rendezvous=self._fleet.rendezvous(host),
-            secret=self._fleet.secret,
-            job_id=self._job_id,
-            worker=member.name,
-            launcher="hvd_cluster",
-        )
+        local_size = max(slot + 1, min(slots, self._spec.max_num_proc or slots))  # all that may come share the cores
 
         def on_line(_rank: int, stream: str, line: str) -> None:
             self._callbacks.on_line(member.display_rank, stream, line)
 
         logger.info("starting a worker on %s", host)
-        self._members[key] = member
         try:
+            topology = Topology(
+                rank=label,
+                size=max(label + 1, local_size, self._spec.num_proc),
+                local_rank=slot,
+                local_size=local_size,
+                host=host.rpartition("@")[2],
+                rendezvous=self._fleet.rendezvous(host),
+                secret=self._fleet.secret,
+                job_id=self._job_id,
+                worker=member.name,
+                launcher="hvd_cluster",
+            )
+            self._members[key] = member
             member.worker = self._fleet.start(
                 host,
                 self._spec.task,
@@ -321,9 +320,12 @@ class ElasticController:
                 {"HOROVOD_ELASTIC": "1", "HOROVOD_ELASTIC_TIMEOUT": f"{self._spec.elastic_timeout_s:g}"},
                 replace(self._callbacks, on_line=on_line),
             )
-        except OSError as error:
-            del self._members[key]
-            raise LaunchError(f"a worker cannot be started: {error}") from error
+        except (OSError, LaunchError) as error:
+            self._members.pop(key, None)
+            if not self._members:  # no other worker would lose its work
+                raise LaunchError(f"a worker cannot be started: {error}") from error
+            ending = f"could not be started: {error}"
+            self._record_failure(member, Outcome(label, host, finished_at=time.time(), ending_text=ending))
 
     def _make_world(self, members: list[ElasticWorker], step: Step) -> None:
         if self._generation >= 0:
@@ -391,7 +393,7 @@ class ElasticController:
         if self._lost and is_lost:
             logger.error("%s", decision.text)
             return list(self._lost)
-        if failed is not None and not self._members:
+        if failed is not None and all(member.is_leaving for member in self._members.values()):
             logger.error("%s", decision.text)
             return list(self._failed)
         first = "" if failed is None else f"\n\nThe first worker that failed:\n\n{failure_text(failed, [failed])}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import sys
 import time
@@ -62,19 +63,45 @@ def test_a_request_that_is_told_twice_counts_once() -> None:
 
 
 @pytest.mark.parametrize(("version", "there"), [({}, "another version"), ({"version": "99.9"}, "99.9")])
-def test_a_worker_of_another_version_is_refused_and_its_host_excluded(version: dict[str, str], there: str) -> None:
+def test_a_worker_of_another_version_is_refused_and_its_host_excluded(
+    version: dict[str, str], there: str, caplog: pytest.LogCaptureFixture
+) -> None:
     task = Task(command=(sys.executable, "-c", _WORKER, json.dumps(version)))
     hosts = (Host("localhost", 1), Host("127.0.0.1", 1))
     spec = ElasticSpec(task=task, hosts=hosts, num_proc=1, min_num_proc=1)
     with SshFleet(new_secret()) as fleet:
         fleet.open(others=False)
         with ElasticController(spec, fleet, FixedHosts(hosts), Callbacks()) as controller:
-            with pytest.raises(LaunchError, match=r"127.0.0.1, localhost are excluded permanently") as caught:
-                controller.run()
-            assert (
-                f" cannot take part: hvd_cluster is {there} there and {__version__} in the launcher; "
-                "all hosts need the same Python environment."
-            ) in str(caught.value)
+            outcomes = controller.run()
+        assert "127.0.0.1, localhost are excluded permanently" in caplog.text
+        assert [outcome.ending() for outcome in outcomes] == [
+            f"cannot take part: hvd_cluster is {there} there and {__version__} in the launcher; "
+            "all hosts need the same Python environment"
+        ] * 2
+
+
+@pytest.mark.parametrize("failing", ["start", "rendezvous"])
+def test_a_worker_that_cannot_be_started_has_failed_and_the_others_continue(
+    failing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    hosts = (Host("localhost", 2), Host("127.0.0.1", 1))
+    spec = ElasticSpec(task=Task(command=("true",)), hosts=hosts, num_proc=1, min_num_proc=1)
+    with SshFleet(new_secret()) as fleet:
+        fleet.open(others=False)
+        monkeypatch.setattr(fleet, failing, refuse)
+        with contextlib.closing(ElasticController(spec, fleet, FixedHosts(hosts), Callbacks())) as controller:
+            fleet.add(hosts[0])
+            with pytest.raises(LaunchError, match="a worker cannot be started: .*temporarily unavailable"):
+                controller._start("localhost", {"localhost": 2})  # the first one
+            assert not controller._members
+            running = controller._members[0] = ElasticWorker(0, "w", "localhost", 0, 0)
+            controller._start("localhost", {"localhost": 2})
+            assert list(controller._members.values()) == [running]
+            assert "could not be started: " in controller._failed[0].ending()
+            controller._members.clear()
 
 
 def test_the_time_of_the_first_discovery_does_not_count_as_a_shortage() -> None:
