@@ -120,7 +120,8 @@ class LinePrinter:
         self._max_lines = max_lines
         self._num_lines: Counter[int] = Counter()
         self._lock = threading.Lock()
-        self._broken = False
+        #: The streams whose reader is gone.
+        self._broken: set[str] = set()
 
     def begin_call(self) -> None:
         """Count lines from zero again: workers that live on begin another call."""
@@ -139,7 +140,7 @@ class LinePrinter:
 
     def _write(self, stream: str, text: str) -> None:
         target: TextIO | None = self._streams[stream] or getattr(sys, stream)
-        if target is None or self._broken:
+        if target is None or stream in self._broken:
             return
         try:
             if not _is_nonblocking(target):
@@ -151,8 +152,8 @@ class LinePrinter:
                 _put(target, text[start : start + _CHUNK_CHARS])
                 _flush_nonblocking(target)
         except (OSError, ValueError) as error:  # the reader is gone or the stream is closed; the job continues
-            self._broken = True
-            logger.warning("the workers' output can no longer be written: %s", error)
+            self._broken.add(stream)
+            logger.warning("the workers' %s can no longer be written: %s", stream, error)
 
 
 def _put(target: TextIO, text: str) -> None:

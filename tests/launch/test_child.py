@@ -118,7 +118,7 @@ def test_a_child_whose_output_cannot_be_read_is_an_error_at_the_start_and_ends(
     where = {"dup": (child.os, "dup"), "pipe": (output.os, "pipe"), "reader": (child, "OutputReader")}
     script = f"echo $$ > {tmp_path}/pid; touch {tmp_path}/written; sleep 300"
     process = ChildProcess(0, ["/bin/bash", "-c", script], dict(os.environ), on_line=print, on_exit=print)
-    before = len(os.listdir("/proc/self/fd"))
+    before = len(list(Path("/proc/self/fd").iterdir()))
     fork = subprocess.Popen
 
     def forked(*arguments: Any, **options: Any) -> Any:
@@ -134,7 +134,7 @@ def test_a_child_whose_output_cannot_be_read_is_an_error_at_the_start_and_ends(
         process.start()
     monkeypatch.undo()
     assert gone(int((tmp_path / "pid").read_text()))
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
 def gone(pid: int, within_s: float = 10.0) -> bool:

@@ -88,6 +88,20 @@ def test_a_stream_that_has_no_such_character_or_is_closed_costs_nothing_but_the_
     printer(0, "stdout", "nobody reads this")
 
 
+def test_a_stream_whose_reader_is_gone_does_not_take_the_other_one_with_it() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    errors = io.StringIO()
+    with open(writer, "w") as out:  # noqa: PTH123 - a descriptor
+        printer = LinePrinter(out, errors)
+        for number in range(2):
+            printer(0, "stdout", f"line {number}")
+            printer(0, "stderr", f"warning {number}")
+        with contextlib.suppress(BrokenPipeError):
+            out.close()
+    assert errors.getvalue() == "[0]<stderr>:warning 0\n[0]<stderr>:warning 1\n"
+
+
 def test_the_tail_holds_the_last_lines() -> None:
     tail = Tail(2)
     for line in ("a", "b", "c" * 5000):

@@ -7,9 +7,11 @@ import os
 import re
 import signal
 import subprocess
+import tempfile
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from typing import IO
 
 from hvd_cluster.launch.hosts import Host
 
@@ -54,32 +56,32 @@ class HostDiscoveryScript(HostDiscovery):
         self._script = discovery_script
         self._default_slots = default_slots
         self._lock = threading.Lock()
-        self._running: subprocess.Popen[str] | None = None
+        self._running: subprocess.Popen[bytes] | None = None
         self._given_up = False
 
     def find_available_hosts_and_slots(self) -> Mapping[str, int]:
-        with self._lock:
-            if self._given_up:
-                raise ValueError("the job ends")
-            # In a new session, so that the processes that the script starts can be killed with it.
-            process = self._running = subprocess.Popen(
-                ["/bin/sh", "-c", self._script],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-                start_new_session=True,
-            )
-        with process:
+        # Files, and not pipes, whose end would come only with that of what the script leaves running.
+        with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+            with self._lock:
+                if self._given_up:
+                    raise ValueError("the job ends")
+                # In a new session, so that the processes that the script starts can be killed with it.
+                process = self._running = subprocess.Popen(
+                    ["/bin/sh", "-c", self._script],
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=errors,
+                    start_new_session=True,
+                )
             try:
-                output, errors = process.communicate(timeout=_SCRIPT_TIMEOUT_S)
+                exit_code = process.wait(_SCRIPT_TIMEOUT_S)
             except subprocess.TimeoutExpired as error:
                 raise ValueError(f"{self._script} did not exit within {_SCRIPT_TIMEOUT_S:g} s") from error
             finally:  # also after an interrupt
                 self._end()
-        if process.returncode != 0:
-            raise ValueError(f"{self._script} ended with exit code {process.returncode}: {errors.strip()[-500:]}")
-        return parse_found(output, self._default_slots)
+            if exit_code != 0:
+                raise ValueError(f"{self._script} ended with exit code {exit_code}: {_text(errors).strip()[-500:]}")
+            return parse_found(_text(output), self._default_slots)
 
     def give_up(self) -> None:
         self._given_up = True
@@ -92,6 +94,12 @@ class HostDiscoveryScript(HostDiscovery):
             if process is not None and process.poll() is None:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+
+
+def _text(file: IO[bytes]) -> str:
+    file.seek(0)
+    return file.read().decode(errors="replace")
 
 
 def parse_found(text: str, default_slots: int) -> dict[str, int]:

@@ -74,10 +74,12 @@ def test_a_worker_of_another_version_is_refused_and_its_host_excluded(
         with ElasticController(spec, fleet, FixedHosts(hosts), Callbacks()) as controller:
             outcomes = controller.run()
         assert "127.0.0.1, localhost are excluded permanently" in caplog.text
-        assert [outcome.ending() for outcome in outcomes] == [
-            f"cannot take part: hvd_cluster is {there} there and {__version__} in the launcher; "
-            "all hosts need the same Python environment"
-        ] * 2
+        ending = (
+            f"cannot take part: hvd_cluster is {there} there and {__version__} in the launcher; all hosts need the "
+            "same Python environment"
+        )
+        assert len(outcomes) == 2
+        assert {outcome.ending() for outcome in outcomes} == {ending}
 
 
 @pytest.mark.parametrize("failing", ["start", "rendezvous"])
