@@ -164,7 +164,8 @@ class Agent:
 def main() -> int:
     """Run as the agent of the launcher whose bootstrap message is the first line of the standard input."""
     for number in (signal.SIGINT, signal.SIGHUP):  # Ctrl-C is handled by the launcher
-        signal.signal(number, signal.SIG_IGN)
+        # Not SIG_IGN, which the workers would inherit; exec resets a handler.
+        signal.signal(number, lambda *_: None)
     line = sys.stdin.buffer.readline()
     if not line:
         sys.stderr.write("hvd_cluster's agent: the launcher ended before it sent its bootstrap message\n")

@@ -20,6 +20,8 @@ _PR_SET_PDEATHSIG = 1
 def die_with_parent(parent_pid: int, *, notices_its_end: bool = False) -> None:
     """Make the kernel kill this process when the thread that forked it ends; if it has already ended, die now.
 
+    Signals that the thread had blocked are let through: SIGTERM must end a worker.
+
     On systems other than Linux this has no effect; there the closed channel to the driver ends the process.
 
     Args:
@@ -29,6 +31,7 @@ def die_with_parent(parent_pid: int, *, notices_its_end: bool = False) -> None:
     """
     import ctypes  # here, because launchers import this module only for its path
 
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
     prctl = getattr(ctypes.CDLL(None), "prctl", None)
     if prctl is not None:
         prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL), 0, 0, 0)

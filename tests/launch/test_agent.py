@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import pickle
+import signal
 import socket
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -117,3 +119,17 @@ def test_a_worker_whose_output_no_one_takes_can_be_ended(launcher: Channel) -> N
     while not has_ended(message := launcher.recv()):
         pass
     assert pickle.loads(message).outcome.stopped
+
+
+def test_workers_of_an_agent_do_not_ignore_the_signals_that_it_leaves_to_the_launcher() -> None:
+    code = """
+import io, subprocess, sys
+from hvd_cluster.launch import agent
+
+sys.stdin = io.TextIOWrapper(io.BytesIO())
+agent.main()
+subprocess.run(["grep", "SigIgn", "/proc/self/status"], check=True)
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    ignored = int(result.stdout.split()[1], 16)
+    assert not [number for number in (signal.SIGINT, signal.SIGHUP) if ignored >> (number - 1) & 1]

@@ -39,3 +39,13 @@ def test_a_program_that_cannot_be_started_gives_the_exit_code_of_shells() -> Non
     assert (result.returncode, result.stderr) == (127, "cannot start /no/such: No such file or directory\n")
     result = subprocess.run([*PROGRAM, str(os.getpid()), "/etc/passwd"], capture_output=True, text=True, check=False)
     assert (result.returncode, result.stderr) == (126, "cannot start /etc/passwd: Permission denied\n")
+
+
+def test_a_program_starts_without_signals_blocked() -> None:
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        command = [*PROGRAM, str(os.getpid()), "grep", "SigBlk", "/proc/self/status"]
+        result = subprocess.run(command, capture_output=True, text=True, check=True)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+    assert int(result.stdout.split()[1], 16) == 0
