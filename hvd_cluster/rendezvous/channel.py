@@ -31,7 +31,10 @@ class Channel:
         self._socket = sock
         self._session = session
         self._messages: collections.deque[bytes] = collections.deque()
-        self._send_lock = threading.Lock()
+        # Reentrant, because a signal handler may send while its own thread does: the interrupted call then sends both.
+        self._send_lock = threading.RLock()
+        self._outbox: collections.deque[bytes] = collections.deque()
+        self._is_sending = False
         # Protects the session, whose two directions share one TLS connection; never held during I/O.
         self._session_lock = threading.Lock()
         # Reentrant, because a signal handler may send or close while its own thread holds the lock.
@@ -120,11 +123,24 @@ class Channel:
             OSError: the connection is gone.
         """
         with self._send_lock:  # also during the I/O, so that messages are sent in the order of their numbers
-            with self._session_lock:
-                self._session.seal(message)
-                outgoing = self._take_outgoing()
-            with self._using_socket():
-                self._socket.sendall(outgoing)
+            self._outbox.append(message)
+            while self._outbox and not self._is_sending:
+                self._is_sending = True
+                try:
+                    while self._outbox:
+                        self._transmit(self._outbox.popleft())
+                except BaseException:  # re-raised; the connection cannot be used any more
+                    self._outbox.clear()
+                    raise
+                finally:
+                    self._is_sending = False
+
+    def _transmit(self, message: bytes) -> None:
+        with self._session_lock:
+            self._session.seal(message)
+            outgoing = self._take_outgoing()
+        with self._using_socket():
+            self._socket.sendall(outgoing)
 
     def recv(self) -> bytes:
         """The next message.

@@ -46,6 +46,8 @@ class KeyValueClient:
         self._secret = secret
         self._lock = threading.Lock()
         self._is_closed = False
+        #: A request has been interrupted, and its connection closed: the next one needs another.
+        self._is_broken = False
         self._channel = _connect(address, secret, timeout_s)
 
     @property
@@ -130,6 +132,8 @@ class KeyValueClient:
         timeout_s = (self.timeout_s if limit_s is None else limit_s) + _GRACE_S
         with self._lock:
             try:
+                if self._is_broken and not self._is_closed:
+                    self._reconnect()
                 try:
                     answer, *fields = self._exchange(request, timeout_s)
                 except (EOFError, OSError):  # a firewall may have forgotten the connection
@@ -158,11 +162,13 @@ class KeyValueClient:
             self._channel.send(pack(request))
             return unpack(self._channel.recv())
         except BaseException:  # re-raised; a late reply would be taken for that to the next request
+            self._is_broken = True
             self._channel.close()
             raise
 
     def _reconnect(self) -> None:
         self._channel = _connect(self.address, self._secret, _RECONNECT_S, is_running=True)
+        self._is_broken = False
         if self._is_closed:  # in the meantime
             self._channel.close()
 

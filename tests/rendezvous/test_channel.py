@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import socket
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -101,3 +104,26 @@ def test_a_close_from_another_thread_leaves_the_descriptor_to_a_thread_on_its_wa
     with pytest.raises(OSError, match="closed at this end"):
         channel.send(b"too late")
     opened[0].close()
+
+
+def test_a_signal_handler_sends_while_its_own_thread_does() -> None:
+    near, far = socket.socketpair()
+    with ThreadPoolExecutor(1) as pool:
+        accepted = pool.submit(Channel.accept, far, OURS, 60)
+        sending, receiving = Channel.connect(near, OURS, 60), accepted.result()
+        previous = signal.signal(signal.SIGALRM, lambda *_: sending.send(b"from the handler"))
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0.2)  # the pipe is full by then, and the message on its way
+
+            def receive() -> list[int]:
+                time.sleep(0.6)
+                return [len(receiving.recv()) for _ in range(3)]
+
+            lengths = pool.submit(receive)
+            sending.send(bytes(8 << 20))
+            sending.send(b"afterwards")
+            assert lengths.result(60) == [8 << 20, len("from the handler"), len("afterwards")]
+        finally:
+            signal.signal(signal.SIGALRM, previous)
+        sending.close()
+        receiving.close()

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import threading
@@ -66,6 +67,31 @@ def test_a_writer_that_is_killed_while_it_posts_does_not_block_the_box() -> None
         assert count > 300 * len(writers)
         reading.close()
         writing.close()
+
+
+def test_a_client_whose_wait_a_handler_has_ended_serves_every_kind_of_request() -> None:
+    class Alarm(Exception):
+        pass
+
+    def ring(*_: object) -> None:
+        raise Alarm
+
+    with KeyValueServer(SECRET) as server:
+        client = KeyValueClient(f"127.0.0.1:{server.port}", SECRET)
+        previous = signal.signal(signal.SIGALRM, ring)
+        try:
+            for request, answer in (
+                (lambda: client.add("number", 2), 2),
+                (lambda: client.compare_set("text", b"", b"a"), b"a"),
+                (lambda: client.check(["number"]), True),
+            ):
+                signal.setitimer(signal.ITIMER_REAL, 0.2)
+                with pytest.raises(Alarm):
+                    client.get("never", 30)
+                assert request() == answer
+        finally:
+            signal.signal(signal.SIGALRM, previous)
+        client.close()
 
 
 def test_the_keys_of_a_world_that_is_over_are_gone_and_refused() -> None:
