@@ -56,7 +56,7 @@ def run_fn(func: Callable[..., T], reset: Callable[[], None]) -> Callable[..., T
         reset: leaves the world and joins the next one.
 
     Returns:
-        A function of the same arguments. It synchronizes the state and calls ``func``. When a collective
+        A function of the same arguments. It saves and synchronizes the state, and calls ``func``. When a collective
         fails (``HorovodInternalError``), the state is restored to its last commit (if that happens repeatedly to the
         same workers, the error is raised instead); when the hosts have changed (``HostsUpdatedInterrupt``), it is kept.
         Then the workers form a new world and ``func`` is called again.
@@ -65,6 +65,8 @@ def run_fn(func: Callable[..., T], reset: Callable[[], None]) -> Callable[..., T
     @functools.wraps(func)
     def wrapper(state: State, *args: Any, **kwargs: Any) -> T:
         notifications.listen(state)
+        if notifications.is_elastic:
+            state.save()  # what was loaded into it since it was made is lost otherwise if the first world breaks
         must_reset, needs_sync = False, True
         num_resets, num_commits = 0, state.num_commits
         try:

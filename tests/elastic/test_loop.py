@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from hvd_cluster.elastic import loop
 from hvd_cluster.elastic.loop import run_fn
 from hvd_cluster.elastic.state import ObjectState
 from hvd_cluster.errors import HorovodInternalError, HostsUpdatedInterrupt
@@ -62,3 +63,30 @@ def test_a_failed_collective_of_a_job_that_is_not_elastic_is_an_error() -> None:
 def test_an_error_of_the_user_s_concerns_no_one_else() -> None:
     with pytest.raises(KeyError):
         run(KeyError("mine"), "never")
+
+
+class ElasticJob:
+    """Stands for the notifications of an elastic job."""
+
+    is_elastic = True
+    must_sync = has_changed = False
+
+    def ignore(self, *_: object, **__: object) -> None:
+        """Do nothing."""
+
+    listen = leave_world = report_state = begin_world = forget = ignore
+
+
+def test_what_was_loaded_before_the_first_synchronization_outlives_its_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Lossy(Recorder):
+        def sync(self) -> None:
+            if not self.calls:
+                self.calls.append("lost")
+                raise HorovodInternalError("a peer has died")
+            super().sync()
+
+    monkeypatch.setattr(loop, "notifications", ElasticJob())
+    state = Lossy()
+    state.step = 17  # from a checkpoint
+    assert run_fn(lambda state: state.step, lambda: None)(state) == 17
+    assert state.calls == ["lost", "restore", "reset", "sync"]
