@@ -35,6 +35,8 @@ from hvd_cluster.rendezvous.server import JoinedStore, KeyValueServer
 from hvd_cluster.rendezvous.sockets import ANY
 from hvd_cluster.topology import PLATFORMS, Topology, join_address, split_address
 
+#: How long a server may take to answer.
+_ANSWER_S = 2.0
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid: struct ucred
 
 
@@ -120,13 +122,28 @@ def _through_torch_store(topology: Topology, label: str, timeout_s: float, *, is
                     ) from error
             on_failure.pop_all()
         return joined
+    deadline_s = time.monotonic() + timeout_s
     try:
         described = store.get(label)
+        # An agent keeps its store when the number of nodes changes, and does not count that as a restart: the entry may
+        # still be that of the round before.
+        while is_agents and not _is_served(_completed(topology, described)) and time.monotonic() < deadline_s:
+            time.sleep(_POLL_S)
+            described = store.get(label)
         if not is_agents and store.add(f"{label}/readers", 1) == topology.size - 1:
             store.set(f"{label}/read", "")
     except RuntimeError as error:  # torch's DistStoreError
         raise ConnectionError(f"rank {topology.rank}: rank 0 did not call hvd.init() within {timeout_s:g} s") from error
     return JoinedStore(_completed(topology, described))
+
+
+def _is_served(topology: Topology) -> bool:
+    host, port = split_address(topology.rendezvous)
+    try:
+        first_reachable([host], int(port), topology.secret, _ANSWER_S)
+    except ConnectionError:
+        return False
+    return True
 
 
 def _through_kernel(topology: Topology, label: str, timeout_s: float) -> JoinedStore:
@@ -277,7 +294,7 @@ def _connect(topology: Topology, note: Path, timeout_s: float) -> JoinedStore:
         if content is not None:
             addresses, port, secret = content
             try:
-                address = first_reachable(addresses, port, secret, min(5.0, deadline_s - time.monotonic()))
+                address = first_reachable(addresses, port, secret, min(_ANSWER_S, deadline_s - time.monotonic()))
             except ConnectionError as error:  # the file may be that of a job that died
                 reason = str(error)
             else:

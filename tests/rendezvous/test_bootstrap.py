@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from torch.distributed import TCPStore
 
 from hvd_cluster.rendezvous import bootstrap
 from hvd_cluster.rendezvous.bootstrap import join_store
@@ -79,6 +80,25 @@ def test_ranks_of_one_host_under_mpi_meet_through_the_kernel(namespace: str) -> 
         processes.append(subprocess.Popen([sys.executable, "-c", SCRIPT], env=env, stdout=subprocess.PIPE, text=True))
     lines = [line for process in processes for line in process.communicate(timeout=90)[0].splitlines()]
     assert sorted(lines) == EXPECTED
+
+
+def test_ranks_under_torchrun_pass_over_what_the_round_before_has_left_in_the_store() -> None:
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    ranks = [
+        Topology(rank=rank, size=2, launcher="torchrun", job_id="job", master=f"127.0.0.1:{store.port}")
+        for rank in range(2)
+    ]
+    with ThreadPoolExecutor(2) as pool:
+        found = []
+        for _ in range(2):  # a node has come or gone, which does not count as a restart
+            second = pool.submit(join_store, ranks[1], 0, 30.0)
+            time.sleep(0.5)
+            joined = [join_store(ranks[0], 0, 30.0), second.result(60)]
+            assert joined[0].topology.rendezvous == joined[1].topology.rendezvous
+            found.append(joined[0].topology.rendezvous)
+            assert joined[0].server is not None
+            joined[0].server.close()
+    assert found[0] != found[1]
 
 
 def test_a_launcher_that_names_a_store_is_taken_at_its_word() -> None:
