@@ -38,7 +38,7 @@ def _difference(ours: Signature, theirs: Signature) -> str:
     if ours.members != theirs.members:
         return (
             "Mismatched members of a group: One rank sends other tensors than another rank, e.g. because they have "
-            "frozen different parameters."
+            "frozen different parameters, or have gradients of different layers in this step."
         )
     if len(ours.tensors) != len(theirs.tensors):
         return (

@@ -90,6 +90,18 @@ class Waitable(Protocol):
         """The results; raises the error if the operation failed."""
 
 
+@dataclass(frozen=True)
+class Present:
+    """Which tensors of a list this rank has; those that it lacks may be on other ranks."""
+
+    #: Bytes of each tensor of the list, equal on all ranks.
+    num_bytes: tuple[int, ...]
+    #: The indices of those that this rank has.
+    indices: tuple[int, ...]
+    #: A number that is equal on all ranks if they have the same ones.
+    fingerprint: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class Collective:
     """A collective without its tensors. Whatever may differ in a new world is looked up at each call."""
@@ -103,6 +115,8 @@ class Collective:
     root: int = -1
     prescale: float = 1.0
     postscale: float = 1.0
+    #: The tensors are some of a list; None if they are all of it.
+    present: Present | None = None
 
     def named(self, name: str | None) -> Collective:
         """The same under another name."""
@@ -121,6 +135,7 @@ class Collective:
             root=self.root,
             prescale=self.prescale,
             postscale=self.postscale,
+            members=-1 if self.present is None else self.present.fingerprint,
             splits=splits,
             is_waited_for=is_waited_for,
         )
@@ -130,12 +145,20 @@ class Collective:
     ) -> Waitable:
         """Submit tensors as few requests of bounded size.
 
+        With :attr:`present`, all ranks make the same number of requests, whichever tensors they have, so that each of
+        these fails on every rank if they have different ones.
+
         Args:
             tensors: contiguous.
             is_waited_for: as for :func:`submit`.
-            groups: indices of tensors that must share a request.
+            groups: indices of tensors that must share a request; with :attr:`present` in the whole list.
         """
-        plan = split_into_requests([tensor.numel() * tensor.element_size() for tensor in tensors], groups)
+        if self.present is None:
+            plan = split_into_requests([tensor.numel() * tensor.element_size() for tensor in tensors], groups)
+        else:
+            place = {index: number for number, index in enumerate(self.present.indices)}
+            whole = split_into_requests(self.present.num_bytes, groups)
+            plan = [[place[index] for index in part if index in place] for part in whole]
         base = self.name
         if base is None and len(plan) > 1:
             # What this rank alone refuses must take no number.
@@ -143,11 +166,11 @@ class Collective:
             base = f"parts.{next_number(self.process_set, f'{self.kind.value}.parts')}"
         handles = [
             self.named(base if len(plan) == 1 else f"{base}.{number}").begin(
-                [tensors[index] for index in part], is_waited_for
+                [tensors[index] for index in part] or [torch.zeros(1, device="cpu")], is_waited_for
             )
             for number, part in enumerate(plan)
         ]
-        return CombinedHandles(handles, [index for part in plan for index in part])
+        return CombinedHandles(handles, plan)
 
 
 def submit(
@@ -267,17 +290,17 @@ class CombinedHandles:
 
     Args:
         handles: of the requests.
-        order: the index of each of their results, one after the other.
+        plan: the index of each of their results; empty for a request without any.
     """
 
-    def __init__(self, handles: Sequence[Waitable], order: Sequence[int]) -> None:
+    def __init__(self, handles: Sequence[Waitable], plan: Sequence[Sequence[int]]) -> None:
         self._handles = handles
-        self._order = order
+        self._plan = plan
 
     def wait(self) -> Tensors:
         """All results."""
-        results = [result for results in wait_all(self._handles) for result in results]
-        placed = dict(zip(self._order, results, strict=True))
+        parts = zip(self._plan, wait_all(self._handles), strict=True)
+        placed = {index: result for part, results in parts for index, result in zip(part, results, strict=False)}
         return [placed[index] for index in range(len(placed))]
 
 

@@ -9,11 +9,14 @@ from typing import Any
 import tensorflow as tf
 
 from hvd_cluster.engine.basics import is_alone
+from hvd_cluster.engine.gradient_presence import Presence, agree, present
 from hvd_cluster.engine.membership import takes_part
 from hvd_cluster.engine.reduction_config import ReductionConfig
 from hvd_cluster.engine.request import Kind, ReduceOp
-from hvd_cluster.engine.submission import Collective
+from hvd_cluster.engine.submission import Collective, Present
+from hvd_cluster.errors import RanksDisagreeError
 from hvd_cluster.tensorflow.collectives.allreduce import check_adasum, reduced, sparse_sum
+from hvd_cluster.tensorflow.errors import as_tensorflow_errors
 from hvd_cluster.tensorflow.naming import label
 from hvd_cluster.tensorflow.rank_ops import num_members_op
 
@@ -38,7 +41,8 @@ class GradientReducer:
             name: the name of this step in a graph.
 
         Returns:
-            The reduced gradients in the same order; None stays None. Outside the process set, the given gradients.
+            The reduced gradients in the same order; None where no rank has one, or in a graph where this rank has none.
+            Outside the process set, the given gradients.
         """
         config = self.config
         results = list(gradients)
@@ -50,39 +54,73 @@ class GradientReducer:
             for index, gradient in enumerate(results):
                 if is_local[index] and gradient is not None:
                     results[index] = _divided(gradient, number)
-        shared = [i for i, gradient in enumerate(results) if gradient is not None and not is_local[i]]
+        indices = [index for index, local in enumerate(is_local) if not local]
+        own, shared = [results[index] for index in indices], [variables[index] for index in indices]
+        for index, gradient in zip(indices, self._shared(own, shared, name), strict=True):
+            results[index] = gradient
+        return results
+
+    def _shared(self, gradients: list[Any], variables: Sequence[Any], name: str) -> list[Any]:
+        """Reduce the gradients of variables that are not local; None where no rank has one."""
+        config = self.config
         if config.sparse_as_dense:
-            for i in shared:
-                results[i] = tf.convert_to_tensor(results[i])
+            gradients = [None if gradient is None else tf.convert_to_tensor(gradient) for gradient in gradients]
+        given = [gradient for gradient in gradients if gradient is not None]
         if config.op == ReduceOp.ADASUM:
-            check_adasum([results[i] for i in shared], config.process_set)
-        full = [i for i in shared if not isinstance(results[i], tf.IndexedSlices)]
-        sparse = [i for i in shared if isinstance(results[i], tf.IndexedSlices)]
+            check_adasum(given, config.process_set)
+        if not tf.executing_eagerly() and not given:
+            return gradients
+        presences = [_presence(gradient) for gradient in gradients]
+        try:
+            return self._reduced(gradients, variables, presences, name)
+        except RanksDisagreeError:
+            agreed = agree(presences, config.process_set) if tf.executing_eagerly() else None
+            if agreed is None:
+                raise
+            whole = [_given(*each) for each in zip(gradients, variables, agreed, strict=True)]
+            return self._reduced(whole, variables, agreed, name)
+
+    def _reduced(
+        self, gradients: Sequence[Any], variables: Sequence[Any], presences: Sequence[Presence | None], name: str
+    ) -> list[Any]:
+        results = list(gradients)
+        num_bytes = [4 * (tf.TensorShape(variable.shape).num_elements() or 0) for variable in variables]
+        dense = present(presences, num_bytes)
+        sparse = present(presences, num_bytes, is_sparse=True)
+        groups = self.config.group_indices(variables, variable_key)
+        # The dense ones first, and eagerly also if there is none: this shows whether the ranks have different ones.
+        full = self._dense([results[i] for i in dense.indices], groups, dense, name, ends_step=not sparse.indices)
         for indices, values in (
-            (full, self._dense([results[i] for i in full], [variables[i] for i in full], name, ends_step=not sparse)),
-            (sparse, self._sparse([results[i] for i in sparse], name)),
+            (dense.indices, full),
+            (sparse.indices, self._sparse([results[i] for i in sparse.indices], name)),
         ):
             for index, value in zip(indices, values, strict=True):
                 results[index] = value
         return results
 
     def _dense(
-        self, gradients: list[tf.Tensor], variables: list[Any], name: str, *, ends_step: bool
+        self, gradients: list[tf.Tensor], groups: list[list[int]], held: Present, name: str, *, ends_step: bool
     ) -> list[tf.Tensor]:
-        if not gradients:
+        config, is_eager = self.config, tf.executing_eagerly()
+        if not gradients and not is_eager:
             return []
-        config = self.config
-        compressed, contexts = zip(*(config.compression.compress(gradient) for gradient in gradients), strict=True)
+        pairs = [config.compression.compress(gradient) for gradient in gradients]
+        compressed = [gradient for gradient, _ in pairs]
         collective = Collective(
             kind=Kind.ALLREDUCE,
             process_set=config.process_set,
-            name=None if tf.executing_eagerly() else label(name, compressed[0]),
+            name=None if is_eager else label(name, compressed[0]),
             op=config.op,
             prescale=1.0 / config.predivide_factor,
             postscale=config.predivide_factor,
+            present=held,
         )
-        sums = reduced(compressed, collective, config.group_indices(variables, variable_key), ends_step=ends_step)
-        return [config.compression.decompress(each, context) for each, context in zip(sums, contexts, strict=True)]
+        if not gradients:
+            with as_tensorflow_errors():
+                collective.begin_parts([], groups=groups).wait()
+            return []
+        sums = reduced(compressed, collective, groups, ends_step=ends_step)
+        return [config.compression.decompress(each, context) for each, (_, context) in zip(sums, pairs, strict=True)]
 
     def _sparse(self, gradients: list[tf.IndexedSlices], name: str) -> list[tf.IndexedSlices]:
         if not gradients:
@@ -100,6 +138,25 @@ class GradientReducer:
             compression=config.compression,
             ends_step=True,
         )
+
+
+def _presence(gradient: Any) -> Presence | None:
+    if isinstance(gradient, tf.IndexedSlices):
+        return Presence(is_sparse=True, dtype=gradient.dtype.name, index_dtype=gradient.indices.dtype.name)
+    return None if gradient is None else Presence(is_sparse=False, dtype=gradient.dtype.name)
+
+
+def _given(gradient: Any, variable: Any, presence: Presence | None) -> Any:
+    """The gradient in the form that the ranks have agreed on; zeros if this rank has none."""
+    if presence is None:
+        return None
+    if gradient is not None:
+        return gradient if presence.is_sparse else tf.convert_to_tensor(gradient)
+    shape = variable.shape.as_list()
+    if not presence.is_sparse:
+        return tf.zeros(shape, presence.dtype)
+    rows, indices = tf.zeros([0, *shape[1:]], presence.dtype), tf.zeros([0], presence.index_dtype)
+    return tf.IndexedSlices(rows, indices, tf.constant(shape, presence.index_dtype))
 
 
 def variable_key(variable: Any) -> int:

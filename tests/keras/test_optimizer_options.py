@@ -35,6 +35,32 @@ def test_a_gradient_that_is_missing_in_one_trace_loses_nothing(two: Any, backend
     assert two(fn) == [[6.0, 0.0, 15.0, 15.0, 30.0]] * 2
 
 
+@pytest.mark.parametrize("compression", ["none", "fp16"])
+def test_ranks_that_use_different_layers_average_the_gradients_of_each_with_zeros(
+    two: Any, backend: str, compression: str
+) -> None:
+    def fn(hvd: Any) -> list[Any]:
+        import keras
+
+        experts = [keras.Variable([0.0]) for _ in range(2)]
+        unused = keras.Variable([7.0])
+        options = {"compression": getattr(hvd.Compression, compression)}
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), **options)
+        gradients: list[Any] = [None, None, None]
+        gradients[hvd.rank()] = keras.ops.convert_to_tensor([-2.0 * (1.0 + hvd.rank())])
+        try:
+            optimizer.apply(gradients, [*experts, unused])
+        except Exception as error:  # noqa: BLE001 - JAX's own, where the reduction is a callback
+            return [str(error)]
+        return [float(keras.ops.convert_to_numpy(each)[0]) for each in (*experts, unused)]
+
+    for found in two(fn):
+        if backend == "jax":
+            assert "Mismatched members of a group" in found[0]
+        else:
+            assert found == [1.0, 2.0, 7.0]
+
+
 def test_groups_of_variables_and_local_gradients_as_they_are(two: Any) -> None:
     def fn(hvd: Any) -> list[float]:
         import keras

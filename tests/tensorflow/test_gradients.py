@@ -56,6 +56,70 @@ def test_options_of_a_tape_change_the_way_and_not_the_result(two: Any, options: 
     assert two(fn) == [[rows, [[3.0], [3.0]], 9.0]] * 2
 
 
+def test_ranks_with_gradients_of_different_variables_take_part_with_zeros(two: Any) -> None:
+    def fn(hvd: Any) -> list[Any]:
+        import tensorflow as tf
+
+        is_first = hvd.rank() == 0
+        a, b, unused = (tf.Variable([1.0, 1.0]) for _ in range(3))
+        table = tf.Variable([[1.0], [1.0]])
+
+        def gradients(loss: Any, variables: list[Any]) -> list[Any]:
+            with tf.GradientTape() as tape:
+                value = loss()
+            return [
+                None if each is None else [type(each).__name__, tf.convert_to_tensor(each).numpy().tolist()]
+                for each in hvd.DistributedGradientTape(tape).gradient(value, variables)
+            ]
+
+        return [
+            # Of equal shapes, so that nothing else shows that they are different ones.
+            gradients(lambda: tf.reduce_sum((a if is_first else b) * (1.0 + hvd.rank())), [a, b, unused]),
+            # One rank has none at all.
+            gradients(lambda: tf.reduce_sum(a) if is_first else tf.constant(1.0), [a, unused]),
+            # Sparse and dense; sparse and none.
+            gradients(lambda: tf.reduce_sum(tf.gather(table, [0]) if is_first else table), [table]),
+            gradients(lambda: tf.reduce_sum(tf.gather(table, [0]) if is_first else a), [table, a]),
+            # Once more, with the same ones: the numbers of the requests still fit.
+            gradients(lambda: tf.reduce_sum(a * b), [a, b]),
+        ]
+
+    dense, sparse = "EagerTensor", "IndexedSlices"
+    assert (
+        two(fn)
+        == [
+            [
+                [[dense, [0.5, 0.5]], [dense, [1.0, 1.0]], None],
+                [[dense, [0.5, 0.5]], None],
+                [[dense, [[1.0], [0.5]]]],
+                [[sparse, [[0.5], [0.0]]], [dense, [0.5, 0.5]]],
+                [[dense, [1.0, 1.0]], [dense, [1.0, 1.0]]],
+            ]
+        ]
+        * 2
+    )
+
+
+def test_ranks_whose_graphs_have_gradients_of_different_variables_are_an_error(two: Any) -> None:
+    def fn(hvd: Any) -> str:
+        import tensorflow as tf
+
+        a, b = tf.Variable([1.0]), tf.Variable([1.0])
+
+        @tf.function
+        def step():
+            with hvd.DistributedGradientTape(tf.GradientTape()) as tape:
+                loss = tf.reduce_sum(a if hvd.rank() == 0 else b)
+            return [gradient for gradient in tape.gradient(loss, [a, b]) if gradient is not None]
+
+        with pytest.raises(tf.errors.UnknownError) as caught:
+            step()
+        return str(caught.value)
+
+    for text in two(fn):
+        assert "Mismatched members of a group" in text
+
+
 def test_groups_of_variables_and_local_sources(two: Any) -> None:
     def fn(hvd: Any) -> list[Any]:
         import tensorflow as tf

@@ -12,6 +12,7 @@ import torch
 from jax.experimental import io_callback
 
 from hvd_cluster.engine.compiled_steps import keep_error
+from hvd_cluster.engine.submission import Present
 from hvd_cluster.keras.reduction.reducer import Reduction
 from hvd_cluster.keras.values import from_torch, to_torch
 from hvd_cluster.monitor.callback_steps import callback_steps
@@ -20,13 +21,15 @@ from hvd_cluster.monitor.callback_steps import callback_steps
 class JaxReduction(Reduction):
     """Reduction by one callback from the compiled step, with all gradients."""
 
-    def reduce(self, tensors: Sequence[Any], groups: list[list[int]], *, ends_step: bool = False) -> list[Any]:
+    def reduce(
+        self, tensors: Sequence[Any], groups: list[list[int]], held: Present | None = None, *, ends_step: bool = False
+    ) -> list[Any]:
         """Reduce JAX arrays, or the tracers of a compiled step."""
 
         def callback(*arrays: Any) -> tuple[Any, ...]:
             given = [to_torch(np.asarray(array)) for array in arrays]
             with callback_steps.callback(ends_step=ends_step), torch.no_grad(), keep_error():
-                results = self.reduce_torch(given, groups)
+                results = self.reduce_torch(given, groups, held)
             return tuple(
                 from_torch(result, np.asarray(array).dtype) for result, array in zip(results, arrays, strict=True)
             )

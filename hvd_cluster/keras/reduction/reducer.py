@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -11,15 +12,20 @@ import keras
 import torch
 
 from hvd_cluster.engine.basics import is_alone
+from hvd_cluster.engine.gradient_presence import Presence, agree, present
 from hvd_cluster.engine.membership import next_number, takes_part
 from hvd_cluster.engine.reduction_config import ReductionConfig
 from hvd_cluster.engine.request import Kind
-from hvd_cluster.engine.submission import Collective
+from hvd_cluster.engine.submission import Collective, Present
+from hvd_cluster.errors import RanksDisagreeError
 
 
 @dataclass
 class Reduction(ABC):
-    """Reduces gradients: called with gradients and their variables, returns reduced gradients; None stays None."""
+    """Reduces gradients: called with gradients and their variables, returns reduced gradients.
+
+    None stays None, or in eager code becomes the other ranks' gradients with zeros for this rank's.
+    """
 
     config: ReductionConfig
     #: ``id`` -> variable, for variables excluded from the reduction. The reference keeps the ``id`` valid.
@@ -43,24 +49,57 @@ class Reduction(ABC):
         for index, gradient in enumerate(results):
             if is_local[index] and gradient is not None and self.config.scale_local_gradients:
                 results[index] = gradient / self.num_members(gradient.dtype)
-        shared = [index for index, gradient in enumerate(results) if gradient is not None and not is_local[index]]
-        if not shared:
-            return results
-        compressed, contexts = zip(*(self.config.compression.compress(results[index]) for index in shared), strict=True)
-        reduced = self.reduce(
-            compressed, self.config.group_indices([variables[index] for index in shared]), ends_step=True
-        )
-        for index, gradient, context in zip(shared, reduced, contexts, strict=True):
+        indices = [index for index, local in enumerate(is_local) if not local]
+        own, shared = [results[index] for index in indices], [variables[index] for index in indices]
+        for index, gradient in zip(indices, self._shared(own, shared), strict=True):
+            results[index] = gradient
+        return results
+
+    def _shared(self, gradients: list[Any], variables: Sequence[Any]) -> list[Any]:
+        """Reduce the gradients of variables that are not local; None where no rank has one."""
+        presences = [
+            None
+            if gradient is None
+            else Presence(is_sparse=False, dtype=keras.backend.standardize_dtype(gradient.dtype))
+            for gradient in gradients
+        ]
+        if not self.is_eager and not any(presences):
+            return gradients
+        try:
+            return self._reduced(gradients, variables, presences)
+        except RanksDisagreeError:
+            agreed = agree(presences, self.config.process_set) if self.is_eager else None
+            if agreed is None:
+                raise
+            whole = [
+                keras.ops.zeros_like(variable, dtype=presence.dtype) if presence and gradient is None else gradient
+                for gradient, variable, presence in zip(gradients, variables, agreed, strict=True)
+            ]
+            return self._reduced(whole, variables, agreed)
+
+    def _reduced(
+        self, gradients: list[Any], variables: Sequence[Any], presences: Sequence[Presence | None]
+    ) -> list[Any]:
+        num_bytes = [4 * math.prod(variable.shape) for variable in variables]
+        held = present(presences, num_bytes)
+        pairs = [self.config.compression.compress(gradients[index]) for index in held.indices]
+        groups = self.config.group_indices(variables)
+        reduced = self.reduce([gradient for gradient, _ in pairs], groups, held, ends_step=True)
+        results = list(gradients)
+        for index, gradient, (_, context) in zip(held.indices, reduced, pairs, strict=True):
             results[index] = self.config.compression.decompress(gradient, context)
         return results
 
     @abstractmethod
-    def reduce(self, tensors: Sequence[Any], groups: list[list[int]], *, ends_step: bool = False) -> list[Any]:
+    def reduce(
+        self, tensors: Sequence[Any], groups: list[list[int]], held: Present | None = None, *, ends_step: bool = False
+    ) -> list[Any]:
         """Reduce tensors of the backend, those of a group together.
 
         Args:
             tensors: the tensors.
-            groups: indices of the tensors of each group.
+            groups: indices of the tensors of each group, in the whole list.
+            held: which of a list the tensors are; None if they are all of it.
             ends_step: nothing else reduces gradients of this training step later.
         """
 
@@ -107,7 +146,9 @@ class Reduction(ABC):
 
         keras.ops.cond(condition, branch(act), branch(otherwise))
 
-    def reduce_torch(self, tensors: Sequence[torch.Tensor], groups: list[list[int]]) -> list[torch.Tensor]:
+    def reduce_torch(
+        self, tensors: Sequence[torch.Tensor], groups: list[list[int]], held: Present | None = None
+    ) -> list[torch.Tensor]:
         """Reduce torch tensors and wait for the results."""
         config = self.config
         # A family of its own: a compiled step of JAX runs in another thread, beside what the user calls meanwhile.
@@ -119,6 +160,11 @@ class Reduction(ABC):
             op=config.op,
             prescale=1.0 / config.predivide_factor,
             postscale=config.predivide_factor,
+            present=held,
         )
         results: list[torch.Tensor] = collective.begin_parts(tensors, groups=groups).wait()
         return results
+
+
+def _presence(gradient: Any) -> Presence:
+    return Presence(is_sparse=False, dtype=keras.backend.standardize_dtype(gradient.dtype))

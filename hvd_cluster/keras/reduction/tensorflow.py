@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from hvd_cluster.engine.request import Kind
-from hvd_cluster.engine.submission import Collective
+from hvd_cluster.engine.submission import Collective, Present
 from hvd_cluster.keras.reduction.reducer import Reduction
 from hvd_cluster.tensorflow.collectives.allreduce import reduced
 from hvd_cluster.tensorflow.gradients import GradientReducer, variable_key
@@ -24,10 +24,13 @@ class TensorFlowReduction(Reduction):
         reducer = GradientReducer(self.config, local_keys)
         return reducer(gradients, variables, "keras")
 
-    def reduce(self, tensors: Sequence[Any], groups: list[list[int]], *, ends_step: bool = False) -> list[Any]:
+    def reduce(
+        self, tensors: Sequence[Any], groups: list[list[int]], held: Present | None = None, *, ends_step: bool = False
+    ) -> list[Any]:
         """Reduce dense tensors without scaling."""
         name = None if tf.executing_eagerly() else label("keras", tensors[0])
-        collective = Collective(kind=Kind.ALLREDUCE, process_set=self.config.process_set, name=name, op=self.config.op)
+        process_set, op = self.config.process_set, self.config.op
+        collective = Collective(kind=Kind.ALLREDUCE, process_set=process_set, name=name, op=op, present=held)
         return reduced(tensors, collective, groups, ends_step=ends_step)
 
     @property
