@@ -139,6 +139,10 @@ def PartialDistributedOptimizer(  # noqa: N802 - Horovod's name
     return wrapped
 
 
+#: The attribute of an optimizer whose variables a distributed one uses.
+_IS_TAKEN = "_hvd_is_taken"
+
+
 class _DistributedOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc,unused-ignore]
     """The methods that precede those of the wrapped optimizer's class."""
 
@@ -265,9 +269,13 @@ class _Distribution:
 
 
 def _distributed(optimizer: Any, name: str | None, distribution: _Distribution) -> Any:
-    """An optimizer like ``optimizer``, with its state, that reduces by ``distribution``."""
-    if isinstance(optimizer, _DistributedOptimizer):
+    """An optimizer like ``optimizer`` that reduces by ``distribution``.
+
+    It takes over the state; one that is made of the same optimizer later has none.
+    """
+    if isinstance(getattr(optimizer, "inner_optimizer", optimizer), _DistributedOptimizer):
         raise ValueError("this optimizer is already distributed")
+    optimizer = _taken(optimizer)
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         return distribute_loss_scale(_distributed(optimizer.inner_optimizer, None, distribution), optimizer, name)
     kind = subclass_saved_as(type(optimizer), _DistributedOptimizer)
@@ -280,6 +288,14 @@ def _distributed(optimizer: Any, name: str | None, distribution: _Distribution) 
     if wrapped.built:
         distribution.accumulator.build(wrapped, wrapped._trainable_variables)
     return wrapped
+
+
+def _taken(optimizer: Any) -> Any:
+    """``optimizer``, whose variables will be another one's; if they are already, one like it."""
+    if optimizer.__dict__.get(_IS_TAKEN):
+        optimizer = type(optimizer).from_config(optimizer.get_config())
+    optimizer.__dict__[_IS_TAKEN] = True
+    return optimizer
 
 
 def _time_calls() -> None:

@@ -135,6 +135,30 @@ def test_a_deep_copy_is_distributed_too(two: Any, is_scaled: bool, passes: int) 
     assert two(fn, is_scaled, passes) == [[6.0 * passes]] * 2
 
 
+@pytest.mark.parametrize("is_scaled", [False, True])
+def test_optimizers_made_of_the_same_one_are_independent(two: Any, is_scaled: bool) -> None:
+    def fn(hvd: Any) -> list[list[float]]:
+        import keras
+
+        base = keras.optimizers.Adam(keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.1))
+        if is_scaled:
+            base = keras.optimizers.LossScaleOptimizer(base)
+        found = []
+        for _ in range(2):  # the folds of a cross-validation
+            weight = keras.Variable([0.0])
+            optimizer = hvd.DistributedOptimizer(base)
+            optimizer.build([weight])
+            for _ in range(3):
+                optimizer.apply([keras.ops.convert_to_tensor([1.0])], [weight])
+            steps = float(keras.ops.convert_to_numpy(getattr(optimizer, "inner_optimizer", optimizer).iterations))
+            found.append([steps, len(optimizer.variables), float(keras.ops.convert_to_numpy(weight)[0])])
+        return found
+
+    for first, second in two(fn):
+        assert first == second
+        assert first[0] == 3.0
+
+
 def test_a_registered_optimizer_is_saved_under_its_registered_name(two: Any, tmp_path: Path) -> None:
     def fn(hvd: Any, folder: str) -> list[Any]:
         import json
