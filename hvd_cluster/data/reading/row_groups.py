@@ -163,7 +163,8 @@ class RowGroupTables:
     def _encoded(self, array: Any, name: str) -> Any:
         """A column as dictionaries, if it is one that files of another type give so."""
         is_encoded = name in self._texts or is_text_dictionary(self._types.get(name))
-        return array.dictionary_encode() if is_encoded else array  # does nothing to dictionaries
+        is_dictionary = load_pyarrow("pyarrow.types").is_dictionary(array.type)
+        return array.dictionary_encode() if is_encoded and not is_dictionary else array
 
 
 def _hides_nulls(array: Any) -> bool:
