@@ -27,15 +27,15 @@ class Presence:
     index_dtype: str = ""
 
 
-def present(presences: Sequence[Presence | None], num_bytes: Sequence[int], *, is_sparse: bool = False) -> Present:
-    """The dense gradients that this rank has, or the sparse ones.
+def dense_ones(presences: Sequence[Presence | None], num_bytes: Sequence[int]) -> Present:
+    """The dense gradients that this rank has. The fingerprint also says which sparse ones it has.
 
     Args:
         presences: for each variable, what this rank has; None for nothing.
         num_bytes: of each variable.
     """
     text = "".join("-" if each is None else "s" if each.is_sparse else "d" for each in presences)
-    indices = [index for index, each in enumerate(presences) if each is not None and each.is_sparse == is_sparse]
+    indices = [index for index, each in enumerate(presences) if each is not None and not each.is_sparse]
     return Present(tuple(num_bytes), tuple(indices), crc32(text.encode()))
 
 

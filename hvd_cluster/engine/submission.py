@@ -300,7 +300,7 @@ class CombinedHandles:
     def wait(self) -> Tensors:
         """All results."""
         parts = zip(self._plan, wait_all(self._handles), strict=True)
-        placed = {index: result for part, results in parts for index, result in zip(part, results, strict=False)}
+        placed = {index: result for part, results in parts if part for index, result in zip(part, results, strict=True)}
         return [placed[index] for index in range(len(placed))]
 
 

@@ -113,7 +113,7 @@ def _called(function: Callable[..., Any], arguments: Sequence[Any]) -> Any:
     pid = os.getpid()
     try:
         result = function(*arguments)
-    except BaseException as error:
+    except BaseException as error:  # whatever it is: raised again, but not out of a forked process
         if os.getpid() != pid:
             _end_fork(error)
         raise

@@ -100,8 +100,8 @@ class PytorchInfiniteDataLoader(PytorchDataLoader):
             self._batches = iter(self._loader())
         try:
             yield from self._limited(self._batches)
-        except Exception:
-            self._batches = None  # an error ends an iterator for good, but not the reader
+        except Exception:  # raised again: any error ends an iterator for good, but not the reader
+            self._batches = None
             raise
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from hvd_cluster.engine.basics import is_alone
-from hvd_cluster.engine.gradient_presence import Presence, agree, present
+from hvd_cluster.engine.gradient_presence import Presence, agree, dense_ones
 from hvd_cluster.engine.membership import takes_part
 from hvd_cluster.engine.reduction_config import ReductionConfig
 from hvd_cluster.engine.request import Kind, ReduceOp
@@ -85,14 +85,14 @@ class GradientReducer:
     ) -> list[Any]:
         results = list(gradients)
         num_bytes = [4 * (tf.TensorShape(variable.shape).num_elements() or 0) for variable in variables]
-        dense = present(presences, num_bytes)
-        sparse = present(presences, num_bytes, is_sparse=True)
+        dense = dense_ones(presences, num_bytes)
+        sparse = [index for index, each in enumerate(presences) if each is not None and each.is_sparse]
         groups = self.config.group_indices(variables, variable_key)
         # The dense ones first, and eagerly also if there is none: this shows whether the ranks have different ones.
-        full = self._dense([results[i] for i in dense.indices], groups, dense, name, ends_step=not sparse.indices)
+        full = self._dense([results[i] for i in dense.indices], groups, dense, name, ends_step=not sparse)
         for indices, values in (
             (dense.indices, full),
-            (sparse.indices, self._sparse([results[i] for i in sparse.indices], name)),
+            (sparse, self._sparse([results[i] for i in sparse], name)),
         ):
             for index, value in zip(indices, values, strict=True):
                 results[index] = value

@@ -1,4 +1,7 @@
-"""What Python gives for each operator of a filter: the truth that statistics and rows are checked against."""
+"""What Python gives for each operator of a filter: the truth that statistics and rows are checked against.
+
+Not the product's own table, with which a wrong entry would be checked against itself.
+"""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ import keras
 import torch
 
 from hvd_cluster.engine.basics import is_alone
-from hvd_cluster.engine.gradient_presence import Presence, agree, present
+from hvd_cluster.engine.gradient_presence import Presence, agree, dense_ones
 from hvd_cluster.engine.membership import next_number, takes_part
 from hvd_cluster.engine.reduction_config import ReductionConfig
 from hvd_cluster.engine.request import Kind
@@ -81,7 +81,7 @@ class Reduction(ABC):
         self, gradients: list[Any], variables: Sequence[Any], presences: Sequence[Presence | None]
     ) -> list[Any]:
         num_bytes = [4 * math.prod(variable.shape) for variable in variables]
-        held = present(presences, num_bytes)
+        held = dense_ones(presences, num_bytes)
         pairs = [self.config.compression.compress(gradients[index]) for index in held.indices]
         groups = self.config.group_indices(variables)
         reduced = self.reduce([gradient for gradient, _ in pairs], groups, held, ends_step=True)
