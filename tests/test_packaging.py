@@ -38,10 +38,10 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return found
 
 
-#: The budget of the wheel. It was 1,000,000; the wheel had 984,000 before the faults of the field were mended, and
-#: 1,090,000 before estimators took raw columns, factories and adapters, and logged and exported models.
-#: Of 1,243,000, docstrings take 265,000, and the names and hashes of 640 files 120,000.
-MAX_WHEEL_BYTES = 1_300_000
+#: The budget of the wheel. It was 1,000,000 when 528 files took 984,000. Of 1,305,000 with 644 files, docstrings take
+#: 265,000, and the names and hashes of the files 125,000: the same code in 277 files of up to 400 lines would take
+#: 1,154,000, and compressed by zopfli 2.6 % less than that. A million would cost features, so the budget follows them.
+MAX_WHEEL_BYTES = 1_350_000
 
 
 def test_there_is_one_pure_wheel_within_its_budget(wheel: Path) -> None:
