@@ -14,6 +14,7 @@ from hvd_cluster.errors import (
 )
 from hvd_cluster.torch import distributed, elastic, ops
 from hvd_cluster.torch.compression import Compression
+from hvd_cluster.torch.distributed.ddp_hook import shared_bucket_hook
 from hvd_cluster.torch.functions import (
     allgather_object,
     broadcast_object,
@@ -40,6 +41,7 @@ __all__ = [
     "broadcast_parameters",
     "elastic",
     "is_shared",
+    "shared_bucket_hook",
     "shared_empty",
 ]
 __all__ += basics.__all__

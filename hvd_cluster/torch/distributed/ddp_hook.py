@@ -1,0 +1,65 @@
+"""A communication hook that keeps DDP's buckets in shared memory, where an allreduce does not copy them."""
+
+from typing import Any  # DDP compares annotations with its classes: without "from __future__ import annotations"
+
+import torch
+import torch.distributed as dist
+
+from hvd_cluster.torch.shared import is_shared, shared_empty
+
+
+def shared_bucket_hook(
+    process_group: dist.ProcessGroup | None,
+    bucket: dist.GradBucket,  # type: ignore[name-defined,unused-ignore]  # torch hides it from mypy
+) -> torch.futures.Future[torch.Tensor]:
+    """Average the gradients of a bucket of DDP, in memory that the workers of this host share.
+
+    For the backend "hvd"::
+
+        net = DistributedDataParallel(net, gradient_as_bucket_view=True)
+        net.register_comm_hook(None, hvd.shared_bucket_hook)
+
+    A bucket moves to shared memory (:func:`hvd_cluster.torch.shared_empty`) at its first reduction, and once more after
+    DDP has rebuilt it. The gradients, which are views of it, move along; a numpy array made of one before does not. The
+    averages are those of an all_reduce with ``ReduceOp.AVG``. A bucket stays where it is, and is reduced as usual,
+    without ``gradient_as_bucket_view``, on a GPU, if a parameter gets no gradient or a sparse one, and where
+    ``shared_empty`` has no shared memory or not enough.
+
+    Args:
+        process_group: the group that averages; the default group if None.
+        bucket: the gradients of some parameters; its buffer is flat, of any floating-point dtype.
+
+    Returns:
+        a future of the averages, of the buffer's shape.
+    """
+    buffer = bucket.buffer()
+    if buffer.is_cpu and buffer.layout == torch.strided and not is_shared(buffer):
+        _share(buffer, bucket.parameters())
+    work = dist.all_reduce(buffer, dist.ReduceOp.AVG, group=process_group, async_op=True)
+    future: torch.futures.Future[Any] = work.get_future()
+    return future.then(lambda done: done.value()[0])
+
+
+def _share(buffer: torch.Tensor, parameters: list[torch.Tensor]) -> None:
+    """Move a bucket and the gradients, which must all be views of it, to shared memory.
+
+    DDP keeps tensors of its own: the bucket and its views, which are the very tensors that the hook sees as buffer and
+    gradients. ``set_`` gives them other memory, and nothing else.
+    """
+    storage = buffer.untyped_storage()
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    if len(gradients) < len(parameters):
+        return
+    if any(gradient.untyped_storage().data_ptr() != storage.data_ptr() for gradient in gradients):
+        return
+    try:
+        place = shared_empty(buffer.shape, buffer.dtype)
+    except MemoryError:
+        return
+    if not is_shared(place):
+        return
+    place.copy_(buffer)
+    with torch.no_grad():
+        for tensor in (*gradients, buffer):
+            start = place.storage_offset() + tensor.storage_offset() - buffer.storage_offset()
+            tensor.set_(place.untyped_storage(), start, tensor.shape, tensor.stride())
