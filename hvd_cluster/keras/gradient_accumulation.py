@@ -27,7 +27,7 @@ class GradientAccumulator:
 
     def __init__(self, steps: int, *, average: bool) -> None:
         self.steps = steps
-        self._average = average
+        self.average = average
         self._counter: Any = None
         self._sums: dict[int, Any] = {}
         #: Whether there was any gradient so far.
@@ -36,7 +36,7 @@ class GradientAccumulator:
 
     def fresh_copy(self) -> GradientAccumulator:
         """The same for another optimizer, without any pass so far."""
-        return GradientAccumulator(self.steps, average=self._average)
+        return GradientAccumulator(self.steps, average=self.average)
 
     def build(self, optimizer: Any, variables: Sequence[Any]) -> None:
         """Make the sums for ``variables``; only the first call has an effect."""
@@ -106,7 +106,7 @@ class GradientAccumulator:
     ) -> None:
         """Reduce and apply the sums of ``passes`` passes."""
         sums = [self._sums[id(variable)] for variable in variables]
-        divisor = passes if self._average else 1
+        divisor = passes if self.average else 1
         # If there is no gradient at all, Keras raises with an explanation.
         means = [total.value / divisor if self._has_gradients else None for total in sums]
         apply(reduction(means, variables))

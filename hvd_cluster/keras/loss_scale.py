@@ -29,6 +29,13 @@ class DistributedLossScale(_LossScaleOptimizer):  # type: ignore[misc,unused-ign
         del config["inner_optimizer"]
         return type(self)(copy.deepcopy(self.inner_optimizer, memo), **config)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Unpickle with a distributed inner optimizer, without state, as with Keras."""
+        config = self.get_config()
+        del config["inner_optimizer"]
+        plain = next(kind for kind in type(self).__mro__ if not issubclass(kind, DistributedLossScale))
+        return functools.partial(plain, **config), (self.inner_optimizer,)
+
     def check_finite(self, grads: Any) -> Any:
         """Whether the gradients of all ranks are finite."""
         return self.inner_optimizer.on_all_ranks(super().check_finite(grads))

@@ -16,6 +16,7 @@ from hvd_cluster.keras.compression import Compression, Compressor
 from hvd_cluster.keras.gradient_accumulation import GradientAccumulator
 from hvd_cluster.keras.loss_scale import distribute_loss_scale, patch_loss_scale_optimizer
 from hvd_cluster.keras.naming import subclass_saved_as
+from hvd_cluster.keras.pickling import PickledDistribution, patch_models
 from hvd_cluster.keras.reduction import reduction_of_backend
 from hvd_cluster.keras.reduction.reducer import Reduction
 from hvd_cluster.keras.timed_calls import time_calls_of_keras
@@ -84,10 +85,14 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         process_set=process_set,
         scale_local_gradients=scale_local_gradients,
     )
-    reduction = reduction_of_backend()(config)
-    accumulator = GradientAccumulator(backward_passes_per_step, average=average_aggregated_gradients)
-    wrapped = _distributed(optimizer, name, _Distribution(reduction, accumulator))
+    return _distributed_by(config, backward_passes_per_step, average_aggregated_gradients, optimizer, name)
+
+
+def _distributed_by(config: ReductionConfig, steps: int, average: bool, optimizer: Any, name: str | None = None) -> Any:
+    accumulator = GradientAccumulator(steps, average=average)
+    wrapped = _distributed(optimizer, name, _Distribution(reduction_of_backend()(config), accumulator))
     patch_loss_scale_optimizer(_DistributedOptimizer)
+    patch_models(_distribution_of_model, _unpickled)
     _time_calls()
     if keras.backend.backend() == "tensorflow":
         _disable_auto_jit()
@@ -161,6 +166,11 @@ class _DistributedOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc,un
         As with Keras, the copy has no state: the state belongs to the variables of this optimizer.
         """
         return type(self).from_config(self.get_config())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Unpickle as a distributed optimizer without state, as with Keras."""
+        plain: Any = type(self).__bases__[1]
+        return _unpickled, (plain.from_config, (self.get_config(),), self._hvd.pickled([]))
 
     def register_local_var(self, var: Any) -> None:
         """Do not reduce the gradient of a variable; divide it by the number of ranks if local gradients are scaled."""
@@ -262,6 +272,12 @@ class _Distribution:
     accumulator: GradientAccumulator
     passes: _Passes = field(default_factory=_Passes)
 
+    def pickled(self, variables: Any) -> PickledDistribution:
+        """The same, of an optimizer of ``variables``."""
+        local = list(self.reduction.local_variables.values())
+        accumulator = self.accumulator
+        return PickledDistribution.of(self.reduction.config, local, accumulator.steps, accumulator.average, variables)
+
     def fresh_copy(self) -> _Distribution:
         """The same for another optimizer, without any pass so far."""
         local = dict(self.reduction.local_variables)
@@ -288,6 +304,33 @@ def _distributed(optimizer: Any, name: str | None, distribution: _Distribution) 
     if wrapped.built:
         distribution.accumulator.build(wrapped, wrapped._trainable_variables)
     return wrapped
+
+
+def _distribution_of_model(model: Any) -> PickledDistribution | None:
+    optimizer = getattr(model, "optimizer", None)
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    return inner._hvd.pickled(model.weights) if isinstance(inner, _DistributedOptimizer) else None
+
+
+def _unpickled(make: Any, arguments: tuple[Any, ...], distribution: PickledDistribution) -> Any:
+    """A model or an optimizer, made by ``make``, whose optimizer is distributed again."""
+    made = make(*arguments)
+    is_model = isinstance(made, keras.Model)
+    variables = made.weights if is_model else []
+    optimizer = _distributed_by(
+        distribution.config_for(variables),
+        distribution.steps,
+        distribution.average,
+        made.optimizer if is_model else made,
+    )
+    for position in distribution.local:
+        optimizer.register_local_var(variables[position])
+    if not is_model:
+        return optimizer
+    made.optimizer = optimizer
+    if keras.backend.backend() == "tensorflow":
+        made.jit_compile = False
+    return made
 
 
 def _taken(optimizer: Any) -> Any:

@@ -285,3 +285,70 @@ def test_an_optimizer_of_another_package_is_refused_with_what_to_do(two: Any) ->
     for keras2, tensorflow1 in two(fn):
         assert "got Own of tf_keras, which is Keras 2: unset TF_USE_LEGACY_KERAS" in keras2
         assert tensorflow1.endswith("AdamOptimizer of TensorFlow 1: use hvd_cluster.tensorflow.DistributedOptimizer")
+
+
+@pytest.mark.parametrize("how", ["pickle", "cloudpickle", "deepcopy"])
+@pytest.mark.parametrize("passes", [1, 2])
+def test_a_copy_of_a_compiled_model_has_a_distributed_optimizer(two: Any, how: str, passes: int) -> None:
+    def fn(hvd: Any) -> list[Any]:
+        import copy
+        import pickle
+
+        import cloudpickle
+        import keras
+        import numpy as np
+
+        keras.utils.set_random_seed(0)
+        layers = [keras.layers.Dense(1, use_bias=False, name=name) for name in ("first", "second", "third")]
+        model = keras.Sequential([keras.Input((1,)), *layers])
+        weights = model.trainable_variables
+        options = {"op": hvd.Sum, "backward_passes_per_step": passes, "groups": [[weights[2], weights[0]]]}
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.125, momentum=0.5), **options)
+        optimizer.register_local_var(weights[1])
+        model.compile(optimizer, "mse", jit_compile=False)
+        x = np.full((4, 1), 1.0 + hvd.rank(), "float32")
+        model.fit(x, -x, batch_size=2, epochs=passes, verbose=0)
+        make = {
+            "pickle": lambda: pickle.loads(pickle.dumps(model)),
+            "cloudpickle": lambda: pickle.loads(cloudpickle.dumps(model)),
+            "deepcopy": lambda: copy.deepcopy(model),
+        }
+        twin = make[how]()
+        before = [each.tolist() for each in twin.get_weights()]
+        for each in (model, twin):
+            each.fit(x, -x, batch_size=2, epochs=passes, verbose=0)
+        return [before, [each.tolist() for each in model.get_weights()], [each.tolist() for each in twin.get_weights()]]
+
+    (first, mine, copied), (other, theirs, other_copied) = two(fn)
+    assert mine == copied != first
+    assert theirs == other_copied != other
+    assert [mine[0], mine[2]] == [theirs[0], theirs[2]]
+    assert mine[1] != theirs[1]
+
+
+def test_a_distributed_optimizer_is_pickled_unless_it_needs_variables(two: Any) -> None:
+    def fn(hvd: Any) -> list[Any]:
+        import pickle
+
+        import keras
+
+        plain, variable = keras.optimizers.SGD(1.0), keras.Variable([0.0])
+        optimizer = pickle.loads(pickle.dumps(hvd.DistributedOptimizer(plain, op=hvd.Sum)))
+        optimizer.apply([keras.ops.convert_to_tensor([-1.0 - hvd.rank()])], [variable])
+        scaled = hvd.DistributedOptimizer(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(1.0), 4.0))
+        copied = pickle.loads(pickle.dumps(scaled))
+        optimizer.register_local_var(variable)
+        try:
+            pickle.dumps(optimizer)
+        except TypeError as error:
+            return [
+                float(keras.ops.convert_to_numpy(variable)[0]),
+                type(copied).__mro__[1] is type(scaled).__mro__[1],
+                copied.initial_scale,
+                str(error),
+            ]
+        return []
+
+    for weight, is_alike, scale, text in two(fn):
+        assert (weight, is_alike, scale) == (3.0, True, 4.0)
+        assert "pickle the model that has these variables" in text
