@@ -30,7 +30,7 @@ class DistributedLossScale(_LossScaleOptimizer):  # type: ignore[misc,unused-ign
         return type(self)(copy.deepcopy(self.inner_optimizer, memo), **config)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Unpickle with a distributed inner optimizer, without state, as with Keras."""
+        """A pickle with a distributed inner optimizer, without state, as Keras's is."""
         config = self.get_config()
         del config["inner_optimizer"]
         plain = next(kind for kind in type(self).__mro__ if not issubclass(kind, DistributedLossScale))

@@ -8,7 +8,7 @@ from typing import Any
 import keras
 
 from hvd_cluster.keras.compression import Compression, Compressor
-from hvd_cluster.keras.optimizer import DistributedOptimizer
+from hvd_cluster.keras.optimizer import DistributedOptimizer, replace_optimizer
 
 
 def load_model(
@@ -36,7 +36,5 @@ def load_model(
     objects = {kind.__name__: kind for kind in custom_optimizers or ()} | dict(custom_objects or {})
     model = keras.models.load_model(filepath, custom_objects=objects)
     if getattr(model, "optimizer", None) is not None:
-        model.optimizer = DistributedOptimizer(model.optimizer, compression=compression)
-        if keras.backend.backend() == "tensorflow":
-            model.jit_compile = False
+        replace_optimizer(model, DistributedOptimizer(model.optimizer, compression=compression))
     return model

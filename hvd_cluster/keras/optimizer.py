@@ -168,9 +168,9 @@ class _DistributedOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc,un
         return type(self).from_config(self.get_config())
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Unpickle as a distributed optimizer without state, as with Keras."""
+        """A pickle of a distributed optimizer, without state, as Keras's is."""
         plain: Any = type(self).__bases__[1]
-        return _unpickled, (plain.from_config, (self.get_config(),), self._hvd.pickled([]))
+        return _unpickled, (plain.from_config, (self.get_config(),), self._hvd.pickled(None))
 
     def register_local_var(self, var: Any) -> None:
         """Do not reduce the gradient of a variable; divide it by the number of ranks if local gradients are scaled."""
@@ -272,11 +272,16 @@ class _Distribution:
     accumulator: GradientAccumulator
     passes: _Passes = field(default_factory=_Passes)
 
-    def pickled(self, variables: Any) -> PickledDistribution:
-        """The same, of an optimizer of ``variables``."""
-        local = list(self.reduction.local_variables.values())
-        accumulator = self.accumulator
-        return PickledDistribution.of(self.reduction.config, local, accumulator.steps, accumulator.average, variables)
+    def pickled(self, weights: Any) -> PickledDistribution:
+        """The same, to be pickled with the model that has ``weights``; None for an optimizer alone."""
+        return PickledDistribution.of(
+            self.reduction.config,
+            list(self.reduction.local_variables.values()),
+            self.accumulator.steps,
+            self.accumulator.average,
+            weights=weights,
+            key=self.reduction.key,
+        )
 
     def fresh_copy(self) -> _Distribution:
         """The same for another optimizer, without any pass so far."""
@@ -313,24 +318,31 @@ def _distribution_of_model(model: Any) -> PickledDistribution | None:
 
 
 def _unpickled(make: Any, arguments: tuple[Any, ...], distribution: PickledDistribution) -> Any:
-    """A model or an optimizer, made by ``make``, whose optimizer is distributed again."""
+    """A model or an optimizer, made by ``make``, with the distribution, unless Keras has not compiled the model."""
     made = make(*arguments)
     is_model = isinstance(made, keras.Model)
-    variables = made.weights if is_model else []
-    optimizer = _distributed_by(
-        distribution.config_for(variables),
-        distribution.steps,
-        distribution.average,
-        made.optimizer if is_model else made,
-    )
+    plain = getattr(made, "optimizer", None) if is_model else made
+    if plain is None:
+        return made
+    weights = made.weights if is_model else []
+    config = distribution.config_for(weights)
+    optimizer = _distributed_by(config, distribution.steps, distribution.average, plain)
     for position in distribution.local:
-        optimizer.register_local_var(variables[position])
+        optimizer.register_local_var(weights[position])
     if not is_model:
         return optimizer
-    made.optimizer = optimizer
-    if keras.backend.backend() == "tensorflow":
-        made.jit_compile = False
+    replace_optimizer(made, optimizer)
     return made
+
+
+def replace_optimizer(model: Any, optimizer: Any) -> None:
+    """Let a compiled model train and be saved with a distributed ``optimizer``."""
+    model.optimizer = optimizer
+    compilation = getattr(model, "_compile_config", None)
+    if compilation is not None:
+        compilation.config["optimizer"] = optimizer
+    if keras.backend.backend() == "tensorflow":
+        model.jit_compile = False
 
 
 def _taken(optimizer: Any) -> Any:

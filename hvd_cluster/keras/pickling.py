@@ -1,7 +1,7 @@
-"""Pickles and copies of a compiled model, and pickles of an optimizer, keep the distribution of the optimizer.
+"""Pickles and copies of compiled models, and pickles of optimizers, hold how the optimizer is distributed.
 
-Keras pickles both as it saves them, and a saved model has the wrapped optimizer, so that it loads without this package.
-But a pickle goes to a worker, or becomes a copy, where gradients are to be reduced as before.
+Keras pickles and copies a model as it saves it. A saved model has the wrapped optimizer, so that it loads without this
+package; but a pickle goes to a worker, or becomes a copy, where gradients are to be reduced as before.
 """
 
 from __future__ import annotations
@@ -27,36 +27,58 @@ class PickledDistribution:
     steps: int
     average: bool
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> PickledDistribution:
+        return self  # a copy is of this process, and uses the same process set
+
     @classmethod
     def of(
-        cls, config: ReductionConfig, local: Sequence[Any], steps: int, average: bool, variables: Sequence[Any]
+        cls,
+        config: ReductionConfig,
+        local: Sequence[Any],
+        steps: int,
+        average: bool,
+        *,
+        weights: Sequence[Any] | None,
+        key: Callable[[Any], int],
     ) -> PickledDistribution:
-        """Find the positions in ``variables``.
+        """Find the positions; variables of other models are left out.
+
+        Args:
+            config: the options.
+            local: the variables whose gradients are not reduced.
+            steps: the backward passes of a step.
+            average: divide accumulated gradients by the number of passes.
+            weights: of the model; None for an optimizer alone.
+            key: the identity of a variable.
 
         Raises:
-            TypeError: ``variables`` lacks one.
+            TypeError: an optimizer alone has groups of variables, or local variables.
         """
-        positions = {id(variable): position for position, variable in enumerate(variables)}
-        try:
-            if isinstance(config.groups, (list, tuple)):
-                config = replace(config, groups=[[positions[id(each)] for each in group] for group in config.groups])
-            return cls(config, [positions[id(variable)] for variable in local], steps, average)
-        except KeyError:
+        groups = config.groups if isinstance(config.groups, (list, tuple)) else None
+        if weights is None and (groups or local):
             raise TypeError(
                 "a distributed optimizer with groups=[[...]] or local variables cannot be pickled alone: pickle the "
                 "model that has these variables"
-            ) from None
+            )
+        positions = {key(variable): position for position, variable in enumerate(weights or ())}
 
-    def config_for(self, variables: Sequence[Any]) -> ReductionConfig:
-        """The options, with groups of ``variables``."""
+        def known(variables: Sequence[Any]) -> list[int]:
+            return [positions[key(variable)] for variable in variables if key(variable) in positions]
+
+        if groups is not None:
+            config = replace(config, groups=[group for group in map(known, groups) if group] or None)
+        return cls(config, known(local), steps, average)
+
+    def config_for(self, weights: Sequence[Any]) -> ReductionConfig:
+        """The options, with groups of these weights."""
         groups = self.config.groups
         if not isinstance(groups, (list, tuple)):
             return self.config
-        return replace(self.config, groups=[[variables[position] for position in group] for group in groups])
+        return replace(self.config, groups=[[weights[position] for position in group] for group in groups])
 
 
 def patch_models(distribution_of: Callable[[Any], PickledDistribution | None], unpickled: Callable[..., Any]) -> None:
-    """Pickle models whose optimizer is distributed with the distribution.
+    """Make pickles and copies of models hold how their optimizer is distributed.
 
     Args:
         distribution_of: of a model; None if its optimizer is not distributed.

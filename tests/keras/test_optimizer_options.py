@@ -352,3 +352,64 @@ def test_a_distributed_optimizer_is_pickled_unless_it_needs_variables(two: Any) 
     for weight, is_alike, scale, text in two(fn):
         assert (weight, is_alike, scale) == (3.0, True, 4.0)
         assert "pickle the model that has these variables" in text
+
+
+def test_a_copy_that_keras_does_not_compile_has_none(two: Any) -> None:
+    def fn(hvd: Any) -> list[bool]:
+        import copy
+
+        import keras
+
+        @keras.saving.register_keras_serializable(package="users")
+        class Own(keras.Model):  # type: ignore[misc,unused-ignore]
+            """With a ``compile`` of its own, which Keras does not call where it loads a model."""
+
+            def __init__(self) -> None:
+                super().__init__()
+                self.dense = keras.layers.Dense(1)
+
+            def call(self, x: Any) -> Any:
+                return self.dense(x)
+
+            def compile(self, optimizer: Any, loss: Any) -> None:
+                super().compile(optimizer=optimizer, loss=loss)
+
+            def get_config(self) -> dict[str, Any]:
+                return {}
+
+        model = Own()
+        model(keras.ops.ones((1, 1)))
+        model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(1.0)), "mse")
+        return [getattr(copy.deepcopy(model), "optimizer", None) is None]
+
+    assert two(fn) == [[True]] * 2
+
+
+def test_a_copy_shares_its_process_set_and_can_be_copied_and_saved(two: Any, backend: str, tmp_path: Path) -> None:
+    def fn(hvd: Any, folder: str) -> list[Any]:
+        import copy
+
+        import keras
+
+        process_set = hvd.ProcessSet([0])
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, kernel_initializer="zeros")])
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), process_set=process_set)
+        kernel = model.weights[0]
+        optimizer.register_local_var(kernel.value if backend == "tensorflow" else kernel)
+        optimizer.register_local_var(keras.Variable([0.0]))  # of another model, which a copy does not train
+        model.compile(optimizer, "mse", jit_compile=False)
+        twin = copy.deepcopy(model)
+        twin.optimizer.clipnorm = 0.5
+        path = f"{folder}/{hvd.rank()}.keras"
+        twin.save(path)
+        copies = [copy.deepcopy(twin), keras.saving.load_model(path), hvd.load_model(path)]
+        shared = [each.optimizer._hvd.reduction.config.process_set is process_set for each in (twin, copies[0])]
+        local = [list(each.optimizer._hvd.reduction.local_variables.values()) for each in (twin, copies[0])]
+        return [
+            shared,
+            [each.optimizer.clipnorm for each in copies],
+            [len(each) for each in local],
+            local[0][0] is twin.weights[0],
+        ]
+
+    assert two(fn, str(tmp_path)) == [[[True, True], [0.5, 0.5, 0.5], [1, 1], True]] * 2

@@ -31,6 +31,11 @@ class Reduction(ABC):
     #: ``id`` -> variable, for variables excluded from the reduction. The reference keeps the ``id`` valid.
     local_variables: dict[int, Any] = field(default_factory=dict)
 
+    @staticmethod
+    def key(variable: Any) -> int:
+        """The identity of a variable."""
+        return id(variable)
+
     def keep_local(self, variable: Any) -> None:
         """Exclude the gradient of a variable from the reduction."""
         self.local_variables[id(variable)] = variable

@@ -24,6 +24,11 @@ class TensorFlowReduction(Reduction):
         reducer = GradientReducer(self.config, local_keys)
         return reducer(gradients, variables, "keras")
 
+    @staticmethod
+    def key(variable: Any) -> int:
+        """The identity of a variable, equal for Keras's and TensorFlow's object."""
+        return variable_key(variable)
+
     def reduce(
         self, tensors: Sequence[Any], groups: list[list[int]], held: Present | None = None, *, ends_step: bool = False
     ) -> list[Any]:

@@ -20,13 +20,14 @@ def shared_bucket_hook(
         net.register_comm_hook(None, hvd.shared_bucket_hook)
 
     A bucket moves to shared memory (:func:`hvd_cluster.torch.shared_empty`) at its first reduction, and once more after
-    DDP has rebuilt it. The gradients, which are views of it, move along; a numpy array made of one before does not. The
-    averages are those of an all_reduce with ``ReduceOp.AVG``. A bucket stays where it is, and is reduced as usual,
-    without ``gradient_as_bucket_view``, on a GPU, if a parameter gets no gradient or a sparse one, and where
-    ``shared_empty`` has no shared memory or not enough.
+    DDP has rebuilt it. The gradients, which are views of it, move along; other views and numpy arrays that were made of
+    them before do not. The averages are those of an all_reduce with ``ReduceOp.AVG``.
+
+    A bucket is reduced where it is, as usual, if ``gradient_as_bucket_view`` is not set, if it is on a GPU, if one of
+    its parameters gets no gradient or a sparse one, and if ``shared_empty`` has no shared memory or not enough.
 
     Args:
-        process_group: the group that averages; the default group if None.
+        process_group: DDP's group; the default group if None.
         bucket: the gradients of some parameters; its buffer is flat, of any floating-point dtype.
 
     Returns:
