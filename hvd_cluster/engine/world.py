@@ -18,7 +18,7 @@ from typing import Any
 from hvd_cluster.engine import tree
 from hvd_cluster.engine.interrupts import interrupts
 from hvd_cluster.errors import AuthenticationError
-from hvd_cluster.rendezvous.addresses import host_key, interface_addresses
+from hvd_cluster.rendezvous.addresses import host_key, interface_addresses, pid_namespace
 from hvd_cluster.rendezvous.bootstrap import join_store
 from hvd_cluster.rendezvous.client import KeyValueClient
 from hvd_cluster.rendezvous.link import Link
@@ -238,11 +238,9 @@ def _meet(
 
 
 def _pid_namespace() -> str:
-    """Equal for processes that know each other by their process ids."""
-    try:
-        return f"{host_key()} {Path('/proc/self/ns/pid').readlink()}"
-    except OSError:
-        return ""
+    """Equal for processes that know each other by their process ids; empty if unknown."""
+    namespace = pid_namespace()
+    return namespace and f"{host_key()} {namespace}"
 
 
 def _short(text: str) -> str:

@@ -32,6 +32,14 @@ def host_key() -> str:
         return socket.gethostname()
 
 
+def pid_namespace() -> str:
+    """Equal for processes of one kernel that know each other by their process ids; empty if unknown."""
+    try:
+        return str(Path("/proc/self/ns/pid").readlink())
+    except OSError:  # some sandboxes have no such files
+        return ""
+
+
 def interface_addresses(names: Sequence[str] = ()) -> list[str]:
     """The addresses of this host's interfaces ``names``, all of them by default, the loopback one last.
 

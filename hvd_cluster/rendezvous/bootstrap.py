@@ -27,7 +27,7 @@ from pathlib import Path
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from hvd_cluster.rendezvous.addresses import first_reachable, host_key, interface_addresses
+from hvd_cluster.rendezvous.addresses import first_reachable, host_key, interface_addresses, pid_namespace
 from hvd_cluster.rendezvous.client import KeyValueClient
 from hvd_cluster.rendezvous.communicator import Communicator, join_store_over_mpi, own_address
 from hvd_cluster.rendezvous.secret import new_secret
@@ -56,9 +56,7 @@ def join_store(
     """
     if topology.rendezvous:
         return JoinedStore(topology)
-    # A launcher without a name for its job is the parent of all processes of the job on this host.
-    job = topology.job_id or f"parent-{os.getppid()}"
-    label = f"hvd_cluster/{job}/{topology.generation}.{attempt}/{topology.world}"
+    label = f"hvd_cluster/{topology.job_id or _unnamed_job()}/{topology.generation}.{attempt}/{topology.world}"
     if topology.launcher == "torchrun" and topology.master:
         return _through_torch_store(topology, label, timeout_s, is_agents=True)
     if topology.launcher in PLATFORMS and not topology.world:
@@ -78,6 +76,14 @@ def join_store(
         "other hosts: start the job with hvdrun, torchrun or a launcher of hvd_cluster, or call "
         "hvd.init(comm=mpi4py.MPI.COMM_WORLD)"
     )
+
+
+def _unnamed_job() -> str:
+    """A name for the job of a launcher that gives none: it is the parent of all processes of the job on this host."""
+    parent = os.getppid()
+    # Containers with the host's network share its abstract sockets, but may count processes for themselves. In a
+    # container that was started for one rank, the launcher is not visible: the parent is 0 or the container's init.
+    return f"parent-{parent}" if parent <= 1 else f"parent-{parent}-{pid_namespace()}"
 
 
 def _mpi_world(topology: Topology) -> Communicator | None:

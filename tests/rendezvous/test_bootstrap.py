@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +22,7 @@ from torch.distributed import TCPStore
 
 from hvd_cluster.rendezvous import bootstrap
 from hvd_cluster.rendezvous.bootstrap import join_store
+from hvd_cluster.rendezvous.server import JoinedStore
 from hvd_cluster.rendezvous.sockets import ReservedPort
 from hvd_cluster.topology import Topology
 
@@ -80,6 +83,48 @@ def test_ranks_of_one_host_under_mpi_meet_through_the_kernel(namespace: str) -> 
         processes.append(subprocess.Popen([sys.executable, "-c", SCRIPT], env=env, stdout=subprocess.PIPE, text=True))
     lines = [line for process in processes for line in process.communicate(timeout=90)[0].splitlines()]
     assert sorted(lines) == EXPECTED
+
+
+@pytest.fixture
+def join_from(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, int], JoinedStore]:
+    """``join_from(namespace, rank)``: rank of two, under a launcher without a name, in that pid namespace."""
+    seen = threading.local()
+    readlink = Path.readlink
+
+    def seen_here(path: Path) -> Path:
+        return Path(seen.namespace) if str(path) == "/proc/self/ns/pid" else readlink(path)
+
+    def join(namespace: str, rank: int) -> JoinedStore:
+        seen.namespace = namespace
+        return join_store(Topology(rank=rank, size=2, local_rank=rank, local_size=2, launcher="pmi"), 0, 10)
+
+    monkeypatch.setattr(Path, "readlink", seen_here)
+    return join
+
+
+def test_unnamed_jobs_in_two_containers_with_the_hosts_network_do_not_meet(
+    join_from: Callable[[str, int], JoinedStore],
+) -> None:
+    jobs = ["pid:[1]", "pid:[2]"]  # the launchers' process ids are equal
+    with ThreadPoolExecutor() as threads, contextlib.ExitStack() as servers:
+        found = [threads.submit(join_from, job, rank) for rank in range(2) for job in jobs]
+        for job in range(2):
+            host, visitor = found[job].result(), found[job + 2].result()
+            assert host.server is not None
+            servers.enter_context(host.server)
+            assert visitor.topology.secret == host.topology.secret
+
+
+@pytest.mark.parametrize("parent", [0, 1])
+def test_ranks_of_an_unnamed_job_meet_from_a_container_each(
+    parent: int, join_from: Callable[[str, int], JoinedStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "getppid", lambda: parent)
+    with ThreadPoolExecutor() as threads:
+        host, visitor = threads.map(join_from, ["pid:[1]", "pid:[2]"], [0, 1])
+        assert host.server is not None
+        with host.server:
+            assert visitor.topology.secret == host.topology.secret
 
 
 def test_ranks_under_torchrun_pass_over_what_the_round_before_has_left_in_the_store() -> None:
