@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Generator, Sequence
 
 import torch
 
@@ -21,14 +22,7 @@ def alltoall(requests: list[Request], transport: Transport, buffers: BufferPool,
         return (yield from _exchange_into(request, transport))
     (given,) = request.inputs
     tensor = given.to(transport.device)
-    num_ranks = transport.num_ranks
-    sizes_transport = transport.for_sizes
-    sent = torch.tensor(request.splits, dtype=torch.int64, device=sizes_transport.device)
-    received = torch.empty_like(sent)
-    word_sizes = [sent.element_size()] * num_ranks
-    since_s = time.monotonic()
-    exchange = sizes_transport.alltoall(as_bytes(received), as_bytes(sent), word_sizes, word_sizes)
-    yield Step([exchange], f"{sizes_transport.name}_ALLTOALL_SIZES", since_s, is_last=False)
+    received = yield from _sizes_from_others(request.splits, transport.for_sizes)
     rows = received.tolist()
     row_bytes = math.prod(tensor.shape[1:]) * tensor.element_size()
     output = tensor.new_empty((sum(rows), *tensor.shape[1:]))
@@ -52,19 +46,31 @@ def _moved(counts: torch.Tensor, device: torch.device) -> torch.Tensor:
     return counts.to(device)
 
 
+def _sizes_from_others(sizes: Sequence[int], transport: Transport) -> Generator[Step, None, torch.Tensor]:
+    """What each rank sends to this one, of shape (ranks,); this one sends them ``sizes``."""
+    sent = torch.tensor(sizes, dtype=torch.int64, device=transport.device)
+    received = torch.empty_like(sent)
+    word_sizes = [sent.element_size()] * transport.num_ranks
+    since_s = time.monotonic()
+    exchange = transport.alltoall(as_bytes(received), as_bytes(sent), word_sizes, word_sizes)
+    yield Step([exchange], f"{transport.name}_ALLTOALL_SIZES", since_s, is_last=False)
+    return received
+
+
 def _exchange_into(request: Request, transport: Transport) -> Steps:
-    """Exchange slices whose sizes both ends know, in elements of flat tensors: no sizes are exchanged."""
+    """Exchange slices whose sizes both ends know, in elements of flat tensors."""
     (tensor,), (output,) = request.inputs, request.outputs
     is_there = output.device == transport.device
     place = output if is_there else torch.empty_like(output, device=transport.device)
     itemsize = tensor.element_size()
+    expected = [count * itemsize for count in request.output_splits]
+    sizes = [count * itemsize for count in request.splits]
+    # Sizes that the signature contains are equal on all ranks.
+    if transport.needs_equal_sizes and -1 in request.signature.tensors[0].shape:
+        sent = yield from _sizes_from_others(sizes, transport.for_sizes)
+        transport.require_equal_sizes(expected, sent.tolist())
     since_s = time.monotonic()
-    work = transport.alltoall(
-        as_bytes(place),
-        as_bytes(tensor.to(transport.device)),
-        [count * itemsize for count in request.output_splits],
-        [count * itemsize for count in request.splits],
-    )
+    work = transport.alltoall(as_bytes(place), as_bytes(tensor.to(transport.device)), expected, sizes)
     yield Step([work], f"{transport.name}_ALLTOALL", since_s)
     if not is_there:
         output.copy_(place)

@@ -38,6 +38,7 @@ class AloneTransport(Transport):
     def alltoall(
         self, output: torch.Tensor, buffer: torch.Tensor, output_bytes: list[int], input_bytes: list[int]
     ) -> Work:
+        self.require_equal_sizes(output_bytes, input_bytes)
         output.copy_(buffer)
         return FinishedWork()
 

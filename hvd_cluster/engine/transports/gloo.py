@@ -54,6 +54,7 @@ class GlooTransport(Transport):
     """
 
     name: ClassVar[str] = "GLOO"
+    needs_equal_sizes: ClassVar[bool] = True
 
     def __init__(
         self,

@@ -37,6 +37,7 @@ class HierarchicalTransport(Transport):
     name: ClassVar[str] = "HIERARCHICAL"
     # The next collective within the host must wait until the leader is back from the network.
     is_exclusive: ClassVar[bool] = True
+    needs_equal_sizes: ClassVar[bool] = True
 
     def __init__(
         self,

@@ -340,6 +340,7 @@ class ShmTransport(Transport):
         table = self._tables[self._table_turn]
         table[self.index] = torch.tensor(input_bytes, device="cpu")
         self._synchronize()
+        self.require_equal_sizes(output_bytes, table[:, self.index].tolist())
         # Sender s has the bytes for this rank at [starts[s], starts[s] + output_bytes[s]) of its buffer.
         starts = table[:, : self.index].sum(dim=1).tolist()
         targets = [sum(output_bytes[:sender]) for sender in range(self.num_ranks)]

@@ -47,6 +47,8 @@ class Transport(ABC):
     #: One collective must be done before the next one begins: while one rank of a host is back in the engine, others
     #: may wait for it in the middle of the collective.
     is_exclusive: ClassVar[bool] = False
+    #: :meth:`alltoall` may crash or leave memory unwritten if the sizes of two ranks differ: compare them before it.
+    needs_equal_sizes: ClassVar[bool] = False
     #: The device of the buffers.
     device: torch.device
     #: The global ranks of the process set, by index.
@@ -110,6 +112,19 @@ class Transport(ABC):
         self, output: torch.Tensor, buffer: torch.Tensor, output_bytes: list[int], input_bytes: list[int]
     ) -> Work:
         """Send ``input_bytes[i]`` bytes of ``buffer`` to rank index i, and get ``output_bytes[i]`` from it."""
+
+    def require_equal_sizes(self, output_bytes: list[int], sent_bytes: list[int]) -> None:
+        """Check that this rank gets from each rank index what that rank sends.
+
+        Raises:
+            RuntimeError: some rank sends fewer bytes or more.
+        """
+        for rank, expected, sent in zip(self.ranks, output_bytes, sent_bytes, strict=True):
+            if expected != sent:
+                raise RuntimeError(
+                    f"in an alltoall, rank {rank} sends {sent} bytes to rank {self.ranks[self.index]}, which expects "
+                    f"{expected}: the output split for each rank must have the size of that rank's input split"
+                )
 
     def reduce_scatter(self, output: torch.Tensor, buffer: torch.Tensor, op: ReduceOp, divisor: int) -> Work | None:
         """Reduce ``buffer`` over all ranks, and write this rank's share to ``output``; None if this is not supported.

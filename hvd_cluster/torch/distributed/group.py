@@ -229,7 +229,8 @@ class HvdProcessGroup(NamedGroup):
             self._require_one_for_each(parts, "gather")
             require_equal(parts, tensor, "gather")
         sizes = [sent.numel() if rank == opts.rootRank else 0 for rank in range(self.size())]
-        return self._exchange(sent, parts, sizes, [part.numel() for part in parts], opts, opts.rootRank)
+        expected = [part.numel() for part in parts]
+        return self._exchange(sent, parts, sizes, expected, opts, opts.rootRank, sent.nbytes)
 
     def scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> dist.Work:
         opts = options(opts, c10d.ScatterOptions)
@@ -240,7 +241,8 @@ class HvdProcessGroup(NamedGroup):
             require_equal(parts, output, "scatter")
         sent = joined(parts) if parts else output.new_empty(0)
         sizes = [output.numel() if rank == opts.rootRank else 0 for rank in range(self.size())]
-        return self._exchange(sent, [output], [part.numel() for part in parts], sizes, opts, opts.rootRank)
+        sent_sizes = [part.numel() for part in parts]
+        return self._exchange(sent, [output], sent_sizes, sizes, opts, opts.rootRank, output.nbytes)
 
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> dist.Work:
         self._require_one_for_each(inputs, "all_to_all")
@@ -276,7 +278,14 @@ class HvdProcessGroup(NamedGroup):
         return [count * per_row for count in rows]
 
     def _exchange(
-        self, sent: torch.Tensor, outputs: Tensors, sizes: list[int], expected: list[int], opts: Any, root: int = -1
+        self,
+        sent: torch.Tensor,
+        outputs: Tensors,
+        sizes: list[int],
+        expected: list[int],
+        opts: Any,
+        root: int = -1,
+        part_bytes: int = -1,
     ) -> dist.Work:
         """Send ``sizes[i]`` elements of ``sent`` to rank i of the group, and get ``expected[i]`` from it.
 
@@ -287,11 +296,11 @@ class HvdProcessGroup(NamedGroup):
             expected: sum up to the elements of ``outputs``; empty for none.
             opts: torch's.
             root: the group rank that gathers or scatters.
+            part_bytes: what it exchanges with each rank, which must be equal on all; -1 if ranks may differ.
         """
         target = Target(outputs[0]) if len(outputs) == 1 else ListTarget(outputs) if outputs else Target(sent[:0])
         itemsize, none = sent.element_size(), [0] * self.size()
-        # The bytes differ between ranks, so they are not part of what the ranks agree on.
-        meta = TensorMeta("uint8", (-1,), sent.device.type)
+        meta = TensorMeta("uint8", (part_bytes,), sent.device.type)
         signature = Signature(Kind.ALLTOALL, (meta,), root=-1 if root < 0 else self._ranks[root])
         return self._submit(
             signature,

@@ -141,6 +141,42 @@ def test_a_call_that_outlives_the_timeout_fails_on_all_ranks(tmp_path: Path) -> 
         assert is_explained, text
 
 
+@pytest.mark.parametrize("shares_memory", ["1", "0"], ids=["shm", "gloo"])
+@pytest.mark.parametrize("what", ["gather", "scatter", "alltoall, fewer", "alltoall, more"])
+def test_sizes_that_do_not_fit_raise_on_all_ranks(what: str, shares_memory: str) -> None:
+    def fn(what: str) -> str:
+        from datetime import timedelta
+
+        import torch
+        import torch.distributed as dist
+
+        import hvd_cluster.torch  # noqa: F401 - registers the backend
+
+        dist.init_process_group("hvd", timeout=timedelta(seconds=2))
+        rank = dist.get_rank()
+        dist.barrier()
+        try:
+            if what == "gather":
+                parts = [torch.empty(4), torch.empty(4)]
+                dist.gather(torch.ones(4 - rank), parts if rank == 0 else None)
+            elif what == "scatter":
+                dist.scatter(torch.empty(4 + rank), [torch.ones(4)] * 2 if rank == 0 else None)
+            else:  # rank 0 sends 2 elements to rank 1
+                expected = [2, 2] if rank == 0 else [5, 2] if what == "alltoall, fewer" else [1, 2]
+                dist.all_to_all_single(torch.empty(sum(expected)), torch.ones(4), expected, [2, 2])
+            dist.barrier()
+        except RuntimeError as error:
+            return str(error)
+        return "no error"
+
+    env = {"OMP_NUM_THREADS": "1", "HOROVOD_SHARED_MEMORY": shares_memory}
+    for text in local.run(fn, (what,), num_proc=2, env=env):
+        if what.startswith("alltoall"):
+            assert "rank 0 sends 8 bytes to rank 1, which expects" in text
+        else:
+            assert "the timeout of the call" in text
+
+
 def test_wait_with_a_timeout_leaves_the_call_in_progress(pair: Any) -> None:
     def fn(dist: Any, gloo: Any) -> tuple[bool, float]:
         from datetime import timedelta
