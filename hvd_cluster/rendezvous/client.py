@@ -143,7 +143,8 @@ class KeyValueClient:
                     answer, *fields = self._exchange(request, timeout_s)
             except (EOFError, OSError) as error:
                 raise ConnectionError(
-                    f"the rendezvous at {self.address} is gone ({error}): the launcher of this job has ended or died"
+                    f"the rendezvous at {self.address} is gone ({error}): the launcher of this job has ended or died, "
+                    "or rank 0 if that serves it"
                 ) from error
         if answer == Answer.TIMEOUT:
             missing = ", ".join(field.decode() for field in fields[:5]) + (" ..." if len(fields) > 5 else "")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import hvd_cluster
-from hvd_cluster.errors import DataError
+from hvd_cluster.errors import DataError, WorldEndedError
 from hvd_cluster.launch.outcome import ErrorReport, Outcome
 from hvd_cluster.launch.placement import Placement, place
 from hvd_cluster.rendezvous.secret import certificate_of
@@ -129,7 +129,12 @@ def _run_workers(
             with gloo_variables(certificate) as variables:
                 if certificate and not variables and mine[0].rank == 0:
                     driver.send(messages.TaskWarning(OPEN_TENSORS_TEXT))
-                outcomes = TaskWorkers(topologies, mine, job, packed, driver, variables).run(end_tracker)
+                try:
+                    outcomes = TaskWorkers(topologies, mine, job, packed, driver, variables).run(end_tracker)
+                except WorldEndedError:
+                    # The driver may not see it for minutes: a host that disappears closes no connection.
+                    driver.send(messages.TaskLost(first.index // job.workers_per_task))
+                    raise
         if mine[0].rank == 0:  # the key-value store ends with this task
             end_tracker.wait_for_ends(driver.stop_requested.is_set)
     return {one.slot.index: outcome for one, outcome in zip(mine, outcomes, strict=True)}

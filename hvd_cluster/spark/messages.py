@@ -50,7 +50,7 @@ class WorkerEnded:
 
 @dataclass(frozen=True)
 class TaskLost:
-    """The connection of a task ended: its workers have finished, or its executor died."""
+    """A task's connection to the driver or to another task ended: its workers have finished, or its executor died."""
 
     index: int
 

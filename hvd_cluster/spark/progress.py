@@ -39,7 +39,7 @@ class Progress:
     ranks_of_task: dict[int, tuple[int, ...]] = field(default_factory=dict)
     #: The outcome of each rank, without its value.
     outcomes: dict[int, Outcome] = field(default_factory=dict)
-    #: Partitions whose task was lost before its worker ended, in order.
+    #: Partitions whose task was lost before its worker ended, in order, once each.
     lost: list[int] = field(default_factory=list)
     #: A worker failed by itself before any task was lost; failures after a loss result from it.
     failed_first: bool = False
@@ -53,7 +53,7 @@ class Progress:
         elif isinstance(message, WorkerEnded):
             self.outcomes[message.outcome.rank] = message.outcome
             self.failed_first |= not self.lost and not message.outcome.is_secondary
-        elif isinstance(message, TaskLost) and self._left(message.index):
+        elif isinstance(message, TaskLost) and self._left(message.index) and message.index not in self.lost:
             self.lost.append(message.index)
 
     @property
@@ -94,7 +94,8 @@ class Progress:
         others = f"; {len(self.lost) - 1} more tasks ended after it" if len(self.lost) > 1 else ""
         return WorkerFailedError(
             f"{who} on host {self.host_of_task.get(task, 'unknown')} was lost: its Spark task ended without a "
-            f"message, so its executor or Python process was killed, perhaps for lack of memory{others}. {reason}",
+            "message, so its executor or Python process was killed, perhaps for lack of memory, or its host is gone"
+            f"{others}. {reason}",
             rank,
             died=True,
         )

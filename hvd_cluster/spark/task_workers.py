@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from hvd_cluster.errors import WorldEndedError
 from hvd_cluster.launch.outcome import ErrorReport, Outcome
 from hvd_cluster.launch.placement import Placement
 from hvd_cluster.launch.process import WorkerProcess
@@ -56,7 +57,7 @@ class TaskWorkers:
             Their outcomes, in order.
 
         Raises:
-            ConnectionError: the task of rank 0 is gone.
+            WorldEndedError: the task of rank 0 is gone.
         """
         try:
             for topology, placement in zip(self._topologies, self._placements, strict=True):
@@ -153,11 +154,16 @@ class EndTracker:
         """Announce to all tasks that a worker of this one has ended; if not ``ok``, the others must end too.
 
         Raises:
-            ConnectionError: the task of rank 0, which has the store, is gone.
+            WorldEndedError: the task of rank 0, which has the store, is gone.
         """
-        if not ok:
-            self._client.set(_FAILED, b"")
-        self._client.set(f"{_ENDED}{rank}", b"")
+        try:
+            if not ok:
+                self._client.set(_FAILED, b"")
+            self._client.set(f"{_ENDED}{rank}", b"")
+        except ConnectionError as error:
+            raise WorldEndedError(
+                f"the Spark task of rank 0, which has the job's key-value store, is gone: {error.__cause__ or error}"
+            ) from error
 
     def wait_for_ends(self, give_up: Callable[[], bool]) -> None:
         """Wait until the end of every worker has been announced, or ``give_up()`` is true."""

@@ -78,6 +78,14 @@ def test_a_failure_that_a_lost_task_caused_is_not_taken_for_the_cause() -> None:
     assert str(error).startswith("Rank 1 on host b was lost")
 
 
+def test_a_task_that_others_miss_is_lost_once() -> None:
+    echo = ErrorReport("hvd_cluster.errors.WorldEndedError", "rank 0 is gone", "Traceback ...", is_secondary=True)
+    ended = WorkerEnded(Outcome(1, "b", error=echo, finished_at=2.0))
+    error = _after(*STARTED, ended, TaskLost(0), ended, TaskLost(0)).failure("stage failed")
+    assert str(error).startswith("Rank 0 on host a was lost")
+    assert "more tasks" not in str(error)
+
+
 def test_a_job_that_spark_refused_is_not_a_failed_worker() -> None:
     error = _after().failure("no such resource")
     assert type(error) is LaunchError

@@ -9,9 +9,16 @@ from collections.abc import Iterator
 
 import pytest
 
+from hvd_cluster.errors import WorkerFailedError, WorldEndedError
+from hvd_cluster.launch.call import pack
 from hvd_cluster.launch.worker_group import FAILURE_GRACE_S
 from hvd_cluster.rendezvous.secret import new_secret
 from hvd_cluster.rendezvous.server import KeyValueServer
+from hvd_cluster.spark import barrier
+from hvd_cluster.spark.driver_connection import DriverConnection
+from hvd_cluster.spark.handshake import TaskHandshake
+from hvd_cluster.spark.messages import Message, RanksAssigned, TaskPlan, TaskStarted, Versions
+from hvd_cluster.spark.progress import Progress
 from hvd_cluster.spark.task_workers import EndTracker, reach
 
 
@@ -58,3 +65,42 @@ def test_the_store_is_kept_until_all_have_ended(trackers: list[EndTracker]) -> N
 def test_a_host_that_cannot_be_reached_is_named_with_every_address() -> None:
     with pytest.raises(ConnectionError, match="the host of rank 0 cannot be reached: .*no-such-host.*127.0.0.1:1"):
         reach(["no-such-host.invalid", "127.0.0.1"], 1, new_secret())
+
+
+@pytest.mark.processes
+def test_the_task_that_finds_the_host_of_rank_0_gone_names_it_to_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = KeyValueServer(secret := new_secret())
+    progress = Progress(2)
+    progress.handle(TaskStarted(0, "a"))
+    progress.handle(RanksAssigned(0, (0,), "127.0.0.1"))
+
+    def send(_: DriverConnection, message: Message) -> None:
+        if isinstance(message, RanksAssigned):
+            server.close()
+        progress.handle(message)
+
+    monkeypatch.setattr(DriverConnection, "send", send)
+    plan = TaskPlan(
+        workers_per_task=1,
+        job_id="job",
+        secret=secret,
+        driver_addresses=(),
+        env={},
+        executable=None,
+        as_horovod=False,
+        versions=Versions.here(),
+    )
+    ports = (server.port, 1)
+    tasks = [
+        TaskHandshake(slot=slot, host_key=host, addresses=["127.0.0.1"], ports=ports) for slot, host in enumerate("ab")
+    ]
+    with (
+        server,
+        DriverConnection((), secret) as driver,
+        pytest.raises(WorldEndedError, match="the Spark task of rank 0, which has .* is gone"),
+    ):
+        barrier._run_workers(1, plan, tasks, pack(int), driver)
+    error = progress.failure("stage failed")
+    assert str(error).startswith("Rank 0 on host a was lost")
+    assert isinstance(error, WorkerFailedError)
+    assert (error.rank, error.died) == (0, True)
