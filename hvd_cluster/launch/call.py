@@ -17,11 +17,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import cloudpickle
-
 from hvd_cluster.errors import LaunchError
 from hvd_cluster.launch.outcome import is_user_code
-from hvd_cluster.launch.pickling import Dumps, References, dumps, loads
+from hvd_cluster.launch.pickling import Dumps, References, by_value, dumps, loads
 
 _MAX_SOURCE_BYTES = 1 << 20
 _MAX_DEPTH = 4
@@ -207,17 +205,8 @@ def _spec_of(name: str, path: Sequence[str] | None) -> ModuleSpec | None:
     return next((spec for spec in specs if spec is not None and isinstance(spec.loader, FileLoader)), None)
 
 
-@contextlib.contextmanager
-def _by_value(module: ModuleType | None) -> Iterator[None]:
-    """Make cloudpickle pickle the functions and classes of ``module`` by value."""
-    if module is None or module.__name__ in cloudpickle.list_registry_pickle_by_value():
-        yield
-        return
-    cloudpickle.register_pickle_by_value(module)
-    try:
-        yield
-    finally:
-        cloudpickle.unregister_pickle_by_value(module)
+def _by_value(module: ModuleType | None) -> contextlib.AbstractContextManager[None]:
+    return contextlib.nullcontext() if module is None else by_value(module)
 
 
 def _unpicklable_text(

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import pickle
 import pickletools
 import sys
-from collections.abc import Callable
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from types import ModuleType
 from typing import Any
 
 import cloudpickle
@@ -15,6 +19,10 @@ import cloudpickle
 References = tuple[Any, ...]
 #: Value -> its bytes, and the objects to which they refer by number.
 Dumps = Callable[[Any], tuple[bytes, References]]
+
+_lock = threading.Lock()
+#: How many contexts of :func:`by_value` need a module, by the copy of cloudpickle and the module's name.
+_num_users: Counter[tuple[str, str]] = Counter()
 
 
 def dumps(value: Any) -> tuple[bytes, References]:
@@ -29,6 +37,28 @@ def loads(data: bytes, references: References = ()) -> Any:
         ImportError: a module, or a name in it, is missing here; ``name`` is the module.
     """
     return _Unpickler(io.BytesIO(data), references).load()
+
+
+@contextlib.contextmanager
+def by_value(module: ModuleType, pickler: Any = cloudpickle) -> Iterator[None]:
+    """Make ``pickler`` pickle the functions and classes of ``module`` by value. Threads may do so at the same time.
+
+    Args:
+        pickler: cloudpickle or a copy of it. A module that the user has registered there stays registered.
+    """
+    user = (pickler.__name__, module.__name__)
+    with _lock:
+        is_ours = _num_users[user] > 0 or module.__name__ not in pickler.list_registry_pickle_by_value()
+        if is_ours and not _num_users[user]:
+            pickler.register_pickle_by_value(module)
+        _num_users[user] += is_ours
+    try:
+        yield
+    finally:
+        with _lock:
+            _num_users[user] -= is_ours
+            if is_ours and not _num_users[user]:
+                pickler.unregister_pickle_by_value(module)
 
 
 def modules_in(data: bytes) -> set[str]:

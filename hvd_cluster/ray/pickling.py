@@ -17,7 +17,7 @@ from typing import Any
 import cloudpickle
 
 from hvd_cluster.launch.outcome import Outcome
-from hvd_cluster.launch.pickling import References
+from hvd_cluster.launch.pickling import References, by_value
 from hvd_cluster.ray.session import load_ray
 
 #: How to make a module available to the workers; see :func:`hvd_cluster.launch.call.pack_call`.
@@ -103,12 +103,7 @@ def _of_a_client() -> tuple[type, ...]:
 def _by_value_in_ray() -> Iterator[None]:
     """Make Ray's copy of cloudpickle pickle by value what is registered with cloudpickle itself."""
     rays = load_ray().cloudpickle
-    missing = cloudpickle.list_registry_pickle_by_value() - rays.list_registry_pickle_by_value()
-    modules = [sys.modules[name] for name in missing if name in sys.modules]
-    for module in modules:
-        rays.register_pickle_by_value(module)
-    try:
+    with contextlib.ExitStack() as stack:
+        for name in cloudpickle.list_registry_pickle_by_value() & sys.modules.keys():
+            stack.enter_context(by_value(sys.modules[name], rays))
         yield
-    finally:
-        for module in modules:
-            rays.unregister_pickle_by_value(module)

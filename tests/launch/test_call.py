@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from importlib.abc import Loader
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from importlib.util import spec_from_file_location
@@ -226,6 +227,41 @@ def test_the_source_of_a_notebook_cell_comes_along_for_tracebacks() -> None:
         assert linecache.getline(cell, 2).strip().endswith("# the line")
     finally:
         linecache.cache.pop(cell, None)
+
+
+class Turn:
+    """Is pickled when it may."""
+
+    def __init__(self) -> None:
+        self.has_begun, self.may_end = threading.Event(), threading.Event()
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        self.has_begun.set()
+        assert self.may_end.wait(60)
+        return (str, ())
+
+
+@pytest.mark.parametrize("is_registered", [False, True], ids=["", "by the user"])
+def test_two_threads_pack_calls_of_one_module_by_value(is_registered: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType("of_two")
+    module.__file__ = "/nowhere/of_two.py"
+    exec("class Config: pass\ndef last(*args): return args[-1]", module.__dict__)
+    turns = [Turn(), Turn()]
+    with monkeypatch.context() as patch, ThreadPoolExecutor(2) as threads:
+        patch.setitem(sys.modules, "of_two", module)
+        if is_registered:
+            cloudpickle.register_pickle_by_value(module)
+        packing = []
+        for turn in turns:
+            packing.append(threads.submit(pack, module.last, (turn, module.Config()), shared_path=False))
+            assert turn.has_begun.wait(60)
+        for turn, one in zip(turns, packing, strict=True):
+            turn.may_end.set()
+            one.exception()  # it has ended
+        assert ("of_two" in cloudpickle.list_registry_pickle_by_value()) is is_registered
+        if is_registered:
+            cloudpickle.unregister_pickle_by_value(module)
+    assert [type(unpack(one.result())()).__name__ for one in packing] == ["Config"] * 2
 
 
 @pytest.mark.parametrize("args", [3, "abc", None])

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import gc
+import importlib.util
+import pickle
+import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import cloudpickle
 import pytest
 from ray_clusters import TestCluster
 
 from hvd_cluster.errors import WorkerFailedError
-from hvd_cluster.ray import RayExecutor, ray_logger, run
+from hvd_cluster.ray import RayExecutor, pickling, ray_logger, run
 
 
 @dataclass
@@ -175,3 +181,45 @@ def test_a_call_does_not_keep_what_it_referred_to(two: RayExecutor) -> None:
     while num_refs(ref) > 1:
         assert time.monotonic() < deadline_s
         time.sleep(0.1)
+
+
+class Turn:
+    """Is pickled when it may."""
+
+    def __init__(self) -> None:
+        self.has_begun, self.may_end = threading.Event(), threading.Event()
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        self.has_begun.set()
+        assert self.may_end.wait(60)
+        return (str, ())
+
+
+def test_what_is_registered_with_cloudpickle_is_pickled_by_value_in_two_threads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    spec = importlib.util.spec_from_file_location("rays_cloudpickle", cloudpickle.cloudpickle.__file__)
+    assert spec is not None
+    assert spec.loader is not None
+    rays = importlib.util.module_from_spec(spec)  # in the place of Ray's own copy
+    monkeypatch.setitem(sys.modules, rays.__name__, rays)
+    spec.loader.exec_module(rays)
+    monkeypatch.setattr(pickling, "load_ray", lambda: SimpleNamespace(cloudpickle=rays))
+    module = ModuleType("of_two")
+    exec("class Config: pass", module.__dict__)
+    turns = [Turn(), Turn()]
+    with monkeypatch.context() as patch, ThreadPoolExecutor(2) as threads:
+        patch.setitem(sys.modules, "of_two", module)
+        cloudpickle.register_pickle_by_value(module)
+        try:
+            packing = []
+            for turn in turns:
+                packing.append(threads.submit(pickling.dumps_out_of_band, (turn, module.Config())))
+                assert turn.has_begun.wait(60)
+            for turn, one in zip(turns, packing, strict=True):
+                turn.may_end.set()
+                one.exception()  # it has ended
+        finally:
+            cloudpickle.unregister_pickle_by_value(module)
+        assert rays.list_registry_pickle_by_value() == set()
+    assert [type(pickle.loads(one.result())[1]).__name__ for one in packing] == ["Config"] * 2

@@ -7,7 +7,6 @@ import functools
 import inspect
 from typing import TYPE_CHECKING, Any
 
-import cloudpickle
 import torch
 
 from hvd_cluster.data.columns.pandas_table import to_table
@@ -23,6 +22,7 @@ from hvd_cluster.estimators.torch.framework import TORCH, load, predict
 from hvd_cluster.estimators.torch.model_pickling import make_picklable, module_on_cpu
 from hvd_cluster.estimators.torch.portable_model import PortableModule, PortableOptimizer
 from hvd_cluster.estimators.typed_params import TorchModelParams
+from hvd_cluster.launch.pickling import by_value
 
 if TYPE_CHECKING:
     from hvd_cluster.estimators.logged_model.log import Flavour
@@ -79,11 +79,8 @@ class TorchModel(TorchModelParams, FittedModel):
             if "serialization_format" in inspect.signature(mlflow.pytorch.save_model).parameters:
                 given["serialization_format"] = "pickle"  # the other format traces the model
             # So that the functions which rebuild parametrized and scripted modules travel with the model.
-            cloudpickle.register_pickle_by_value(model_pickling)
-            try:
+            with by_value(model_pickling):
                 mlflow.pytorch.save_model(model, path, mlflow_model=mlflow_model, signature=False, **given)
-            finally:
-                cloudpickle.unregister_pickle_by_value(model_pickling)
 
         return Flavour(name="pytorch", save=save, load=load, parts=[model], travelling=[model_pickling.__name__])
 
