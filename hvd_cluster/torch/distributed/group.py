@@ -23,6 +23,7 @@ from hvd_cluster.torch.distributed.tensors import (
     in_bytes,
     joined,
     metas,
+    real,
     require_equal,
     source,
 )
@@ -75,8 +76,8 @@ class HvdProcessGroup(NamedGroup):
             call, add_up = sum_sparse(self._calls, self.size(), tensors[0], opts.reduceOp)
             return self._keep(HandleWork(call.handle, tensors, call=call, finish=add_up))
         targets = [Target(tensor, is_read=True) for tensor in tensors]
-        flat = [target.flat for target in targets]
-        how = reduction_of(opts.reduceOp, flat[0].dtype)
+        how = reduction_of(opts.reduceOp, tensors[0].dtype)
+        flat = real([target.flat for target in targets])
 
         def finish(_: Tensors) -> None:
             for target in targets:
@@ -93,19 +94,20 @@ class HvdProcessGroup(NamedGroup):
         opts = options(opts, c10d.ReduceOptions)
         tensors = listed(tensors)
         is_root = self._index == opts.rootRank
+        how = reduction_of(opts.reduceOp, tensors[0].dtype)
         target = Target(tensors[0], is_read=True)
+        (given,) = real([target.flat])
         # The results of the other ranks are not theirs to see.
-        output = target.flat if is_root else torch.empty_like(target.flat)
-        how = reduction_of(opts.reduceOp, output.dtype)
+        output = given if is_root else torch.empty_like(given)
 
         def finish(_: Tensors) -> None:
             if is_root:
                 target.finish()
 
         if not isinstance(how, Reduction):
-            return self._fold(how, [target.flat], [output], finish, tensors, opts)
+            return self._fold(how, [given], [output], finish, tensors, opts)
         signature = Signature(Kind.ALLREDUCE, metas([output]), how.op, self._ranks[opts.rootRank], how.prescale)
-        return self._submit(signature, [target.flat], [output], tensors, opts, finish)
+        return self._submit(signature, [given], [output], tensors, opts, finish)
 
     def _reduce_scatter_base(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> dist.Work:
         return self.reduce_scatter_tensor_coalesced([output], [input], opts)
@@ -126,14 +128,14 @@ class HvdProcessGroup(NamedGroup):
         return self._reduce_scatter([output], [joined(parts)], opts)
 
     def _reduce_scatter(self, outputs: Tensors, flat: Tensors, opts: Any) -> dist.Work:
-        targets = [Target(output) for output in outputs]
         how = reduction_of(opts.reduceOp, flat[0].dtype)
+        targets = [Target(output) for output in outputs]
+        flat, places = real(flat), real([target.flat for target in targets])
 
         def finish(_: Tensors) -> None:
             for target in targets:
                 target.finish()
 
-        places = [target.flat for target in targets]
         if isinstance(how, Reduction):
             signature = Signature(Kind.REDUCESCATTER, metas(flat), how.op, prescale=how.prescale)
             return self._submit(signature, flat, places, outputs, opts, finish)

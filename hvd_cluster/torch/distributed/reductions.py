@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from hvd_cluster.engine.request import ReduceOp
+from hvd_cluster.engine.request import REDUCED_DTYPES, ReduceOp
 
 
 class Reduction(NamedTuple):
@@ -31,6 +31,8 @@ _BITWISE: dict[Any, Callable[..., torch.Tensor]] = {
     dist.ReduceOp.BOR: torch.bitwise_or,
     dist.ReduceOp.BXOR: torch.bitwise_xor,
 }
+#: Those that add complex numbers as they add their parts.
+_ADDING = (dist.ReduceOp.SUM, dist.ReduceOp.AVG, dist.ReduceOp.PREMUL_SUM)
 
 
 def reduction_of(op: Any, dtype: torch.dtype) -> Reduction | Callable[..., torch.Tensor]:
@@ -44,6 +46,8 @@ def reduction_of(op: Any, dtype: torch.dtype) -> Reduction | Callable[..., torch
         if dtype.is_floating_point or dtype.is_complex:
             raise ValueError(f"Cannot use {kind.name} with non-integral dtype {dtype}")
         return _BITWISE[kind]
+    if dtype not in REDUCED_DTYPES and not (dtype.is_complex and kind in _ADDING):
+        raise ValueError(f"Cannot use {kind} with {dtype} and the backend hvd")
     if kind == dist.ReduceOp.PREMUL_SUM:
         factor = op.factor if hasattr(op, "factor") else op.__getstate__()[1]
         return Reduction(ReduceOp.SUM, float(factor))

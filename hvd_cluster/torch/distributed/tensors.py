@@ -97,6 +97,11 @@ def metas(tensors: Sequence[torch.Tensor]) -> tuple[TensorMeta, ...]:
     return tuple([describe(tensor) for tensor in tensors])
 
 
+def real(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The memory of flat tensors as real numbers: a complex one as its real and imaginary parts in turn."""
+    return [flat(torch.view_as_real(tensor)) if tensor.is_complex() else tensor for tensor in tensors]
+
+
 def in_bytes(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """The memory of flat tensors: what is only moved may have any element type."""
     return [as_bytes(tensor) for tensor in tensors]

@@ -85,6 +85,52 @@ def test_averages_and_scaled_sums(trio: Any) -> None:
         assert scaled == [1.5] * 2
 
 
+def test_complex_tensors_are_added(pair: Any) -> None:
+    def fn(dist: Any, gloo: Any) -> Any:
+        import torch
+
+        rank = dist.get_rank()
+        every = [torch.tensor([1 + 2j, 3.5 - 1j, 5j, -2]) * (rank + 1) for rank in range(2)]
+        for op, total in [(dist.ReduceOp.SUM, every[0] + every[1]), (dist.ReduceOp.AVG, (every[0] + every[1]) / 2)]:
+            whole, at_root = every[rank].clone(), every[rank].clone()
+            dist.all_reduce(whole, op)
+            dist.reduce(at_root, 0, op)
+            assert torch.equal(whole, total)
+            assert torch.equal(at_root, every[1] if rank else total)
+            part, other = torch.empty(2, dtype=torch.complex64), torch.empty(2, dtype=torch.complex64)
+            dist.reduce_scatter_tensor(part, every[rank], op)
+            dist.reduce_scatter(other, list(every[rank].chunk(2)), op)
+            assert torch.equal(part, total.chunk(2)[rank])
+            assert torch.equal(other, part)
+        return True
+
+    assert all(pair(fn))
+
+
+@pytest.mark.parametrize("name", ["complex64", "uint16", "float8_e4m3fn"])
+def test_a_reduction_of_elements_that_have_none_is_refused(pair: Any, name: str) -> None:
+    def fn(dist: Any, gloo: Any, name: str) -> Any:
+        import torch
+
+        dtype, refused = getattr(torch, name), 0
+        op = dist.ReduceOp.MAX if dtype.is_complex else dist.ReduceOp.SUM
+        tensor, part = torch.ones(4).to(dtype), torch.ones(2).to(dtype)
+        for call in (
+            lambda: dist.all_reduce(tensor, op),
+            lambda: dist.reduce(tensor, 0, op),
+            lambda: dist.reduce_scatter_tensor(part, tensor, op),
+            lambda: dist.reduce_scatter(part, list(tensor.chunk(2)), op),
+        ):
+            try:
+                call()
+            except ValueError:
+                refused += 1
+        dist.barrier()
+        return refused
+
+    assert pair(fn, name) == [4, 4]
+
+
 @pytest.mark.parametrize("name", ["float32", "bfloat16", "int64", "bool", "int16", "complex64", "float8_e4m3fn"])
 def test_moves_give_the_tensors_of_the_ranks(trio: Any, name: str) -> None:
     def fn(dist: Any, gloo: Any, name: str) -> bool:
