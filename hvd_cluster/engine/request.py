@@ -208,6 +208,13 @@ class Request:
     output_splits: tuple[int, ...] = ()
     #: ``time.monotonic()`` when the world ends if other ranks still have not submitted it.
     expires_s: float = math.inf
+    #: Returns the ``time.monotonic()`` since when a caller waits for it, or infinity; None if one always does.
+    awaited_since: Callable[[], float] | None = None
+
+    @property
+    def since_s(self) -> float:
+        """Since when this rank waits for it; infinite while no caller does."""
+        return self.submitted_s if self.awaited_since is None else max(self.submitted_s, self.awaited_since())
 
     @property
     def key(self) -> Key:

@@ -8,6 +8,7 @@ does not reply, the leader of its host says what the kernel knows of its process
 from __future__ import annotations
 
 import logging
+import math
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -151,7 +152,7 @@ class StallInspector:
         is_reported = oldest is not None and bool(self._reported) and Wait(oldest.key) in self._reported
         at_s = self._collected_s or self._root_deadline_s
         if not (is_reported or self._queries or self._host_queries or self._launched_work or at_s):
-            return None if oldest is None else oldest.submitted_s + self._warning_s  # nearly always
+            return None if oldest is None else oldest.since_s + self._warning_s  # nearly always
         deadlines = [query.deadline_s for query in self._queries] + [query.deadline_s for query in self._host_queries]
         if at_s is not None:  # the root has only the one, other ranks the other
             deadlines.append(at_s)
@@ -159,13 +160,13 @@ class StallInspector:
             deadlines.append(self._launched_work.next_poll_s)
         if oldest is not None:
             # As in _report_late(): what was launched may have waited longer.
-            oldest_s = min(oldest.submitted_s, self._launched_work.oldest_s or oldest.submitted_s)
+            oldest_s = min(oldest.since_s, self._launched_work.oldest_s or oldest.since_s)
             if self._shutdown_s and self._given_up_s != oldest_s:
                 deadlines.append(oldest_s + self._shutdown_s)
             pending = self._submissions.pending().values()
-            fresh = next((r for r in pending if self._reported.get(Wait(r.key)) != r.submitted_s), None)
-            if fresh is not None:
-                deadlines.append(fresh.submitted_s + self._warning_s)
+            fresh = [request.since_s for request in pending if self._reported.get(Wait(request.key)) != request.since_s]
+            if fresh:
+                deadlines.append(min(fresh) + self._warning_s)
         return min(deadlines, default=None)
 
     def inspect(self) -> None:
@@ -228,8 +229,8 @@ class StallInspector:
     def _waits(self) -> dict[Wait, float]:
         """What this rank waits for, and since when; the oldest first."""
         waits = self._launched_work.waits()
-        waits |= {Wait(request.key): request.submitted_s for request in self._submissions.pending().values()}
-        return dict(sorted(waits.items(), key=lambda item: item[1]))
+        waits |= {Wait(request.key): request.since_s for request in self._submissions.pending().values()}
+        return dict(sorted(((wait, at_s) for wait, at_s in waits.items() if at_s < math.inf), key=lambda item: item[1]))
 
     def _report_late(self, now_s: float) -> None:
         waits = self._waits()

@@ -239,11 +239,17 @@ class SubmissionQueue:
             return dict(self._pending)
 
     def oldest_pending(self) -> Request | None:
-        """The first of :meth:`pending`, or None."""
+        """The one of :meth:`pending` for which this rank has waited longest, or None."""
         if not self._pending:
             return None
         with self._lock:
-            return next(iter(self._pending.values()), None)
+            oldest = None
+            for request in self._pending.values():
+                if request.since_s < (math.inf if oldest is None else oldest.since_s):
+                    oldest = request
+                if request.awaited_since is None:  # this rank waits for later ones since later
+                    break
+            return oldest
 
     def decide(self, key: Key) -> Request | None:
         """Take a request out of the pending ones; None if this rank has not submitted it."""

@@ -91,6 +91,7 @@ class OrderedCalls:
         finish: Callable[[list[torch.Tensor]], Any] = lambda _: None,
         timeout: timedelta | None = None,
         is_waited_for: bool = False,
+        awaited_since: Callable[[], float] | None = None,
     ) -> Call:
         """Submit one call.
 
@@ -103,6 +104,7 @@ class OrderedCalls:
             finish: called with the outputs, by the thread that executes the call.
             timeout: overrides that of the group, if it is set.
             is_waited_for: the caller waits for the handle next.
+            awaited_since: that of the request.
 
         Raises:
             HorovodInternalError: the world has ended.
@@ -134,6 +136,7 @@ class OrderedCalls:
             output_splits=output_splits,
             is_ordered=True,
             expires_s=now_s + timeout_s if timeout_s > 0 else math.inf,
+            awaited_since=awaited_since,
         )
         return Call(engine.submit(request, is_waited_for=is_waited_for), what, number, self)
 

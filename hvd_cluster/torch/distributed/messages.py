@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
@@ -62,9 +64,16 @@ class Messages:
         others = frozenset(range(len(self._ranks))) - {self._rank}
         return mailbox.receive(_Receive(tensor, Target(tensor), others))
 
-    def receive_bytes(self, buffer: torch.Tensor, src: int, tag: int) -> Handle:
-        """Receive into a flat buffer; the wait may take forever."""
-        return self._transfer(src, self._rank, tag, buffer, expires=False)
+    def receive_bytes(self, buffer: torch.Tensor, src: int, tag: int, awaited_since: Callable[[], float]) -> Handle:
+        """Receive into a flat buffer; the wait may take forever.
+
+        Args:
+            buffer: gets the message.
+            src: the group rank that sends.
+            tag: that of the message.
+            awaited_since: that of the request.
+        """
+        return self._transfer(src, self._rank, tag, buffer, awaited_since=awaited_since)
 
     def _transfer(
         self,
@@ -74,7 +83,7 @@ class Messages:
         flat: torch.Tensor,
         target: Target | None = None,
         *,
-        expires: bool = True,
+        awaited_since: Callable[[], float] | None = None,
     ) -> Handle:
         for rank in (src, dst):
             if not 0 <= rank < len(self._ranks) or src == dst:
@@ -90,7 +99,8 @@ class Messages:
             data,
             data,
             finish=lambda _: None if target is None else target.finish(),
-            timeout=timedelta(seconds=self.timeout_s if expires else 0),
+            timeout=timedelta(seconds=self.timeout_s if awaited_since is None else 0),
+            awaited_since=awaited_since,
         ).handle
 
 
@@ -103,6 +113,7 @@ class _Receive:
     sources: frozenset[int]
     handle: Handle = field(default_factory=lambda: Handle(running_engine().progress))
     source: int = -1
+    since_s: float = field(default_factory=time.monotonic)
 
     def take(self, src: int, message: torch.Tensor) -> None:
         self.source = src
@@ -115,7 +126,8 @@ class _Mailbox:
     """The receives of one tag and size after the first one from any rank.
 
     The engine matches a message with a receive from its very sender. So while a receive waits for any rank, a receive
-    from each of them is under way; what the others have sent meanwhile is kept for later receives.
+    from each of them is under way; what the others have sent meanwhile is kept for later receives. Those that are still
+    under way when no receive waits cannot be withdrawn, because their senders may know of them.
     """
 
     def __init__(self, messages: Messages, tag: int, num_bytes: int) -> None:
@@ -144,8 +156,13 @@ class _Mailbox:
         for src in sorted(set(sources) - self._under_way):
             self._under_way.add(src)
             buffer = torch.empty(self._num_bytes, dtype=torch.uint8)
-            handle = self._messages.receive_bytes(buffer, src, self._tag)
+            handle = self._messages.receive_bytes(buffer, src, self._tag, partial(self._awaited_since, src))
             handle.on_settled(partial(self._settle, src, buffer, handle))
+
+    def _awaited_since(self, src: int) -> float:
+        """Since when a receive waits for a message of ``src``; the stall inspector calls it without the lock."""
+        since_s = [receive.since_s for receive in list(self._waiting) if src in receive.sources]
+        return min(since_s, default=math.inf)
 
     def _settle(self, src: int, message: torch.Tensor, handle: Handle) -> None:
         with self._lock:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from hvd_cluster.launch import local
+
 
 def test_send_and_receive_in_both_directions_with_tags(trio: Any) -> None:
     def fn(dist: Any, gloo: Any) -> list[float]:
@@ -64,6 +66,49 @@ def test_a_receive_from_any_source_takes_each_message_once(four: Any) -> None:
     found, last = four(fn)[0]
     assert last == [9.0, 9.0]
     assert found == [(source, [float(source), float(number)]) for source in (1, 2, 3) for number in range(2)]
+
+
+def test_a_receive_from_any_source_is_late_only_while_a_caller_waits_for_it() -> None:
+    def fn() -> tuple[str, str, list[float]]:
+        import logging
+        import time
+
+        import torch
+        import torch.distributed as dist
+
+        import hvd_cluster.torch  # noqa: F401 - registers the backend
+
+        texts: list[str] = []
+        handler = logging.Handler()
+        vars(handler)["emit"] = lambda record: texts.append(record.getMessage())
+        logging.getLogger("hvd_cluster").addHandler(handler)
+        dist.init_process_group("hvd")
+        rank, found = dist.get_rank(), []
+        for sender, delay_s in ((1, 0.0), (2, 4.0)):
+            tensor = torch.zeros(1)
+            if rank == 0:
+                dist.recv(tensor)
+                found.append(float(tensor[0]))
+            elif rank == sender:
+                time.sleep(delay_s)
+                dist.send(torch.full((1,), float(rank)), 0)
+            if sender == 1:
+                for _ in range(20):  # while the receive from rank 2 is still under way
+                    time.sleep(0.5)
+                    dist.barrier()
+                early = "".join(texts)
+        dist.barrier()
+        return early, "".join(texts), found
+
+    env = {
+        "OMP_NUM_THREADS": "1",
+        "HOROVOD_STALL_CHECK_TIME_SECONDS": "2",
+        "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "8",
+    }
+    early, late, found = local.run(fn, num_proc=3, env=env)[0]
+    assert "send" not in early
+    assert "send 2 to 0" in late
+    assert found == [1.0, 2.0]
 
 
 def test_a_batch_of_sends_and_receives(pair: Any) -> None:
