@@ -84,6 +84,9 @@ def reads_gradients(frame: FrameType) -> bool:
 class GradientReceiver(Protocol):
     """The object that the hooks call."""
 
+    def enter_world(self) -> None:
+        """A backward pass is about to report its first gradient: the world may be new since the last one."""
+
     def add_gradient(self, number: int, parameter: torch.Tensor) -> None:
         """The backward pass has accumulated the gradient of a parameter."""
 
@@ -105,6 +108,9 @@ class GradientHooks:
         #: True once :meth:`attach` was called.
         self.is_attached = False
         self._handles: list[Any] = []
+        self._ids: set[int] = set()
+        #: Living hooks of other optimizers that have some of these parameters too.
+        self._rivals: weakref.WeakSet[GradientHooks] = weakref.WeakSet()
         # A model on several GPUs has a backward thread for each.
         self._lock = threading.RLock()
         #: The backward pass whose end will be reported.
@@ -121,6 +127,9 @@ class GradientHooks:
         self._handles.clear()
         self.streams.clear()
         self.is_attached = True
+        self._ids = set(map(id, parameters))
+        self._rivals.update(hooks for hooks in _attached if hooks is not self and hooks._ids & self._ids)
+        _attached.add(self)
         this = weakref.ref(self)
         for number, parameter in enumerate(parameters):
             if not (parameter.is_floating_point() or parameter.is_complex()):
@@ -130,12 +139,18 @@ class GradientHooks:
             self._handles.append(parameter.register_post_accumulate_grad_hook(partial(_on_gradient, this, number)))
             parameter.requires_grad_(not was_frozen)
 
+    def is_contested(self, parameter: torch.Tensor) -> bool:
+        """Whether the hooks of another optimizer report the gradient of ``parameter`` too."""
+        return bool(self._rivals) and any(id(parameter) in rival._ids for rival in self._rivals)
+
     def await_end_of_pass(self) -> None:
-        """Report the end of the present backward pass to the receiver."""
+        """Report the beginning of the present backward pass to the receiver, and later its end."""
         pass_id = current_pass()
         if pass_id != self._pass_id:
             self._pass_id = pass_id
             call_at_end(pass_id, self.number, partial(_at_end_of_pass, weakref.ref(self)))
+            if (receiver := self._receiver()) is not None:
+                receiver.enter_world()
 
     def on_gradient(self, number: int, parameter: torch.Tensor, *, is_last_hook: bool) -> None:
         """Report a gradient, unless hooks of the user follow: then it is reported when the next one comes."""
@@ -167,6 +182,10 @@ class GradientHooks:
             deferred, self._deferred = self._deferred, []
             for number, parameter in deferred:
                 receiver.add_gradient(number, parameter)
+
+
+#: Those that report gradients.
+_attached: weakref.WeakSet[GradientHooks] = weakref.WeakSet()
 
 
 def _on_gradient(hooks: Callable[[], GradientHooks | None], number: int, parameter: torch.Tensor) -> None:

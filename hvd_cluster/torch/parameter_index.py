@@ -89,9 +89,18 @@ class ParameterIndex:
                 found.append(Gradient(gradient.sparse_dim() if stays_sparse else 0, last_pass, is_partial))
         return found
 
-    def assign_buckets(self, ready: Iterable[int], threshold_bytes: int) -> list[list[int]]:
-        """All parameters in buckets: first ``ready`` in its order, then the others from the last to the first."""
+    def assign_buckets(
+        self, ready: Iterable[int], threshold_bytes: int, among: Container[int] | None = None
+    ) -> list[list[int]]:
+        """Parameters in buckets: first ``ready`` in its order, then the others from the last to the first.
+
+        Args:
+            ready: those whose gradients are ready.
+            threshold_bytes: the largest bucket.
+            among: the parameters; None for all.
+        """
         order = list(dict.fromkeys([*ready, *reversed(self._own_order)]))
+        order = [number for number in order if among is None or number in among]
         devices = list(dict.fromkeys(parameter.device for parameter in self.parameters))
         return plan_buckets(
             order,

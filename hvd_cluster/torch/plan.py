@@ -55,11 +55,7 @@ class Plan:
         label = f"DistributedOptimizer.{layout.number if layout.number >= 0 else 'alone'}"
         unknown = {number for number in numbers if number not in layout.dense and number not in layout.sparse}
         plan = cls(label, [], {}, dict(layout.sparse), unknown, unknown & layout.unfrozen)
-        for members in layout.buckets or [list(numbers)]:
-            present = [number for number in members if number in layout.dense]
-            if present:
-                plan._append(present, layout)
-        plan._settle(layout)
+        plan._add(set(numbers), layout)
         return plan
 
     def grown(self, layout: GradientLayout) -> Plan:
@@ -73,9 +69,7 @@ class Plan:
             unknown=self.unknown - found,
             awaited=(self.unknown - found) & layout.unfrozen,
         )
-        if found & layout.dense:
-            plan._append(sorted(found & layout.dense), layout)
-        plan._settle(layout)
+        plan._add(found, layout)
         return plan
 
     def forget_passes(self) -> None:
@@ -84,7 +78,12 @@ class Plan:
         for bucket in self.buckets:
             bucket.last_pass = 0
 
-    def _settle(self, layout: GradientLayout) -> None:
+    def _add(self, found: set[int], layout: GradientLayout) -> None:
+        """Add those of ``found`` that have dense gradients, in the first rank's buckets, or in one if it is absent."""
+        for members in layout.buckets or [sorted(found)]:
+            present = [number for number in members if number in found & layout.dense]
+            if present:
+                self._append(present, layout)
         if layout.is_last:
             self.last_passes = layout.last_passes | self.last_passes
             for bucket in self.buckets:

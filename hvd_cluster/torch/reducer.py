@@ -28,13 +28,13 @@ from hvd_cluster.engine.request import ReduceOp
 from hvd_cluster.errors import GradientChangedError, HorovodInternalError
 from hvd_cluster.monitor.step_clock import step_clock
 from hvd_cluster.settings import Settings
-from hvd_cluster.torch import wire
+from hvd_cluster.torch import remedies, wire
 from hvd_cluster.torch.backward import GradientHooks, in_checkpoint
 from hvd_cluster.torch.gradient_layout import GradientLayout, agree_on_layout
 from hvd_cluster.torch.parameter_index import ParameterIndex
 from hvd_cluster.torch.plan import Plan
 from hvd_cluster.torch.step import Step
-from hvd_cluster.torch.transfers import SUM_ONCE, SYNCHRONIZE_FIRST, GradientVersion
+from hvd_cluster.torch.transfers import GradientVersion, is_sum
 
 #: Reductions that change a gradient which is equal on all ranks.
 _NOT_TWICE = (ReduceOp.SUM, ReduceOp.PRODUCT)
@@ -178,23 +178,34 @@ class GradientReducer:
 
     # ---- the backward pass -------------------------------------------------------------------------------------------
 
+    def enter_world(self) -> None:
+        """A backward pass is about to report its first gradient: the world may be new since the last one."""
+        engine = running_engine()
+        if self._engine() is not engine:
+            # A plan is valid for one world, and so is a step: the new ranks of an elastic job do not know them.
+            if self._step.last_passes:
+                self.reset()
+            self._engine = weakref.ref(engine)
+            self._step.agreed_plan = None
+
     def add_gradient(self, number: int, parameter: torch.Tensor) -> None:
         """The backward pass has accumulated the gradient of a parameter; the hooks call this under their lock.
 
         Raises:
             AssertionError: the step of an earlier backward pass was forgotten.
+            ValueError: another DistributedOptimizer has the parameter too.
         """
         step, gradient = self._step, parameter.grad
         if gradient is None:  # a hook of the user has taken a step with it, or discarded it
             return
+        if self._hooks.is_contested(parameter):
+            raise ValueError(remedies.TWO_OPTIMIZERS.format(name=self.index.names[number]))
+        self._hooks.await_end_of_pass()
         left = step.passes_left[number]
         if left <= 0 or self._is_reduced or number in step.sent_early:
             if not self._starts_new_step(number, parameter):
                 return
             left = step.passes_per_step
-        if not step.last_passes:
-            self._enter_world()
-        self._hooks.await_end_of_pass()
         step.passes_left[number] = left - 1
         self._versions.pop(number, None)
         step.last_passes[number] = step.num_passes + 1
@@ -242,13 +253,6 @@ class GradientReducer:
             noted = range(len(parameters))
         self._versions = {number: GradientVersion.of(parameters[number]) for number in noted}
 
-    def _enter_world(self) -> None:
-        engine = running_engine()
-        if self._engine() is not engine:
-            # A plan is valid for one world: the new ranks of an elastic job do not know it.
-            self._engine = weakref.ref(engine)
-            self._step.agreed_plan = None
-
     def _begin(self) -> None:
         """The first gradient of a step is ready."""
         self._begun_s = self._latest_s = time.monotonic()
@@ -259,15 +263,12 @@ class GradientReducer:
         if self._is_reduced:
             # The step was skipped, as GradScaler does if gradients have overflowed, or continues with the reduced sums.
             if number in self._reduced and self._reduced[number].was_added_to(parameter):
-                self._refuse([number], "had been reduced when another backward pass added to it", SUM_ONCE)
+                self._refuse([number], "had been reduced when another backward pass added to it", remedies.SUM_ONCE)
             self.clear()
             return True
         if in_checkpoint() and (self._step.agreed_plan is None or number in self._repeated):
             self._repeated.add(number)
             return False
-        if self._engine() is not running_engine():
-            self.reset()
-            return True
         if number in self._step.sent_early:
             earlier = (self._step.ready | self._step.sent_early).items()
             if any(g is not None and self.index.parameters[other].grad is g for other, g in earlier):
@@ -279,15 +280,12 @@ class GradientReducer:
                 )
             self._discard_step()
             return True
-        if self._step.ready.get(number) is not parameter.grad:
+        if self._step.ready.get(number) is not parameter.grad and not is_sum(parameter.grad):
             # The user has cleared the gradients without the optimizer: another model's loss has made them (a GAN).
             self._discard_step()
             return True
         raise AssertionError(
-            "Gradients were computed more than backward_passes_per_step times before call to step(). "
-            f"Increase backward_passes_per_step (now {self.passes_per_step}) to accumulate gradients locally. If this "
-            f"was one backward pass, {self.index.names[number]!r} is used in several re-entrant checkpoints: pass "
-            "use_reentrant=False to them."
+            remedies.TOO_MANY_PASSES.format(passes=self.passes_per_step, name=self.index.names[number])
         )
 
     def _discard_step(self) -> None:
@@ -306,8 +304,9 @@ class GradientReducer:
         Ranks may see new gradients at the ends of different backward passes, but all must agree equally often. So each
         rank continues to agree in ``step()`` until all ranks are there.
         """
-        step, plan = self._step, self._step.plan
+        step, plan, unknown = self._step, self._step.plan, None
         if plan is not None:
+            unknown = plan.unknown
             # Every rank makes these before it agrees. One that waits for them may need all others to repeat one.
             self._wait(excluding=step.not_due(sys.maxsize))
         # Gradients that re-entrant checkpoints accumulate repeatedly are complete only at the end.
@@ -315,7 +314,7 @@ class GradientReducer:
         layout = agree_on_layout(
             self.index.gradients(self.config.keeps_sparse, step.last_passes, step.ready),
             self.index.unfrozen(range(len(self.index))),
-            self.index.assign_buckets(ready, Settings.from_env().fusion_threshold_bytes) if plan is None else [],
+            self.index.assign_buckets(ready, Settings.from_env().fusion_threshold_bytes, unknown),
             number=self._hooks.number,
             names_fingerprint=self.index.fingerprint,
             spec_fingerprints=self.index.spec_fingerprints,
@@ -323,8 +322,8 @@ class GradientReducer:
             is_last=is_last,
         )
         self.index.require_equal_specs(layout.mismatched)
-        plan = Plan.of(layout, len(self.index)) if plan is None else plan.grown(layout)
-        step.follow(plan, is_agreed=layout.is_complete)
+        grown = Plan.of(layout, len(self.index)) if plan is None else plan.grown(layout)
+        step.follow(grown, is_agreed=layout.is_complete)
         self._needs_layout = not layout.is_last
         return layout
 
@@ -345,8 +344,8 @@ class GradientReducer:
     def _send_rest(self, *, is_over: bool) -> None:
         """Send what was not sent yet; a gradient that this rank did not compute takes part as zeros."""
         step = self._step
+        self.enter_world()
         if not step.ready:
-            self._enter_world()
             self._begin()
         plan = step.plan
         if plan is not None:
@@ -371,7 +370,7 @@ class GradientReducer:
         self._step.wait(excluding=excluding, is_wanted=is_wanted)
         if changed := self._step.transfers.changed:
             numbers = [self.index.number_of[parameter] for parameter in changed]
-            self._refuse(numbers, "was changed or replaced while it was being reduced", SYNCHRONIZE_FIRST)
+            self._refuse(numbers, "was changed or replaced while it was being reduced", remedies.SYNCHRONIZE_FIRST)
 
     # ---- errors of the user ------------------------------------------------------------------------------------------
 
@@ -386,7 +385,7 @@ class GradientReducer:
             what = "was changed or replaced before all gradients of the step were reduced"
         else:
             return
-        self._refuse(changed, what, SYNCHRONIZE_FIRST)
+        self._refuse(changed, what, remedies.SYNCHRONIZE_FIRST)
 
     def _refuse(self, numbers: Sequence[int], what: str, remedy: str) -> None:
         """The ranks would have different weights from here on: fail on all of them.

@@ -17,14 +17,6 @@ from hvd_cluster.torch.collectives.sparse import begin_sparse_allreduce
 from hvd_cluster.torch.compression import Compression, Compressor, wire_of
 from hvd_cluster.torch.submission import checked
 
-#: Remedies for gradients that were changed.
-SUM_ONCE = "Clear it with optimizer.zero_grad(), or pass the number of passes as backward_passes_per_step."
-SYNCHRONIZE_FIRST = (
-    "Change gradients between backward() and step(). Where a hook does so, or step() follows a backward pass that did "
-    "not complete all gradients, call optimizer.synchronize() first, and step() inside `with "
-    "optimizer.skip_synchronize():`."
-)
-
 
 class GradientVersion(NamedTuple):
     """A gradient and its version at one time, to detect whether it is changed or replaced later."""
@@ -39,14 +31,27 @@ class GradientVersion(NamedTuple):
         return cls(gradient, 0 if gradient is None else gradient._version)
 
     def matches(self, parameter: torch.Tensor) -> bool:
-        """Whether the gradient was neither replaced nor changed since then, except by a reduction."""
+        """Whether the gradient was neither replaced nor changed since then, except by a reduction.
+
+        Gradients that are parts of one tensor have one version, which changes with each of them and says nothing. A
+        reduction uses a copy of them.
+        """
         gradient = parameter.grad
-        return gradient is self.gradient and (gradient is None or gradient._version == self.version)
+        if gradient is not self.gradient or gradient is None or gradient._version == self.version:
+            return gradient is self.gradient
+        return wire.shares_memory(gradient)
 
     def was_added_to(self, parameter: torch.Tensor) -> bool:
         """Whether all that has happened to the gradient since then is that one backward pass has added to it."""
         gradient = parameter.grad
-        return gradient is not None and gradient is self.gradient and gradient._version == self.version + 1
+        if gradient is None or gradient is not self.gradient:
+            return is_sum(gradient)
+        return gradient._version == self.version + 1
+
+
+def is_sum(gradient: torch.Tensor | None) -> bool:
+    """Whether autograd has added to an earlier gradient, and not in place, as it does with ``create_graph=True``."""
+    return gradient is not None and type(gradient.grad_fn).__name__ == "AddBackward0"
 
 
 @dataclass(eq=False)

@@ -9,10 +9,32 @@ import torch
 from hvd_cluster.torch.compression import Compressor
 
 
+def _num_users(tensor: torch.Tensor) -> int:
+    count: int = torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
+    return count
+
+
+#: What :func:`_num_users` gives for memory that no other tensor has.
+_ALONE = _num_users(torch.empty(1, device="cpu"))
+
+
+def shares_memory(gradient: torch.Tensor) -> bool:
+    """Whether other tensors have memory of a dense gradient.
+
+    Autograd makes the gradient of a parameter without a copy where it can: a part of a concatenation gets a part of the
+    gradient of the whole, and one that is added through a view gets the very memory of the other summand's gradient,
+    which the rest of the backward pass still reads. Users make gradients that are parts of one buffer.
+    """
+    if gradient.layout is not torch.strided:
+        return False
+    whole = gradient._base  # only the user's code makes gradients that are views
+    return _num_users(gradient) > _ALONE if whole is None else whole.numel() > gradient.numel()
+
+
 class PackedGradient(NamedTuple):
     """The tensor that is sent for a gradient, and what undoes the packing."""
 
-    #: Contiguous; the gradient's own memory if possible.
+    #: Contiguous; the gradient's own memory if no other tensor has it.
     tensor: torch.Tensor
     context: Any
     is_complex: bool
@@ -21,7 +43,9 @@ class PackedGradient(NamedTuple):
 
 
 def pack(gradient: torch.Tensor, compression: type[Compressor], device: torch.device) -> PackedGradient:
-    """Prepare a dense gradient to be sent from ``device``, without a copy if possible."""
+    """Prepare a dense gradient to be sent from ``device`` and reduced in place, without a copy if possible."""
+    if shares_memory(gradient):
+        gradient = gradient.clone()
     # Autograd leaves the gradient of v.conj() as a conjugated view, whose memory holds other numbers.
     gradient = gradient.resolve_conj().resolve_neg()
     is_complex = gradient.is_complex()

@@ -520,6 +520,27 @@ def test_a_sum_is_not_summed_again(how: str) -> None:
         local.run(reduced_twice, (how,), num_proc=2, env={"OMP_NUM_THREADS": "1"})
 
 
+@pytest.mark.parametrize("op", ["Sum", "Average"])
+def test_a_pass_that_adds_out_of_place_is_one_too_many(two: Any, op: str) -> None:
+    def fn(hvd: Any) -> list[float]:
+        parameters = scalars(1)
+        optimizer = wrap(hvd, parameters, op=getattr(hvd, op))
+        for _ in range(2):  # a penalty of the gradients needs their graph; each step has its own
+            optimizer.zero_grad()
+            parameters[0].pow(2).sum().backward(create_graph=True)
+            optimizer.step()
+        optimizer.zero_grad()
+        parameters[0].pow(2).sum().backward(create_graph=True)
+        with pytest.raises(AssertionError, match="more than backward_passes_per_step times"):
+            parameters[0].pow(2).sum().backward(create_graph=True)
+        optimizer.synchronize()
+        parameters[0].grad = None
+        return parameters[0].tolist()
+
+    first, second = two(fn)
+    assert first == second
+
+
 def skipped(hvd: Any, how: str) -> list[float]:
     """Train on after a step that GradScaler has skipped because gradients had overflowed; rank 0's gradient is 1."""
     parameters = scalars(2)

@@ -596,3 +596,88 @@ def test_an_optimizer_that_is_gone_sends_nothing(two: Any) -> None:
         return parameters[0].tolist()
 
     assert two(fn) == [[-9.0, -9.0]] * 2
+
+
+def test_two_living_optimizers_over_one_parameter_are_refused(two: Any) -> None:
+    def fn(hvd: Any) -> list[float]:
+        parameters = scalars(2, 0.0)
+        first = hvd.DistributedOptimizer(torch.optim.SGD(parameters, lr=1.0), named(parameters))
+        second = hvd.DistributedOptimizer(torch.optim.SGD(parameters[1:], lr=1.0), named(parameters)[1:])
+        with pytest.raises(ValueError, match=r"'p1' is a parameter of two DistributedOptimizers.* delete the one"):
+            (parameters[0] + parameters[1]).sum().backward()
+        hvd.barrier()
+        del first  # it may have sent the gradient of p0
+        second.zero_grad()
+        (parameters[1].sum() * (hvd.rank() + 1)).backward()
+        second.step()
+        return parameters[1].tolist()
+
+    assert two(fn) == [[-1.5, -1.5]] * 2
+
+
+@pytest.mark.parametrize("kind", ["unfrozen later", "a step before the first pass"])
+def test_gradients_that_are_first_seen_later_share_buckets_like_the_first_ones(two: Any, kind: str) -> None:
+    def fn(hvd: Any) -> tuple[list[int], list[float]]:
+        from hvd_cluster.torch import transfers
+
+        parameters = [torch.nn.Parameter(torch.zeros(1 << 18)) for _ in range(8)]  # 1 MiB each
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(parameters, lr=1.0), named(parameters))
+        if kind == "unfrozen later":
+            for parameter in parameters[1:]:
+                parameter.requires_grad_(False)
+        else:
+            optimizer.step()
+        requests: list[int] = []
+        original = transfers.submit
+        transfers.submit = lambda kind, tensors, **options: (
+            requests.append(len(tensors)) or original(kind, tensors, **options)
+        )
+        try:
+            for _ in range(3):
+                requests.clear()
+                optimizer.zero_grad()
+                sum(parameter.sum() for parameter in parameters).backward()
+                optimizer.step()
+                for parameter in parameters:
+                    parameter.requires_grad_(True)
+        finally:
+            transfers.submit = original
+        return requests, [parameter[0].item() for parameter in parameters]
+
+    for requests, values in two(fn):
+        assert sum(requests) == 8
+        assert max(requests) <= 4, requests
+        assert values == ([-3.0] + [-2.0] * 7 if kind == "unfrozen later" else [-3.0] * 8)
+
+
+def test_workers_that_come_between_the_passes_of_a_step_do_not_wait_for_its_rest(two: Any) -> None:
+    def fn(hvd: Any) -> list[float]:
+        parameters = scalars(1, 0.0)
+
+        def wrap() -> Any:
+            return hvd.DistributedOptimizer(
+                torch.optim.SGD(parameters, lr=1.0), named(parameters), backward_passes_per_step=2
+            )
+
+        def backward() -> None:
+            (parameters[0].sum() * (hvd.rank() + 1)).backward()
+
+        optimizer = wrap()
+        for passes in (2, 1):
+            optimizer.zero_grad()
+            for _ in range(passes):
+                backward()
+            if passes == 2:
+                optimizer.step()
+        # What an elastic job does when workers are added after the first of two passes.
+        hvd.shutdown()
+        hvd.init()
+        if hvd.rank() == 1:  # only those that receive the state load it
+            optimizer.load_state_dict(optimizer.state_dict())
+        parameters[0].grad = None
+        for _ in range(2):
+            backward()
+        optimizer.step()
+        return parameters[0].tolist()
+
+    assert two(fn) == [[-6.0, -6.0]] * 2

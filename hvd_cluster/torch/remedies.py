@@ -1,0 +1,20 @@
+"""What errors about gradients advise."""
+
+from __future__ import annotations
+
+SUM_ONCE = "Clear it with optimizer.zero_grad(), or pass the number of passes as backward_passes_per_step."
+SYNCHRONIZE_FIRST = (
+    "Change gradients between backward() and step(). Where a hook does so, or step() follows a backward pass that did "
+    "not complete all gradients, call optimizer.synchronize() first, and step() inside `with "
+    "optimizer.skip_synchronize():`."
+)
+#: Horovod's text, but for the advice on checkpoints.
+TOO_MANY_PASSES = (
+    "Gradients were computed more than backward_passes_per_step times before call to step(). Increase "
+    "backward_passes_per_step (now {passes}) to accumulate gradients locally. If this was one backward pass, {name!r} "
+    "is used in several re-entrant checkpoints: pass use_reentrant=False to them."
+)
+TWO_OPTIMIZERS = (
+    "{name!r} is a parameter of two DistributedOptimizers, and both would reduce its gradient. Pass it to one of them, "
+    "or delete the one that is no longer used."
+)
