@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -31,7 +32,7 @@ from hvd_cluster.torch.distributed.work import AllOf, HandleWork, end_completion
 
 Tensors = list[torch.Tensor]
 
-#: How long the end of the default group waits for the other ranks to come to theirs.
+#: How long the end of the default group waits for the other ranks to come to theirs, if this one ends by an exception.
 _MAX_END_WAIT = timedelta(seconds=30)
 
 
@@ -355,7 +356,9 @@ class HvdProcessGroup(NamedGroup):
                 end_completions()
 
     def _await_others(self) -> None:
-        self.barrier().wait(_MAX_END_WAIT)
+        # In a ``finally`` or ``except``: the others may wait in a call that this rank does not make any more.
+        is_failing = sys.exc_info()[0] is not None
+        self.barrier().wait(_MAX_END_WAIT if is_failing else timedelta(0))
 
     # ---- inside -----------------------------------------------------------------------------------------------------
 

@@ -135,6 +135,77 @@ def test_a_second_group_after_the_first_is_destroyed() -> None:
     assert local.run(fn, num_proc=2, env={"OMP_NUM_THREADS": "1"}) == [[2.0] * 4] * 2
 
 
+def test_the_first_rank_to_destroy_its_group_waits_for_those_that_still_work() -> None:
+    def fn() -> float:
+        import time
+        from datetime import timedelta
+
+        import torch
+        import torch.distributed as dist
+
+        import hvd_cluster.torch  # noqa: F401 - registers the backend
+        from hvd_cluster.torch.distributed import group as group_module
+
+        vars(group_module)["_MAX_END_WAIT"] = timedelta(seconds=0.5)
+        dist.init_process_group("hvd")
+        group = dist.new_group([1, 2])
+        tensor = torch.ones(1)
+        if dist.get_rank() > 0:
+            time.sleep(3)
+            dist.all_reduce(tensor, group=group)
+        dist.destroy_process_group()
+        return float(tensor)
+
+    assert local.run(fn, num_proc=3, env={"OMP_NUM_THREADS": "1"}) == [1.0, 2.0, 2.0]
+
+
+def test_a_rank_that_destroys_its_group_in_an_exception_ends_the_calls_of_the_others() -> None:
+    def fn() -> str:
+        from datetime import timedelta
+
+        import torch
+        import torch.distributed as dist
+
+        import hvd_cluster.torch  # noqa: F401 - registers the backend
+        from hvd_cluster.torch.distributed import group as group_module
+
+        vars(group_module)["_MAX_END_WAIT"] = timedelta(seconds=0.5)
+        dist.init_process_group("hvd", timeout=timedelta(seconds=40))
+        try:
+            try:
+                if dist.get_rank() == 1:
+                    raise ValueError("mine")
+                dist.all_reduce(torch.ones(1))
+            finally:
+                dist.destroy_process_group()
+        except (ValueError, RuntimeError) as error:
+            return str(error)
+        return "no error"
+
+    first, second = local.run(fn, num_proc=2, env={"OMP_NUM_THREADS": "1"})
+    assert "rank 1" in first
+    assert "has called shutdown" in first
+    assert second == "mine"
+
+
+def test_ranks_that_destroy_their_group_do_not_wait_for_one_that_has_ended() -> None:
+    def fn() -> float:
+        import time
+
+        import torch.distributed as dist
+
+        import hvd_cluster.torch  # noqa: F401 - registers the backend
+
+        dist.init_process_group("hvd")
+        dist.barrier()
+        start_s = time.monotonic()
+        if dist.get_rank() != 1:
+            dist.destroy_process_group()
+        return time.monotonic() - start_s
+
+    assert max(local.run(fn, num_proc=3, env={"OMP_NUM_THREADS": "1"})) < 60
+
+
 def test_the_users_init_after_the_group_keeps_the_world() -> None:
     def fn() -> float:
         import torch
