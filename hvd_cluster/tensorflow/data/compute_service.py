@@ -6,10 +6,12 @@ reads the file with :meth:`TfDataServiceConfig.read` and passes it to :func:`sen
 
 from __future__ import annotations
 
-import itertools
+import hmac
 import json
 import os
+import secrets
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -22,7 +24,10 @@ from hvd_cluster.engine import basics
 from hvd_cluster.tensorflow.data.registry import ComputeClient
 
 _SIDES = ("compute", "training")
-_next_job = itertools.count()
+#: In place of the secret of a world of one process.
+_ALONE = secrets.token_bytes(32)
+#: How many passes each world has shared, by its name.
+_num_shared: Counter[str] = Counter()
 
 
 @dataclass(frozen=True)
@@ -100,6 +105,9 @@ class TfDataServiceConfig:
 def tf_data_service(compute_config: TfDataServiceConfig, rank: int) -> Iterator[str]:
     """Wait for this rank's dispatcher and its workers; on the training side, run the dispatcher meanwhile.
 
+    The workers stay with a dispatcher on the training side until they end: enter this context once. Training that is
+    elastic, or that is started again while the workers run, needs dispatchers on the compute side.
+
     Args:
         compute_config: the service.
         rank: the rank of the training process. Rank r uses dispatcher ``r % dispatchers``; with dispatchers on the
@@ -110,6 +118,7 @@ def tf_data_service(compute_config: TfDataServiceConfig, rank: int) -> Iterator[
 
     Raises:
         TimeoutError: a dispatcher or a worker did not register in time; the text names it.
+        RuntimeError: a dispatcher on the training side was run before.
     """
     client = compute_config.compute_client()
     dispatcher_id = rank % compute_config.dispatchers
@@ -139,7 +148,8 @@ def send_to_data_service(
         size: number of training processes; needed for ``round_robin``.
         processing_mode: as for ``tf.data.experimental.service.distribute``.
         reuse_dataset: all ranks share one pass over the dataset, instead of one each. They must call this for the same
-            datasets in the same order.
+            datasets in the same order after ``hvd.init()``; in an elastic job, in the function that
+            ``hvd.elastic.run`` decorates, so that the ranks of each new world share a new pass.
         round_robin: distribute the batches to the ranks in turn, so that all ranks process similar batches; requires
             ``reuse_dataset``, one dispatcher and an infinite dataset.
 
@@ -148,7 +158,7 @@ def send_to_data_service(
 
     Raises:
         RuntimeError: the dispatchers are on the training side: use :func:`tf_data_service`, which runs them.
-        ValueError: ``round_robin`` without its requirements.
+        ValueError: ``round_robin`` without its requirements, or ``reuse_dataset`` before ``hvd.init()``.
         TimeoutError: the service did not start in time.
     """
     if compute_config.dispatcher_side == "training":
@@ -164,12 +174,24 @@ def send_to_data_service(
             tf.data.experimental.service.distribute(
                 processing_mode=processing_mode,
                 service=address,
-                # The service returns the elements of the named job, whichever dataset the request contains.
-                job_name=f"job.{next(_next_job)}" if reuse_dataset else None,
+                job_name=_next_job_name() if reuse_dataset else None,
                 consumer_index=rank if is_round_robin else None,
                 num_consumers=size if is_round_robin else None,
             )
         )
+
+
+def _next_job_name() -> str:
+    """Equal on all ranks of the world, and never used before.
+
+    The service returns the elements of the named job, whichever dataset the request contains: nothing if an earlier
+    world, or an earlier training job, has read them.
+    """
+    world = basics.engine().world
+    label = f"{world.topology.generation}/{world.topology.world}/{world.prefix}"
+    name = hmac.digest(world.topology.secret or _ALONE, label.encode(), "sha256").hex()[:16]
+    _num_shared[name] += 1
+    return f"job.{name}.{_num_shared[name] - 1}"
 
 
 tf.data.Dataset.send_to_data_service = send_to_data_service

@@ -75,10 +75,20 @@ class ComputeClient:
         self._level = logging.INFO if verbose >= 2 else logging.DEBUG
 
     def register_dispatcher(self, dispatcher_id: int, dispatcher_address: str) -> None:
-        """Register a dispatcher at "host:port"."""
-        logger.log(self._level, "tf.data service: dispatcher %d is at %s", dispatcher_id, dispatcher_address)
+        """Register a dispatcher at "host:port".
+
+        Raises:
+            RuntimeError: another dispatcher was registered before.
+        """
         with self._connected() as client:
-            client.set(f"dispatcher/{dispatcher_id}", dispatcher_address.encode())
+            first = client.compare_set(f"dispatcher/{dispatcher_id}", b"", dispatcher_address.encode()).decode()
+        if first != dispatcher_address:
+            raise RuntimeError(
+                f"dispatcher {dispatcher_id} of this tf.data service was started before, at {first}, and the workers "
+                "stay with it: enter tf_data_service() once, or start the workers again too. For training that is "
+                "elastic or starts again, let the workers run the dispatchers: --dispatcher-side compute"
+            )
+        logger.log(self._level, "tf.data service: dispatcher %d is at %s", dispatcher_id, dispatcher_address)
 
     def wait_for_dispatcher_registration(self, dispatcher_id: int, timeout: float) -> str:
         """Wait for a dispatcher and return its address; raises ``TimeoutError`` after ``timeout`` seconds."""

@@ -5,14 +5,20 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import pytest
+
+from hvd_cluster.launch.local import Executor
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 SHIM = Path(__file__).parents[3] / "hvd_cluster/compat/shim"
 WORKER = {"ours": "hvd_cluster.tensorflow.data.compute_worker", "Horovod's": "horovod.tensorflow.data.compute_worker"}
+QUIET = {"OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "-1"}
 ON_SPARK = "horovod.spark.tensorflow.compute_worker"
 
 
@@ -30,14 +36,13 @@ def serve(tmp_path: Path) -> Iterator[Any]:
             command = []
             environment = {"PYSPARK_SUBMIT_ARGS": "--master local[2] pyspark-shell", "PYTHONPATH": str(SHIM)}
             environment["PYSPARK_PYTHON"] = sys.executable
-        quiet = {"OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "-1"}
         with log.open("wb") as out:
             started.append(
                 subprocess.Popen(
                     [*command, sys.executable, "-m", module, config, *flags],
                     stdout=out,
                     stderr=out,
-                    env=os.environ | quiet | environment,
+                    env=os.environ | QUIET | environment,
                 )
             )
         return config
@@ -111,6 +116,75 @@ def test_dispatchers_on_the_training_side_serve_a_rank_each(two: Any, serve: Any
         return [refused, sorted(seen)]
 
     assert two(fn, config) == [[True, list(range(10))]] * 2  # one worker for each
+
+
+def job_names(hvd: Any, num_shared: Sequence[int]) -> list[str]:
+    """The jobs that a rank asks for when it shares ``num_shared[rank]`` passes; no service is needed for that."""
+    from contextlib import nullcontext
+    from unittest import mock
+
+    import tensorflow as tf
+
+    from hvd_cluster.tensorflow.data import compute_service
+
+    config = compute_service.TfDataServiceConfig(1, 1, "compute", [], b"")
+    dataset = tf.data.Dataset.range(1)
+    with (
+        mock.patch.object(compute_service, "tf_data_service", return_value=nullcontext("grpc://nowhere")),
+        mock.patch.object(tf.data.experimental.service, "distribute", return_value=lambda dataset: dataset) as made,
+    ):
+        for _ in range(num_shared[hvd.rank()]):
+            dataset.send_to_data_service(config, hvd.rank(), hvd.size(), reuse_dataset=True)
+    return [call.kwargs["job_name"] for call in made.call_args_list]
+
+
+def test_the_ranks_of_a_world_share_jobs_that_no_other_world_has_named(two: Any) -> None:
+    def fn(hvd: Any, num_shared: Sequence[int]) -> list[str]:
+        hvd.shutdown()  # as after a failure
+        hvd.init(process_sets="dynamic")
+        return job_names(hvd, num_shared)
+
+    one, other = two(fn, [3, 1]), two(fn, [2, 2])
+    with Executor(1, env=QUIET) as alone:  # another job, with the same service
+        (single,) = alone.run(in_two_worlds)
+    assert one[0][0] == one[1][0]
+    assert other[0] == other[1]
+    names = one[0] + other[0] + single
+    assert len(set(names)) == len(names) == 3 + 2 + 4
+
+
+def in_two_worlds() -> list[str]:
+    import hvd_cluster.tensorflow as hvd
+
+    found: list[str] = []
+    for _ in range(2):
+        hvd.init()
+        found += job_names(hvd, [2])
+        hvd.shutdown()
+    return found
+
+
+def test_a_second_dispatcher_on_the_training_side_is_refused(two: Any) -> None:
+    def fn(hvd: Any) -> list[Any]:
+        from hvd_cluster.tensorflow.data.compute_service import TfDataServiceConfig, tf_data_service
+        from hvd_cluster.tensorflow.data.registry import ComputeService
+
+        said: list[str] = []
+        with ComputeService(1, 1, b"key") as service:
+            config = TfDataServiceConfig(1, 1, "training", [f"127.0.0.1:{service.port}"], b"key", timeout=5)
+            config.compute_client().register_worker_for_dispatcher(0, 0)
+            for _ in range(2):
+                try:
+                    with tf_data_service(config, 0):
+                        said.append("")
+                except RuntimeError as error:
+                    said.append(str(error))
+        return said
+
+    for first, second in two(fn):
+        assert first == ""
+        assert "the workers stay with it" in second
+        assert "--dispatcher-side compute" in second
 
 
 @pytest.mark.slow
