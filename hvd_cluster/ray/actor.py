@@ -53,6 +53,10 @@ class ActorCall:
         """Call the method of that actor; returns the ``ObjectRef`` of the result."""
         return getattr(handle, self.method).remote(*self.arguments)
 
+    def numbered(self, number: int) -> ActorCall:
+        """The same call of a method that returns an outcome; the actor reports its end with ``number``."""
+        return ActorCall("run_call", (number, self.method, *self.arguments))
+
 
 class ActorWorker(Worker):
     """A worker. Its own thread follows its life.
@@ -89,6 +93,8 @@ class ActorWorker(Worker):
         self._lock = threading.Lock()
         self._secret = b""
         self._pending: Any = None
+        #: The number of the last call.
+        self._number = 0
         self._stopping = False
         self._thread = threading.Thread(target=self._follow, name=f"hvd-actor-{rank}", daemon=True)
         self._thread.start()
@@ -97,7 +103,8 @@ class ActorWorker(Worker):
         """Start ``call``; its outcome becomes :attr:`reported`."""
         with self._lock:
             self.reported = None
-            self._pending = self._submit(call)
+            self._number += 1
+            self._pending = self._submit(call.numbered(self._number))
 
     def submit_remote(self, call: ActorCall) -> Any:
         """Start ``call``; returns the ``ObjectRef`` of its result."""
@@ -177,7 +184,7 @@ class ActorWorker(Worker):
                 message: Message = pickle.loads(channel.recv())
             except TimeoutError:
                 if self._is_over():
-                    self._take_report()
+                    self._take_report(self._number)
             else:
                 self._handle_message(message)
 
@@ -213,7 +220,7 @@ class ActorWorker(Worker):
 
     def _handle_message(self, message: Message) -> None:
         if isinstance(message, CallFinished):
-            self._take_report()
+            self._take_report(message.number)
             return
         with self._passing_on():
             if isinstance(message, OutputLines):
@@ -225,11 +232,11 @@ class ActorWorker(Worker):
             elif isinstance(message, LogRecord):
                 self.on_log(loads(message.info))
 
-    def _take_report(self) -> None:
-        """The call has ended: fetch its result from Ray. If the worker has died, the connection ends next."""
+    def _take_report(self, number: int) -> None:
+        """A call has ended: fetch its result from Ray. If the worker has died, the connection ends next."""
         with self._lock:
-            pending = self._pending
-        if pending is not None:  # otherwise the caller has the ObjectRef
+            pending = self._pending if number == self._number else None
+        if pending is not None:  # otherwise it was fetched before the message of its end came
             with contextlib.suppress(load_ray().exceptions.RayActorError):
                 self._report(self._result(pending))
 

@@ -48,5 +48,8 @@ class LogRecord:
 class CallFinished:
     """A call has ended and all its output was sent; Ray brings its outcome."""
 
+    #: The driver's number of the call.
+    number: int
+
 
 Message = OutputLines | ProgressEvent | LogRecord | CallFinished

@@ -134,9 +134,20 @@ class BaseHorovodWorker:
         progress.attach(lambda fields: driver.send(ProgressEvent(rank, fields)))
         ray_logger.attach(lambda info: driver.send(LogRecord(info)))
 
+    def run_call(self, number: int, method: str, *arguments: Any) -> Outcome:
+        """Return the outcome of a method, after all output and a message with ``number`` were sent to the driver."""
+        driver = self._driver
+        assert driver is not None
+        try:
+            outcome: Outcome = getattr(self, method)(*arguments)
+            driver.catch_up()
+        finally:
+            driver.send(CallFinished(number))
+        return outcome
+
     def prepare(self, executable: PackedCall) -> Outcome:
         """Create the executable: a packed call of its class."""
-        return self._finished(self._make(executable))
+        return self._make(executable)
 
     def perform(self, call: PackedCall, with_executable: bool, executable: PackedCall | None = None) -> Outcome:
         """Run a packed call and return its outcome.
@@ -146,13 +157,13 @@ class BaseHorovodWorker:
             executable: creates the executable first; None if it exists or is not needed.
         """
         if executable is not None and not (made := self._make(executable)).ok:
-            return self._finished(made)
+            return made
         more = (self.executable,) if with_executable else ()
-        return self._finished(perform(call, self._own_topology(), *more, dumps=dumps))
+        return perform(call, self._own_topology(), *more, dumps=dumps)
 
     def perform_alone(self, call: PackedCall) -> Outcome:
         """Run a packed call with the executable, on this rank only, and return its outcome."""
-        return self._finished(perform(call, self._own_topology(), self.executable, dumps=dumps, is_alone=True))
+        return perform(call, self._own_topology(), self.executable, dumps=dumps, is_alone=True)
 
     def call(self, call: PackedCall) -> Any:
         """Run a packed call; Ray transports its result or exception, which is also kept for :meth:`settle`."""
@@ -173,9 +184,7 @@ class BaseHorovodWorker:
         topology = self._own_topology()
         value, _ = dumps(None)
         ended_s = time.time()
-        return self._finished(
-            Outcome(topology.rank, topology.host, None if failure else value, failure, finished_at=ended_s)
-        )
+        return Outcome(topology.rank, topology.host, None if failure else value, failure, finished_at=ended_s)
 
     def _make(self, executable: PackedCall) -> Outcome:
         def keep(made: Any) -> None:
@@ -187,12 +196,3 @@ class BaseHorovodWorker:
         topology = self._topology
         assert topology is not None
         return topology
-
-    def _finished(self, outcome: Outcome) -> Outcome:
-        """Return ``outcome`` after all output and the message of the call's end were sent to the driver."""
-        if self._driver is not None:
-            try:
-                self._driver.catch_up()
-            finally:
-                self._driver.send(CallFinished())
-        return outcome

@@ -1,12 +1,27 @@
+"""A worker as its driver sees it, with Ray's own exceptions and a real connection, but without Ray."""
+
 from __future__ import annotations
 
+import pickle
+import queue
+import threading
+from collections.abc import Iterator
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from hvd_cluster.launch.worker_group import Callbacks
-from hvd_cluster.ray.actor import ActorWorker, _ending_text
+from hvd_cluster.launch.outcome import Outcome
+from hvd_cluster.launch.wire.listener import listen_for_handshakes
+from hvd_cluster.launch.worker_group import Callbacks, WorkerGroup
+from hvd_cluster.ray import actor
+from hvd_cluster.ray.actor import ActorCall, ActorWorker, _ending_text
+from hvd_cluster.ray.messages import ActorHandshake, CallFinished, Message, OutputLines
 from hvd_cluster.ray.session import ENDING_TEXT
+from hvd_cluster.rendezvous.channel import Channel
+
+SECRET = b"s" * 32
 
 DIED = "The actor died unexpectedly.\n\tpid: 5\nThe actor is dead because its worker process has died. "
 
@@ -52,3 +67,128 @@ def test_an_actor_that_dies_of_rays_shutdown_has_ended_with_the_connection() -> 
     outcome = ActorWorker(connection, None, None, 0, lambda handshake: handshake, Callbacks()).wait()
     assert outcome is not None
     assert outcome.ending_text == ENDING_TEXT
+
+
+def returned(value: object) -> Outcome:
+    return Outcome(0, "127.0.0.1", value=pickle.dumps(value))
+
+
+
+
+class StubActor:
+    """An actor, and what Ray reports about it. The ``ObjectRef`` of a call is the name of its method."""
+
+    has_ended = False
+
+    def __init__(self, exceptions: Any) -> None:
+        self.exceptions = exceptions
+        self.is_killed = False
+        self.lines: queue.Queue[str] = queue.Queue()
+        self._numbers: dict[str, int] = {}
+        self._changed = threading.Condition()
+        self._is_dead = False
+        self._channel: Channel | None = None
+        self._listener = listen_for_handshakes(SECRET, self._accept, ["127.0.0.1"])
+        handshake = ActorHandshake("a" * 56, "127.0.0.1", "one", 1, "b" * 56, (), self._listener.port, 2, "0")
+        self._results: dict[str, Any] = {"handshake": handshake, "assign": None}
+
+    def group(self, only_call: ActorCall | None = None) -> WorkerGroup[ActorWorker]:
+        """A group of one worker, which is ready."""
+        connection: Any = self
+        assignment: Any = SimpleNamespace(topology=SimpleNamespace(rank=0, secret=SECRET))
+
+        def start(heard: Callbacks) -> ActorWorker:
+            return ActorWorker(connection, self, "handshake", 0, lambda _: assignment, heard, only_call=only_call)
+
+        group: WorkerGroup[ActorWorker] = WorkerGroup()
+        group.start([start], Callbacks(on_line=lambda rank, stream, text: self.lines.put(text)))
+        group.wait_ready(10)
+        return group
+
+    def send(self, message: Message) -> None:
+        self.send_bytes(pickle.dumps(message))
+
+    def send_bytes(self, data: bytes) -> None:
+        assert self._channel is not None
+        self._channel.send(data)
+
+    def has_result(self, method: str, result: Any) -> None:
+        """Let Ray have the result of a call, or an exception instead of it."""
+        with self._changed:
+            self._results[method] = result
+            self._changed.notify_all()
+
+    def reports_end(self, method: str) -> None:
+        self.send(CallFinished(self._numbers[method]))
+
+    def dies(self) -> None:
+        with self._changed:
+            self._is_dead = True
+            self._changed.notify_all()
+        if self._channel is not None:
+            self._channel.close()
+
+    def close(self) -> None:
+        self.dies()
+        self._listener.close()
+
+    def _accept(self, _handshake: object, channel: Channel) -> bool:
+        self._channel = channel
+        self.send(OutputLines("stdout", []))
+        return True
+
+    # --- the actor's handle, and the package ``ray`` ---
+
+    def __getattr__(self, method: str) -> Any:
+        return SimpleNamespace(remote=partial(self._start, method))
+
+    def _start(self, method: str, *arguments: Any) -> str:
+        if method != "run_call":
+            return method
+        self._numbers[arguments[1]] = arguments[0]
+        return str(arguments[1])
+
+    def ray(self) -> Any:
+        return self
+
+    def get(self, ref: str, timeout: float | None = None) -> Any:
+        with self._changed:
+            if not self._changed.wait_for(lambda: ref in self._results or self._is_dead, timeout):
+                raise self.exceptions.GetTimeoutError
+            result = self._results[ref] if ref in self._results else self.exceptions.ActorDiedError()
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    def wait(self, refs: list[str], timeout: float, fetch_local: bool) -> tuple[list[str], list[str]]:
+        del timeout, fetch_local
+        return [ref for ref in refs if ref in self._results or self._is_dead], []
+
+    def kill(self, handle: object) -> None:
+        assert handle is self
+        self.is_killed = True
+        self.dies()
+
+
+@pytest.fixture
+def stub(monkeypatch: pytest.MonkeyPatch) -> Iterator[StubActor]:
+    package = pytest.importorskip("ray", reason="Ray is not installed: pip install '.[ray]'")
+    monkeypatch.setattr(actor, "_POLL_S", 0.05)
+    one = StubActor(package.exceptions)
+    yield one
+    one.close()
+
+
+def test_a_late_message_about_an_earlier_call_does_not_hold_up_the_output_of_the_next(stub: StubActor) -> None:
+    group = stub.group()
+    worker = group.workers[0]
+    worker.submit(ActorCall("first", ()))
+    stub.has_result("first", returned(1))
+    assert [outcome.value for outcome in group.reports()] == [pickle.dumps(1)]  # found by asking Ray
+    worker.submit(ActorCall("second", ()))
+    stub.reports_end("first")
+    stub.send(OutputLines("stdout", ["epoch 1"]))
+    assert stub.lines.get(timeout=5) == "epoch 1"
+    stub.has_result("second", returned(2))
+    stub.reports_end("second")
+    assert [outcome.value for outcome in group.reports()] == [pickle.dumps(2)]

@@ -24,7 +24,7 @@ print(":actor_name:Somebody")
 print("from Python")
 os.write(2, b"past Python\\n")
 line.catch_up()
-line.send(CallFinished())
+line.send(CallFinished(7))
 sys.stdin.readline()
 for number in range(20):  # the system takes a message or two before it notices
     print("after the driver's end", flush=True)
@@ -50,7 +50,7 @@ def test_the_driver_connects_among_other_peers_and_gets_every_line_before_the_en
         worker.stdin.write("go\n")
         worker.stdin.flush()
         heard = [pickle.loads(channel.recv()) for _ in range(3)]
-        assert heard[-1] == CallFinished()
+        assert heard[-1] == CallFinished(7)
         assert sorted((lines.stream, *lines.texts) for lines in heard[:-1]) == [
             ("stderr", "past Python"),
             ("stdout", "from Python"),
