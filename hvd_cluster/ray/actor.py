@@ -148,19 +148,17 @@ class ActorWorker(Worker):
             ending = self._until_lost()
         except SystemExit:  # ray.shutdown() raises it in threads that wait for Ray
             ending = self._lost_with_connection()
+        except Exception as error:  # noqa: BLE001 - of any kind: the worker is lost, and its outcome says why
+            ending = self._loss(error)
+            self.kill()
         with self._lock:
             if self.outcome is None:
                 self.outcome = self.reported or ending  # a report counts, whatever ended the worker afterwards
         self._callbacks.on_change()
 
     def _until_lost(self) -> Outcome:
-        try:
-            self.handshake = handshake = self._get(self._handshake_ref)
-            channel = self._begin(handshake)
-        except Exception as error:  # noqa: BLE001 - of any kind: the worker is lost, and its outcome says why
-            loss = self._loss(error)
-            self.kill()
-            return loss
+        self.handshake = handshake = self._get(self._handshake_ref)
+        channel = self._begin(handshake)
         while True:
             with contextlib.closing(channel), contextlib.suppress(EOFError, OSError, AuthenticationError):
                 self._listen(channel)
@@ -242,7 +240,10 @@ class ActorWorker(Worker):
 
     def _report(self, outcome: Outcome) -> None:
         if self._only_call is not None:
-            outcome = self.detached(outcome)
+            try:
+                outcome = self.detached(outcome)
+            except Exception as error:  # noqa: BLE001 - what raised in the task behind an ObjectRef, or Ray itself
+                outcome = self._unfetched(error)
         with self._lock:
             self._pending = None
             self.reported = replace(outcome, output_tail=self.output_tail)
@@ -263,12 +264,17 @@ class ActorWorker(Worker):
             outcome: Outcome = ray.get(pending, timeout=timeout_s)
         except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError):
             raise
-        except ray.exceptions.ObjectLostError as error:  # large results stay on the node until they are fetched
-            logger.debug("rank %d: %s", self.rank, error)
-            return replace(self._ended(), ending_text="had finished, but its result was lost with its node")
         except Exception as error:  # noqa: BLE001 - it could not be stored or fetched
-            return self._failure(full_store("what the function returned", error) or error)
+            return self._unfetched(error)
         return outcome
+
+    def _unfetched(self, error: Exception) -> Outcome:
+        """Its outcome if ``error`` is all that Ray has of its result."""
+        errors = load_ray().exceptions
+        if isinstance(error, errors.ObjectLostError) and not isinstance(error, errors.RayTaskError):
+            logger.debug("rank %d: %s", self.rank, error)  # large results stay on the node until they are fetched
+            return replace(self._ended(), ending_text="had finished, but its result was lost with its node")
+        return self._failure(full_store("what the function returned", error) or error)
 
     def _reconnect(self, handshake: ActorHandshake) -> Outcome | Channel:
         """The connection has ended: return the worker's outcome, or a new connection if the worker still runs.

@@ -73,6 +73,18 @@ def returned(value: object) -> Outcome:
     return Outcome(0, "127.0.0.1", value=pickle.dumps(value))
 
 
+def task_error(exceptions: Any, cause: Exception) -> Exception:
+    """What Ray raises for a task that has raised ``cause``."""
+    error = exceptions.RayTaskError("task", "a traceback", cause, "a process", 1, "127.0.0.1")
+    both: Exception = error.as_instanceof_cause()
+    return both
+
+
+def ended(group: WorkerGroup[ActorWorker]) -> Outcome:
+    """The outcome of the only worker, after its end."""
+    outcome = group.workers[0].wait()
+    assert outcome is not None
+    return outcome
 
 
 class StubActor:
@@ -192,3 +204,29 @@ def test_a_late_message_about_an_earlier_call_does_not_hold_up_the_output_of_the
     stub.has_result("second", returned(2))
     stub.reports_end("second")
     assert [outcome.value for outcome in group.reports()] == [pickle.dumps(2)]
+
+
+def test_the_error_of_a_task_whose_object_was_returned_is_the_failure_of_the_rank(
+    stub: StubActor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(outcome: Outcome, worker_id: str) -> Outcome:
+        del outcome, worker_id
+        raise task_error(stub.exceptions, ValueError("in the task"))
+
+    monkeypatch.setattr(actor, "detached", failing)
+    group = stub.group(only_call=ActorCall("perform", ()))
+    stub.has_result("perform", returned("an ObjectRef"))
+    stub.reports_end("perform")
+    outcome = ended(group)
+    assert outcome.error is not None
+    assert outcome.error.message == "in the task"
+    assert stub.is_killed
+
+
+def test_a_message_that_cannot_be_read_ends_the_worker(stub: StubActor) -> None:
+    group = stub.group()
+    stub.send_bytes(b"unreadable")
+    outcome = ended(group)
+    assert outcome.error is not None
+    assert outcome.error.type_name == "_pickle.UnpicklingError"
+    assert stub.is_killed
