@@ -175,15 +175,22 @@ class ActorWorker(Worker):
                 return self._connection.ray().get(ref, timeout=_POLL_S)
 
     def _listen(self, channel: Channel) -> None:
-        """Handle its messages until it has ended or the connection breaks."""
+        """Handle its messages until it has ended or the connection breaks.
+
+        Raises:
+            RayActorError: Ray has lost it.
+        """
         channel.settimeout(_POLL_S)
+        was_over = False
         while self.outcome is None:
             try:
                 message: Message = pickle.loads(channel.recv())
             except TimeoutError:
-                if self._is_over():
+                if was_over:  # and what it had sent by then has been handled
                     self._take_report(self._number)
+                was_over = self._is_over()
             else:
+                was_over = False
                 self._handle_message(message)
 
     def _begin(self, handshake: ActorHandshake) -> Channel:
@@ -231,12 +238,11 @@ class ActorWorker(Worker):
                 self.on_log(loads(message.info))
 
     def _take_report(self, number: int) -> None:
-        """A call has ended: fetch its result from Ray. If the worker has died, the connection ends next."""
+        """A call has ended: fetch its result from Ray."""
         with self._lock:
             pending = self._pending if number == self._number else None
         if pending is not None:  # otherwise it was fetched before the message of its end came
-            with contextlib.suppress(load_ray().exceptions.RayActorError):
-                self._report(self._result(pending))
+            self._report(self._result(pending))
 
     def _report(self, outcome: Outcome) -> None:
         if self._only_call is not None:
@@ -256,7 +262,7 @@ class ActorWorker(Worker):
         """The result from Ray.
 
         Raises:
-            RayActorError: the worker has died.
+            RayActorError: the worker has died, or Ray cannot reach it, although this process may.
             GetTimeoutError: the result is not available in time.
         """
         ray = self._connection.ray()
@@ -281,12 +287,12 @@ class ActorWorker(Worker):
 
         The connection breaks if this process is stopped for a while, or its output is not read. Only lines of output
         are lost.
+
+        Raises:
+            Exception: of any kind: it has died, or Ray itself is gone.
         """
         while not self._stopping:
-            try:
-                is_idle = self._answers()
-            except Exception as error:  # noqa: BLE001 - it has died, or Ray itself is gone
-                return self._loss(error)
+            is_idle = self._answers()
             if self.outcome is not None:
                 break
             try:

@@ -230,3 +230,36 @@ def test_a_message_that_cannot_be_read_ends_the_worker(stub: StubActor) -> None:
     assert outcome.error is not None
     assert outcome.error.type_name == "_pickle.UnpicklingError"
     assert stub.is_killed
+
+
+@pytest.mark.parametrize("how", ["reported", "not reported"])
+def test_a_worker_that_ray_cannot_reach_is_lost_and_ended_although_its_connection_lasts(
+    stub: StubActor, how: str
+) -> None:
+    group = stub.group()
+    group.workers[0].submit(ActorCall("perform", ()))
+    stub.send(OutputLines("stdout", ["epoch 1"]))
+    stub.has_result("perform", stub.exceptions.ActorUnavailableError("RpcError", b"1" * 16))
+    if how == "reported":
+        stub.reports_end("perform")
+    outcome = ended(group)
+    assert outcome.ending() == "does not answer: its process or its node was lost"
+    assert outcome.output_tail == "epoch 1"
+    assert stub.is_killed
+
+
+def test_what_a_worker_writes_before_its_death_comes_with_its_loss(
+    stub: StubActor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = stub.group()
+    words = ["Fatal Python error"]
+
+    def wait(*_: object, **__: object) -> tuple[list[str], list[str]]:
+        if words:  # they arrive while Ray is asked
+            stub.send(OutputLines("stderr", [words.pop()]))
+        return ["perform"], []
+
+    monkeypatch.setattr(stub, "wait", wait)
+    stub.has_result("perform", stub.exceptions.ActorDiedError())
+    group.workers[0].submit(ActorCall("perform", ()))
+    assert ended(group).output_tail == "Fatal Python error"
