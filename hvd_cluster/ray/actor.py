@@ -19,7 +19,7 @@ from hvd_cluster.launch.wire.messages import ProgressEvent
 from hvd_cluster.launch.worker_group import Callbacks, Worker
 from hvd_cluster.ray.messages import ActorHandshake, CallFinished, LogRecord, Message, OutputLines
 from hvd_cluster.ray.pickling import detached, dumps
-from hvd_cluster.ray.session import ENDING_TEXT, Connection, first_line, full_store, load_ray
+from hvd_cluster.ray.session import ENDING_TEXT, Connection, first_line, full_store, is_loss, load_ray
 from hvd_cluster.ray.worker import WorkerAssignment
 from hvd_cluster.rendezvous.channel import Channel
 from hvd_cluster.rendezvous.sockets import detect_dead_host
@@ -34,6 +34,14 @@ _POLL_S = 2.0
 #: Seconds for Ray to report, between two attempts to reconnect to a worker, how the worker ended. Ray notices the death
 #: of a process within a moment, that of a node after about 14 s.
 _RAY_ANSWER_S = 2.0
+
+#: How an actor ended, by the name of Ray's error, whatever its text.
+_ENDINGS = {
+    "NodeDiedError": "died with its node",
+    "OutOfMemoryError": "was killed by Ray: its node ran low on memory",
+    "ActorPlacementGroupRemoved": "ended with its placement group, which was removed",
+    "ActorUnavailableError": "does not answer: its process or its node was lost",
+}
 
 OnLog = Callable[[dict[str, Any]], None]
 
@@ -178,7 +186,7 @@ class ActorWorker(Worker):
         """Handle its messages until it has ended or the connection breaks.
 
         Raises:
-            RayActorError: Ray has lost it.
+            RayError: Ray has lost it.
         """
         channel.settimeout(_POLL_S)
         was_over = False
@@ -262,15 +270,15 @@ class ActorWorker(Worker):
         """The result from Ray.
 
         Raises:
-            RayActorError: the worker has died, or Ray cannot reach it, although this process may.
+            RayError: see :func:`is_loss`: the worker has died, or Ray cannot reach it, although this process may.
             GetTimeoutError: the result is not available in time.
         """
         ray = self._connection.ray()
         try:
             outcome: Outcome = ray.get(pending, timeout=timeout_s)
-        except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError):
-            raise
-        except Exception as error:  # noqa: BLE001 - it could not be stored or fetched
+        except Exception as error:  # it could not be stored or fetched
+            if is_loss(error) or isinstance(error, ray.exceptions.GetTimeoutError):
+                raise
             return self._unfetched(error)
         return outcome
 
@@ -335,7 +343,7 @@ class ActorWorker(Worker):
         """Its outcome, from the exception that Ray raised about it."""
         if self._connection.has_ended:  # ray.shutdown() ends the actors too, and Ray may report their deaths first
             return self._lost_with_connection()
-        return self._death(error) if isinstance(error, load_ray().exceptions.RayActorError) else self._failure(error)
+        return self._death(error) if is_loss(error) else self._failure(error)
 
     def _death(self, error: Exception) -> Outcome:
         """An outcome from Ray's message about the death of an actor."""
@@ -365,11 +373,11 @@ class ActorWorker(Worker):
 
 def _ending_text(kind: str, text: str) -> str:
     """How an actor ended, as the end of a sentence about its rank. Pure."""
+    if kind in _ENDINGS:
+        return _ENDINGS[kind]
     if "node" in text and ("terminated" in text or "has died" in text) and "worker process has died" not in text:
         return "died with its node"
-    if kind == "ActorUnavailableError":
-        return "does not answer: its process or its node was lost"
-    if "connection error code" in text or "SIGKILL" in text:
+    if kind == "WorkerCrashedError" or "connection error code" in text or "SIGKILL" in text:
         return "died: its process was killed, perhaps out of memory, crashed in native code, or called os._exit()"
     if kind == "ActorUnschedulableError":
         return f"could not be started: {first_line(Exception(text))}"

@@ -16,7 +16,7 @@ from hvd_cluster.errors import LaunchError, WorkerFailedError
 from hvd_cluster.launch.call import PackedCall, unpack
 from hvd_cluster.ray.adapter import Adapter, Callback, packed
 from hvd_cluster.ray.resources import in_bundle
-from hvd_cluster.ray.session import ENDED, Connection, ConnectionEndedError, load_ray
+from hvd_cluster.ray.session import ENDED, Connection, ConnectionEndedError, is_loss, load_ray
 from hvd_cluster.ray.spec import ExecutorSpec
 from hvd_cluster.ray.strategy import Reservation
 
@@ -73,8 +73,10 @@ class ClientAdapter(Adapter):
         try:
             if self._actor is not None and not self._connection.has_ended:
                 self._result(self._actor.shutdown.remote())
-        except load_ray().exceptions.RayActorError as error:  # it has died, and its workers with it
-            logger.debug("the executor in the cluster has already ended: %s", error)
+        except load_ray().exceptions.RayError as error:
+            if not is_loss(error):
+                raise
+            logger.debug("the executor in the cluster has died, and its workers with it: %s", error)
         finally:
             self._drop()
 

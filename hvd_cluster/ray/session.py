@@ -102,6 +102,20 @@ def refuse_client(what: str) -> None:
         )
 
 
+def is_loss(error: BaseException) -> bool:
+    """Whether Ray raises ``error`` because it has lost an actor: it died, cannot start, or Ray cannot reach it."""
+    errors = load_ray().exceptions
+    lost = (
+        errors.RayActorError,
+        errors.ActorPlacementGroupRemoved,
+        errors.ActorUnschedulableError,
+        errors.NodeDiedError,
+        errors.OutOfMemoryError,
+        errors.WorkerCrashedError,
+    )
+    return isinstance(error, lost) and not isinstance(error, errors.RayTaskError)  # which a task itself has raised
+
+
 def full_store(what: str, error: BaseException) -> LaunchError | None:
     """The error for an object that did not fit into Ray's object store; None if ``error`` has another cause."""
     ray = load_ray()

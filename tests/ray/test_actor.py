@@ -12,11 +12,13 @@ from typing import Any
 
 import pytest
 
-from hvd_cluster.launch.outcome import Outcome
+from hvd_cluster.errors import WorkerFailedError
+from hvd_cluster.launch.outcome import Outcome, collect
 from hvd_cluster.launch.wire.listener import listen_for_handshakes
 from hvd_cluster.launch.worker_group import Callbacks, WorkerGroup
 from hvd_cluster.ray import actor
 from hvd_cluster.ray.actor import ActorCall, ActorWorker, _ending_text
+from hvd_cluster.ray.elastic_adapter import fatal_reason
 from hvd_cluster.ray.messages import ActorHandshake, CallFinished, Message, OutputLines
 from hvd_cluster.ray.session import ENDING_TEXT
 from hvd_cluster.rendezvous.channel import Channel
@@ -263,3 +265,42 @@ def test_what_a_worker_writes_before_its_death_comes_with_its_loss(
     stub.has_result("perform", stub.exceptions.ActorDiedError())
     group.workers[0].submit(ActorCall("perform", ()))
     assert ended(group).output_tail == "Fatal Python error"
+
+
+LOSSES = [
+    ("ActorPlacementGroupRemoved", (), "ended with its placement group"),
+    ("ActorUnschedulableError", ("The node doesn't exist any more.",), "could not be started"),
+    ("NodeDiedError", ("Task failed due to the node being dead or unavailable.",), "died with its node"),
+    ("OutOfMemoryError", ("Task was killed due to the node running low on memory.",), "was killed by Ray"),
+    ("WorkerCrashedError", (), "died: its process was killed"),
+]
+
+
+@pytest.mark.parametrize(("kind", "arguments", "ending_text"), LOSSES)
+def test_a_worker_that_ray_has_lost_did_not_raise_what_ray_raises(
+    stub: StubActor, kind: str, arguments: tuple[str, ...], ending_text: str
+) -> None:
+    news = getattr(stub.exceptions, kind)(*arguments)
+    group = stub.group()
+    group.workers[0].submit(ActorCall("perform", ()))
+    stub.has_result("perform", news)
+    stub.reports_end("perform")
+    stub.has_result("handshake", news)
+    for outcome in (ended(group), ended(stub.group())):
+        assert ending_text in outcome.ending()
+        assert fatal_reason(outcome, has_world=False) == ""
+        with pytest.raises(WorkerFailedError) as raised:
+            collect([outcome])
+        assert raised.value.died
+
+
+@pytest.mark.parametrize("kind", ["WorkerCrashedError", "ActorDiedError"])
+def test_an_exception_of_a_task_is_not_a_loss_of_the_worker_whatever_it_is(stub: StubActor, kind: str) -> None:
+    group = stub.group()
+    group.workers[0].submit(ActorCall("perform", ()))
+    stub.has_result("perform", task_error(stub.exceptions, getattr(stub.exceptions, kind)()))
+    stub.reports_end("perform")
+    (outcome,) = group.reports()
+    assert outcome.error is not None
+    assert outcome.error.type_name == f"ray.exceptions.{kind}"
+    assert group.all_live
