@@ -112,6 +112,7 @@ class ActorGroup:
         with self._calling([worker]):
             worker.submit(call)
             outcome = self._group.report_of(worker)
+            worker.forget_report()
         return collect([outcome])[0]
 
     @contextmanager
@@ -124,8 +125,6 @@ class ActorGroup:
         except BaseException:  # an interrupt: no caller waits for what the workers are doing now
             self.close("a call was interrupted")
             raise
-        for worker in workers:
-            worker.forget_report()
         if not self._group.all_live:
             self.close("a worker died or hung in an earlier call")
 
@@ -165,9 +164,13 @@ class ActorGroup:
         self._workers()  # raises: they have ended
 
     def _reports_of(self, call: ActorCall) -> list[Outcome]:
+        """Run ``call`` on every worker. Returns the outcomes."""
         for worker in self._group.workers:
             worker.submit(call)
-        return self._group.reports()
+        outcomes = self._group.reports()
+        for worker in self._group.workers:
+            worker.forget_report()
+        return outcomes
 
     def close(self, why: str = "shutdown() has been called") -> None:
         """End the workers and remove their placement group. May be called twice."""

@@ -6,9 +6,10 @@ import pickle
 import queue
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 from functools import partial
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -18,6 +19,7 @@ from hvd_cluster.launch.wire.listener import listen_for_handshakes
 from hvd_cluster.launch.worker_group import Callbacks, WorkerGroup
 from hvd_cluster.ray import actor
 from hvd_cluster.ray.actor import ActorCall, ActorWorker, _ending_text
+from hvd_cluster.ray.actor_group import ActorGroup
 from hvd_cluster.ray.elastic_adapter import fatal_reason
 from hvd_cluster.ray.messages import ActorHandshake, CallFinished, Message, OutputLines
 from hvd_cluster.ray.session import ENDING_TEXT
@@ -304,3 +306,30 @@ def test_an_exception_of_a_task_is_not_a_loss_of_the_worker_whatever_it_is(stub:
     assert outcome.error is not None
     assert outcome.error.type_name == f"ray.exceptions.{kind}"
     assert group.all_live
+
+
+def test_a_worker_that_dies_between_settling_and_a_call_has_not_answered_the_call(
+    stub: StubActor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = stub.group()
+    (worker,) = group.workers
+    actors = ActorGroup(cast("Any", None), Callbacks(), {}, placement_timeout_s=1.0, start_timeout_s=1.0)
+    monkeypatch.setattr(actors, "_group", group)
+    monkeypatch.setattr(actors, "_connection", stub)
+    monkeypatch.setattr(actors, "_running", ExitStack())
+    submit = worker.submit
+
+    def submit_late(call: ActorCall) -> None:
+        if call.method == "perform":
+            stub.dies()
+            worker.wait()
+        submit(call)
+        if call.method == "settle":
+            stub.reports_end("settle")
+
+    monkeypatch.setattr(worker, "submit", submit_late)
+    stub.has_result("settle", returned(None))
+    actors.call_remote(ActorCall("call", ()))
+    with pytest.raises(WorkerFailedError) as raised:
+        actors.call(ActorCall("perform", ()))
+    assert raised.value.died
