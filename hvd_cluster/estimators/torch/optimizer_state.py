@@ -63,7 +63,7 @@ class OptimizerState:
             )
             for group in optimizer.param_groups
         )
-        own = _own_attributes(optimizer)
+        own = own_attributes(optimizer)
         known = {*own, *optimizer.defaults, next(iter(inspect.signature(type(optimizer)).parameters), "")}
         if lost := [name for name in _required(type(optimizer)) if name not in known]:
             raise ValueError(
@@ -81,15 +81,19 @@ class OptimizerState:
         """The optimizer of the parameters of ``model``, with its state on their device."""
         parameters = list(model.parameters())
         groups = [{"params": [parameters[index] for index in held], **options} for held, options in self.groups]
-        accepted = inspect.signature(self.cls).parameters
-        known = {**self.attributes, **self.defaults}
-        optimizer = self.cls(groups, **{name: value for name, value in known.items() if name in accepted})
+        optimizer = self.cls(groups, **accepted(self.cls, {**self.attributes, **self.defaults}))
         vars(optimizer).update(self.attributes)
         optimizer.load_state_dict(dict(self.state_dict))
         return optimizer
 
 
-def _own_attributes(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+def accepted(cls: type[torch.optim.Optimizer], known: Mapping[str, Any]) -> dict[str, Any]:
+    """Those that the class takes as arguments."""
+    parameters = inspect.signature(cls).parameters
+    return {name: value for name, value in known.items() if name in parameters}
+
+
+def own_attributes(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """The attributes that only this class has, without the methods that torch's schedulers replace."""
     own = {name: value for name, value in vars(optimizer).items() if name not in _COMMON and _is_value(value)}
     return {name: value for name, value in own.items() if not (callable(value) and hasattr(type(optimizer), name))}

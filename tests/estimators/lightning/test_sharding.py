@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from importlib.util import find_spec
 
@@ -127,6 +128,36 @@ def test_a_plain_net_is_trained_with_its_optimizer(frame, two_workers, sharding)
     assert_same(model, expected)
     state, wanted = (one.getOptimizer().state_dict()["state"] for one in (model, expected))
     torch.testing.assert_close(state, wanted, atol=1e-6, rtol=0)
+
+
+class Signed(torch.optim.Optimizer):
+    """Keeps an option outside of ``defaults``."""
+
+    def __init__(self, params, lr, sign=1.0):
+        super().__init__(params, {"lr": lr})
+        self.sign = sign
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        loss = None if closure is None else torch.enable_grad()(closure)()
+        for parameter in self.param_groups[0]["params"]:
+            parameter += self.sign * self.param_groups[0]["lr"] * parameter.grad
+        return loss
+
+
+class WithOptimizer(Net):
+    def __init__(self, cls, **options):
+        super().__init__()
+        self.make = functools.partial(cls, lr=0.01, **options)
+
+    def configure_optimizers(self):
+        return self.make(self.parameters())
+
+
+@pytest.mark.parametrize("sharding", [DIVIDED, "zero1"])
+def test_options_of_an_optimizer_outside_of_its_defaults_are_kept(frame, two_workers, sharding):
+    fits = [fit(frame, two_workers, each, WithOptimizer(Signed, sign=-1.0)) for each in (sharding, "none")]
+    assert_same(*fits)
 
 
 class Scaled(Net):

@@ -49,7 +49,8 @@ def adamw(net):
     return torch.optim.AdamW(net.parameters(), lr=0.01)
 
 
-def fit(frame, backend, sharding, net=None, **params):
+def fit(frame, backend, sharding, net=None, make=adamw, **params):
+    """``make`` makes the optimizer of a model."""
     net = net or Net()
     given = {
         "loss": F.mse_loss,
@@ -62,7 +63,7 @@ def fit(frame, backend, sharding, net=None, **params):
         "verbose": 0,
         **params,
     }
-    optimizer = adamw(net) if isinstance(net, nn.Module) else adamw
+    optimizer = make(net) if isinstance(net, nn.Module) else make
     return TorchEstimator(model=net, optimizer=optimizer, backend=backend, sharding=sharding, **given).fit(frame)
 
 
@@ -301,3 +302,30 @@ def test_a_factory_of_a_frozen_base_works_with_sharding(frame, two_workers, tmp_
     saved = torch.load(tmp_path / "divided" / "runs" / "r" / "checkpoint")
     stored = Shards(Store.create(tmp_path / "divided"), "r", saved["shards"]).shapes()
     assert ("model.first.weight" in stored) == (sharding is DIVIDED)
+
+
+class Signed(torch.optim.Optimizer):
+    """Keeps options outside of ``defaults``, as optimizers outside of torch do; one is a required argument."""
+
+    def __init__(self, params, rho, *, lr=0.1, sign=1.0):
+        super().__init__(params, {"lr": lr})
+        self.rho, self.sign, self.power = rho, sign, 1.0
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter -= self.sign * group["lr"] * self.rho**self.power * parameter.grad
+
+
+def signed(net):
+    optimizer = Signed(net.parameters(), 0.5, sign=-1.0)
+    optimizer.power = 3.0
+    return optimizer
+
+
+@pytest.mark.parametrize("sharding", [DIVIDED, "zero1"])
+def test_options_of_an_optimizer_outside_of_its_defaults_are_kept(frame, two_workers, sharding):
+    models = [fit(frame, two_workers, each, make=signed) for each in (sharding, "none")]
+    assert_same(*models)
+    assert models[0].getOptimizer().power == 3.0

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 import torch
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from hvd_cluster.estimators.run.world import Collectives
+from hvd_cluster.estimators.torch.optimizer_state import accepted, own_attributes
 from hvd_cluster.estimators.torch.strategies.strategy import Replicated
 
 
@@ -21,10 +21,10 @@ class Zero1(Replicated):
 
 def zero_optimizer(base: torch.optim.Optimizer) -> Any:
     """A ZeroRedundancyOptimizer of the parameters, options and state of ``base``; every rank takes part."""
-    accepted = inspect.signature(type(base)).parameters
     groups = [{**group, "params": list(group["params"])} for group in base.param_groups]
-    defaults = {name: value for name, value in base.defaults.items() if name in accepted}
-    optimizer = ZeroRedundancyOptimizer(groups, type(base), **defaults)
+    own = own_attributes(base)
+    optimizer = ZeroRedundancyOptimizer(groups, type(base), **accepted(type(base), {**own, **base.defaults}))
+    vars(optimizer.optim).update(own)  # options that the class keeps outside of defaults
     if base.state:
         optimizer.load_state_dict(base.state_dict())
         optimizer.state.clear()  # it has copied its part
