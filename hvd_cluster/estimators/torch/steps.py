@@ -40,14 +40,14 @@ class Steps(TrainState):
         objective: Objective,
     ) -> None:
         spec = run.spec
-        # A rank that holds parts of frozen parameters cannot know if these have changed: all of them are saved.
-        made = spec.model.made if isinstance(spec.model, MadeModel) and strategy.holds_all else None
         super().__init__(
             model,
             optimizer,
             scheduler=spec.lr_scheduler(optimizer) if spec.lr_scheduler is not None else None,
             scaler=torch.amp.GradScaler(device.type) if spec.mixed_precision == "fp16" else None,
-            made=made,
+            made=spec.model.made if isinstance(spec.model, MadeModel) else None,
+            # A rank that holds parts of frozen parameters cannot know if these have changed.
+            saves_all=not strategy.holds_all,
         )
         self.spec = spec
         self.hvd = run.hvd

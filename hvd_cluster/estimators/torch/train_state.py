@@ -27,6 +27,7 @@ class TrainState:
         scheduler: of ``torch.optim.lr_scheduler``, or None.
         scaler: scales the loss, so that gradients in half precision do not underflow; None if not needed.
         made: the :func:`made_state.contents` of the model as its factory makes it; None without a factory.
+        saves_all: the model's state is saved, also the part of it that the factory makes.
     """
 
     def __init__(
@@ -36,12 +37,14 @@ class TrainState:
         scheduler: Any = None,
         scaler: Any = None,
         made: Mapping[str, str] | None = None,
+        saves_all: bool = False,
     ) -> None:
         self.model = model
         self.optimizer = optimizer
         self.scheduler = scheduler
         self.scaler = scaler
-        self._trained_part = None if made is None else made_state.TrainedPart(made)
+        self._made = made
+        self._trained_part = None if made is None or saves_all else made_state.TrainedPart(made)
 
     def model_state(self) -> dict[str, Any]:
         """The part of the model's state that is saved."""
@@ -102,10 +105,11 @@ class TrainState:
                 f"run_id={run_id!r} has a checkpoint of the optimizer {state['optimizer_class']}, not {own}: choose "
                 "another run_id"
             )
-        if self._trained_part is not None:
-            made_state.require_same(state, self._trained_part.made, run_id)
+        if self._made is not None:
+            made_state.require_same(state, self._made, run_id)
+        is_part = self._made is not None and "made" in state
         try:
-            self.load(state["model"], state["optimizer"], shards, alone)
+            self.load(state["model"], state["optimizer"], shards, alone, is_part)
             for name in ("scheduler", "scaler"):
                 if getattr(self, name) is not None and state[name] is not None:
                     getattr(self, name).load_state_dict(state[name])
@@ -126,9 +130,17 @@ class TrainState:
                 group["initial_lr"] = group["initial_lr"] / before * scale
 
     def load(
-        self, model: Mapping[str, Any], optimizer: Mapping[str, Any] | None, shards: Shards | None, alone: bool = True
+        self,
+        model: Mapping[str, Any],
+        optimizer: Mapping[str, Any] | None,
+        shards: Shards | None,
+        alone: bool = True,
+        is_part: bool = False,
     ) -> None:
         """Load the states of the model and of the optimizer, or what is not in ``shards`` of them.
+
+        Args:
+            is_part: ``shards`` may lack what the factory makes, even if this object saves all.
 
         Raises:
             RuntimeError: they are of another model.
@@ -137,7 +149,7 @@ class TrainState:
         if shards is not None:
             from hvd_cluster.estimators.torch.strategies import parts
 
-            is_whole = self._trained_part is None
+            is_whole = self._trained_part is None and not is_part
             parts.load(self.model, self.optimizer, shards, (model, optimizer), is_whole=is_whole, alone=alone)
             return
         if self._trained_part is None:

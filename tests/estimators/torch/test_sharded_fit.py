@@ -15,7 +15,7 @@ from torch import nn
 
 from hvd_cluster.data.store import Store
 from hvd_cluster.errors import DataError, WorkerFailedError
-from hvd_cluster.estimators import FSDP2, EarlyStopping, LocalBackend, ModelFactory, TorchEstimator
+from hvd_cluster.estimators import FSDP2, EarlyStopping, LocalBackend, LocalSGD, ModelFactory, TorchEstimator
 from hvd_cluster.estimators.run.checkpoint import Checkpoint
 from hvd_cluster.estimators.run.run_files import RunFiles
 from hvd_cluster.estimators.torch.strategies.shards import Shards
@@ -302,6 +302,27 @@ def test_a_factory_of_a_frozen_base_works_with_sharding(frame, two_workers, tmp_
     saved = torch.load(tmp_path / "divided" / "runs" / "r" / "checkpoint")
     stored = Shards(Store.create(tmp_path / "divided"), "r", saved["shards"]).shapes()
     assert ("model.first.weight" in stored) == (sharding is DIVIDED)
+
+
+@pytest.mark.parametrize("before", ["zero1", "none"])
+def test_a_factory_of_a_frozen_base_continues_with_fully_sharded_workers(frame, two_workers, tmp_path, before):
+    """A checkpoint of ``zero1`` lacks what the factory makes."""
+
+    def run(sharding, store, epochs, make=with_frozen_layer, **params):
+        given = {"store": str(tmp_path / store), "run_id": "r", "epochs": epochs, **params}
+        return fit(frame, two_workers, sharding, make, **given)
+
+    communication = LocalSGD(every=2) if before == "none" else "every_step"
+    run(before, "divided", 1, communication=communication)
+    with pytest.raises(DataError, match="another model than the factory makes now"):
+        run(DIVIDED, "divided", 2, Net)
+    assert run(DIVIDED, "divided", 1).getHistory()  # over
+    model = run(DIVIDED, "divided", 2)
+    assert torch.equal(model.getModel().first.weight, Net().first.weight)
+    if before == "zero1":
+        run("none", "plain", 1)
+        expected = run("none", "plain", 2)
+        torch.testing.assert_close(model.getModel().state_dict(), expected.getModel().state_dict(), atol=1e-6, rtol=0)
 
 
 class Signed(torch.optim.Optimizer):
