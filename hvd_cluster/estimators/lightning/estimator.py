@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
 from typing import Any
@@ -102,19 +102,21 @@ class LightningEstimator(LightningEstimatorParams, ModuleEstimator):
 
     def _sharding_mistakes(self) -> list[str]:
         wrong = super()._sharding_mistakes()
-        if self._value("sharding") == "none" or wrong or not self._has_model:
+        if self._value("sharding") == "none":
             return wrong
-        wrong = [
+        return wrong + [
             f"trainer_args has {name}, which does not work with sharding: leave one of the two out"
             for name in ("strategy", "sync_batchnorm")
             if (self._value("trainer_args") or {}).get(name)
         ]
-        if isinstance(self._value("sharding"), FSDP2) and self._is_lightning_module():
-            try:
-                called_modules(with_configured_layers(self._given_module()))
-            except ValueError as error:
-                wrong.append(str(error))
-        return wrong
+
+    def _known_module(self) -> torch.nn.Module | None:
+        known = super()._known_module()
+        is_divided = isinstance(self._value("sharding"), FSDP2) and self._is_lightning_module()
+        return with_configured_layers(known) if known is not None and is_divided else known
+
+    def _outer_names(self, model: torch.nn.Module) -> Sequence[str]:
+        return called_modules(model) if self._is_lightning_module() else super()._outer_names(model)
 
     def _checkpoint_mistakes(self) -> list[str]:
         given = self._value("trainer_args") or {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -139,7 +139,11 @@ class ModuleEstimator(DistributedEstimator):
         return []
 
     def _sharding_mistakes(self) -> list[str]:
-        return wrong_sharding(self._value, self._known_module())
+        return wrong_sharding(self._value, self._known_module(), self._outer_names)
+
+    def _outer_names(self, model: torch.nn.Module) -> Sequence[str]:
+        """The names of the modules of ``model`` that a step calls from outside, which fully sharded fits divide."""
+        return ("",)
 
     def _known_module(self) -> torch.nn.Module | None:
         return self._given_module() if self._has_model else None

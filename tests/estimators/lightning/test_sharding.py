@@ -160,6 +160,51 @@ def test_options_of_an_optimizer_outside_of_its_defaults_are_kept(frame, two_wor
     assert_same(*fits)
 
 
+class TwoDtypes(Net):
+    """Each layer that the step calls has one dtype."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers[1].double()
+
+    def forward(self, x, a):
+        hidden = self.layers[0](torch.cat([x, a.reshape(-1, 1)], dim=1))
+        return self.last(self.layers[1](hidden.double()).float())
+
+
+def test_layers_of_two_dtypes_are_trained_apart(frame, two_workers):
+    fits = [fit(frame, two_workers, each, TwoDtypes()) for each in (FSDP2(), "none")]
+    assert_same(*fits)
+
+
+class Mixed(Net):
+    def __init__(self):
+        super().__init__()
+        self.last = torch.nn.Sequential(self.last, torch.nn.Linear(1, 1).double())
+
+
+class Configured(Net):
+    """Has its layers after ``configure_model()``."""
+
+    def __init__(self):
+        super().__init__()
+        del self.layers
+
+    def configure_model(self):
+        torch.manual_seed(1)
+        if not hasattr(self, "layers"):
+            self.layers = torch.nn.ModuleList([torch.nn.Linear(5, 16), Tanh(16, 16)])
+
+
+class Tanh(torch.nn.Linear):
+    """A class of modules that only ``configure_model()`` makes."""
+
+
+def test_a_class_may_come_from_configure_model(frame, two_workers):
+    fits = [fit(frame, two_workers, each, Configured()) for each in (FSDP2(wrap=Tanh), "none")]
+    assert_same(*fits)
+
+
 class Scaled(Net):
     def __init__(self):
         super().__init__()
@@ -177,6 +222,7 @@ class Tied(Net):
     ("params", "text"),
     [
         ({"model": Scaled()}, "scale belongs to the module itself: move it to a layer"),
+        ({"model": Mixed()}, "parameters of last together, and they are float32, float64: use sharding=FSDP2"),
         ({"model": Tied()}, "last and again share a parameter: make them one layer"),
         ({"trainer_args": {"strategy": "ddp"}}, "trainer_args has strategy, .*leave one of the two out"),
         ({"torch_backend": "gloo"}, "sharding needs torch_backend='hvd'"),

@@ -255,6 +255,22 @@ def test_float16_scales_the_loss(frame, two_workers):
     assert losses(model)[-1] < losses(model)[0] / 2
 
 
+class TwoDtypes(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Linear(5, 16)
+        self.last = nn.Linear(16, 1).double()
+
+    def forward(self, x):
+        return self.last(torch.tanh(self.first(x)).double()).float()
+
+
+def test_modules_of_two_dtypes_are_trained_apart(frame, two_workers):
+    apart = fit(frame, two_workers, FSDP2(wrap=nn.Linear), TwoDtypes())
+    assert_same(apart, fit(frame, two_workers, "none", TwoDtypes()))
+
+
 class OnFirstRank(nn.Linear):
     """Refuses to get values on another rank than the first."""
 

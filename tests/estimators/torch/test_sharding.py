@@ -13,6 +13,7 @@ from torch import nn
 
 from hvd_cluster.data.store import Store
 from hvd_cluster.estimators import FSDP2, LocalBackend, PowerSGD, TorchEstimator
+from hvd_cluster.estimators.torch.strategies.checks import wrong_sharding
 from hvd_cluster.torch import Compression
 
 
@@ -53,13 +54,33 @@ def mixed():
         ({"communication": PowerSGD(), "net": Words()}, r"PowerSGD\(...\) .* make table with sparse=False"),
         ({"sharding": FSDP2(wrap="Block")}, "names Block, and the model has Linear"),
         ({"sharding": FSDP2(activation_checkpointing=True)}, "a min_num_params below 1000000"),
-        ({"sharding": "zero1", "net": mixed()}, "one dtype, and the model has float32, float64"),
+        ({"sharding": "zero1", "net": mixed()}, "one dtype, and the model has float32, float64: use .*FSDP2.wrap="),
+        ({"sharding": "fsdp2", "net": mixed()}, "of the model together, and they are float32, float64: use .*FSDP2.wr"),
+        ({"sharding": FSDP2(wrap="Sequential"), "net": nn.Sequential(mixed())}, "parameters of 0 together"),
     ],
 )
 def test_wrong_combinations_name_the_remedy(frame, tmp_path, params, text):
     with pytest.raises(ValueError, match=text):
         estimator(str(tmp_path), **params).fit(frame)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("config", "outer_names"),
+    [(FSDP2(wrap=nn.Linear), ("",)), (FSDP2(min_num_params=1), ("",)), (FSDP2(), ("0", "1"))],
+    ids=["by class", "by size", "called from outside"],
+)
+def test_modules_of_two_dtypes_are_divided_apart(config, outer_names):
+    params = {"sharding": config}
+    assert wrong_sharding(params.get, mixed(), lambda _: outer_names) == []
+
+
+@pytest.mark.skipif(torch.__version__ < "2.8", reason="torch 2.8 first divides frozen parameters of another dtype")
+def test_frozen_parameters_may_have_another_dtype():
+    net = mixed()
+    net[1].requires_grad_(False)
+    params = {"sharding": FSDP2()}
+    assert wrong_sharding(params.get, net, lambda _: ("",)) == []
 
 
 def test_torchscript_cannot_be_divided(frame, tmp_path):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from importlib.util import find_spec
 from typing import Any
 
@@ -14,13 +14,18 @@ from hvd_cluster.estimators.torch.made_model import is_lazy
 from hvd_cluster.estimators.torch.strategies.communication import PowerSGD
 from hvd_cluster.estimators.torch.strategies.fsdp2 import CONTAINERS, FSDP2
 
+_APART = "sharding=FSDP2(wrap=...) with the classes of modules that have parameters of one dtype each"
 
-def wrong_sharding(value: Callable[[str], Any], model: nn.Module | None) -> list[str]:
+
+def wrong_sharding(
+    value: Callable[[str], Any], model: nn.Module | None, outer_names: Callable[[nn.Module], Sequence[str]]
+) -> list[str]:
     """Mistakes in the params of an estimator with ``sharding=``.
 
     Args:
         value: returns a param by its name.
         model: what is trained, if it is known.
+        outer_names: returns the names of the modules of ``model`` that are called from outside.
     """
     sharding = value("sharding")
     if sharding == "none":
@@ -35,9 +40,11 @@ def wrong_sharding(value: Callable[[str], Any], model: nn.Module | None) -> list
             "gradient_compression has no effect with sharding='fsdp2', whose backward pass reduces the gradients: "
             "leave it out, or use sharding='zero1'"
         )
-    if model is None or is_lazy(model):
+    if model is None:
         return wrong
-    return wrong + (_wrong_for_fsdp2(sharding, model) if isinstance(sharding, FSDP2) else _wrong_for_zero1(model))
+    if isinstance(sharding, FSDP2):
+        return wrong + _wrong_for_fsdp2(sharding, model, outer_names)
+    return wrong if is_lazy(model) else wrong + _wrong_for_zero1(model)
 
 
 def called_modules(module: nn.Module) -> list[str]:
@@ -117,14 +124,18 @@ def _wrong_torch(param: str) -> list[str]:
     return [f"{param} needs torch 2.6 or later, and this is {torch.__version__}: update torch"]
 
 
-def _wrong_for_fsdp2(config: FSDP2, model: nn.Module) -> list[str]:
+def _wrong_for_fsdp2(config: FSDP2, model: nn.Module, outer_names: Callable[[nn.Module], Sequence[str]]) -> list[str]:
     if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
         return ["sharding='fsdp2' does not work with TorchScript: give the module that was scripted"]
     wrong = _wrong_for_sparse("sharding='fsdp2'", model)
     try:
+        outer = outer_names(model)
+        if is_lazy(model):
+            return wrong
         names = config.wrapped(model)
     except ValueError as error:
         return [*wrong, str(error)]
+    wrong += _mixed_dtypes(model, [*(name for name in names if name not in outer), *outer])
     if config.activation_checkpointing and not names:
         wrong.append(
             "sharding: activation_checkpointing has no effect, because no module of the model is wrapped: give "
@@ -142,8 +153,27 @@ def _wrong_for_sparse(param: str, model: nn.Module) -> list[str]:
 
 
 def _wrong_for_zero1(model: nn.Module) -> list[str]:
-    dtypes = sorted({str(one.dtype).removeprefix("torch.") for one in model.parameters()})
+    dtypes = _dtypes(model.parameters())
     if len(dtypes) < 2:
         return []
     named = ", ".join(dtypes)
-    return [f"sharding='zero1' needs parameters of one dtype, and the model has {named}: use sharding='fsdp2'"]
+    return [f"sharding='zero1' needs parameters of one dtype, and the model has {named}: use {_APART}"]
+
+
+def _mixed_dtypes(model: nn.Module, names: Sequence[str]) -> list[str]:
+    """Mistakes in the dtypes of the modules of ``model`` that ``fully_shard`` wraps, inner ones first."""
+    # Below torch 2.8, also frozen parameters must have the dtype of the others.
+    counts_frozen = torch.__version__ < "2.8"
+    divided: set[int] = set()
+    for name in names:
+        own = [one for one in model.get_submodule(name).parameters() if id(one) not in divided]
+        divided.update(map(id, own))
+        dtypes = _dtypes(one for one in own if one.requires_grad or counts_frozen)
+        if len(dtypes) > 1:
+            what, found = name or "the model", ", ".join(dtypes)
+            return [f"sharding='fsdp2' divides the parameters of {what} together, and they are {found}: use {_APART}"]
+    return []
+
+
+def _dtypes(parameters: Iterable[torch.Tensor]) -> list[str]:
+    return sorted({str(one.dtype).removeprefix("torch.") for one in parameters})
