@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import hvd_cluster.torch as hvd
-from hvd_cluster.estimators.torch.strategies.checks import called_modules
+from hvd_cluster.estimators.torch.strategies.checks import called_modules, require_divisible
 from hvd_cluster.estimators.torch.strategies.fsdp2 import FSDP2
 from hvd_cluster.estimators.torch.strategies.fully_sharded import shard, sharded_state, whole
 from hvd_cluster.estimators.torch.strategies.zero1 import zero_optimizer
@@ -66,7 +66,9 @@ class FSDP2Strategy(_HorovodStrategy):
     def _initial_state(self) -> dict[str, Any]:
         return {}  # equal before the module is divided
 
-    def _distribute(self) -> None: ...
+    def _distribute(self) -> None:
+        for optimizer in self._configured:
+            require_divisible(self._config, optimizer)
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
         """The complete state, on rank 0."""

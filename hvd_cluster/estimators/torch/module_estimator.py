@@ -24,7 +24,7 @@ from hvd_cluster.estimators.torch.model_pickling import copied, make_picklable, 
 from hvd_cluster.estimators.torch.optimizer_state import OptimizerState
 from hvd_cluster.estimators.torch.output_scales import output_scales
 from hvd_cluster.estimators.torch.probe import ProbeResult, scoring_text, with_rows
-from hvd_cluster.estimators.torch.strategies.checks import wrong_sharding
+from hvd_cluster.estimators.torch.strategies.checks import require_divisible, wrong_sharding
 from hvd_cluster.estimators.torch.train_state import TrainState
 from hvd_cluster.estimators.trial_rows import TrialRows
 
@@ -110,12 +110,13 @@ class ModuleEstimator(DistributedEstimator):
         """The optimizer for the workers.
 
         Raises:
-            ValueError: it does not hold parameters of the model, or the function of ``optimizer=`` makes no optimizer.
+            ValueError: it does not hold parameters of the model, or does not work with ``sharding=``, or the function
+                of ``optimizer=`` makes no optimizer.
         """
         given, model = self._value("optimizer"), self._given_module()
-        if isinstance(given, torch.optim.Optimizer):
-            return OptimizerState.of(given, model)
-        return OptimizerState.of(made_optimizer(given, model), model)
+        optimizer = given if isinstance(given, torch.optim.Optimizer) else made_optimizer(given, model)
+        require_divisible(self._value("sharding"), optimizer)
+        return OptimizerState.of(optimizer, model)
 
     def _optimizer_mistakes(self) -> list[str]:
         given, model = self._value("optimizer"), self._value("model")

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from hvd_cluster.errors import WorkerFailedError
 from hvd_cluster.estimators import FSDP2, LightningEstimator, LocalBackend
 
 if find_spec("lightning") is None:
@@ -158,6 +159,11 @@ class WithOptimizer(Net):
 def test_options_of_an_optimizer_outside_of_its_defaults_are_kept(frame, two_workers, sharding):
     fits = [fit(frame, two_workers, each, WithOptimizer(Signed, sign=-1.0)) for each in (sharding, "none")]
     assert_same(*fits)
+
+
+def test_an_optimizer_that_needs_whole_parameters_is_refused(frame, two_workers):
+    with pytest.raises(WorkerFailedError, match="Adafactor of torch does not work on divided parameters"):
+        fit(frame, two_workers, DIVIDED, WithOptimizer(torch.optim.Adafactor))
 
 
 class TwoDtypes(Net):

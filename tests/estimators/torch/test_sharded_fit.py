@@ -366,3 +366,30 @@ def test_options_of_an_optimizer_outside_of_its_defaults_are_kept(frame, two_wor
     models = [fit(frame, two_workers, each, make=signed) for each in (sharding, "none")]
     assert_same(*models)
     assert models[0].getOptimizer().power == 3.0
+
+
+class OfRows(torch.optim.Optimizer):
+    """Keeps a number for each row of a parameter."""
+
+    def __init__(self, params, lr=0.01):
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                row = parameter.grad.pow(2).mean(dim=-1, keepdim=True) if parameter.dim() > 1 else parameter.grad.pow(2)
+                mean = self.state[parameter].setdefault("row", torch.zeros_like(row))
+                mean.mul_(0.9).add_(row, alpha=0.1)
+                parameter.addcdiv_(parameter.grad, mean.sqrt() + 0.1, value=-group["lr"])
+
+
+def of_rows(net):
+    return OfRows(net.parameters())
+
+
+def test_statistics_of_rows_are_continued(frame, two_workers, tmp_path):
+    params = {"store": str(tmp_path), "run_id": "r", "make": of_rows}
+    for epochs in (1, 2):
+        model = fit(frame, two_workers, DIVIDED, epochs=epochs, **params)
+    assert_same(model, fit(frame, two_workers, "none", make=of_rows, epochs=2))

@@ -26,7 +26,7 @@ def frame():
 def estimator(store, net=None, **params):
     net = net or nn.Linear(3, 1)
     given = {"feature_cols": ["x"], "label_cols": ["y"], "loss": F.mse_loss, "verbose": 0, **params}
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    optimizer = given.pop("optimizer", torch.optim.SGD)(net.parameters(), lr=0.1)
     return TorchEstimator(model=net, optimizer=optimizer, backend=LocalBackend(1), store=store, **given)
 
 
@@ -57,6 +57,8 @@ def mixed():
         ({"sharding": "zero1", "net": mixed()}, "one dtype, and the model has float32, float64: use .*FSDP2.wrap="),
         ({"sharding": "fsdp2", "net": mixed()}, "of the model together, and they are float32, float64: use .*FSDP2.wr"),
         ({"sharding": FSDP2(wrap="Sequential"), "net": nn.Sequential(mixed())}, "parameters of 0 together"),
+        ({"sharding": "fsdp2", "optimizer": torch.optim.Adafactor}, "Adafactor .* use sharding='zero1'"),
+        ({"sharding": "fsdp2", "optimizer": torch.optim.Rprop}, "Rprop .* use sharding='zero1'"),
     ],
 )
 def test_wrong_combinations_name_the_remedy(frame, tmp_path, params, text):

@@ -15,6 +15,8 @@ from hvd_cluster.estimators.torch.strategies.communication import PowerSGD
 from hvd_cluster.estimators.torch.strategies.fsdp2 import CONTAINERS, FSDP2
 
 _APART = "sharding=FSDP2(wrap=...) with the classes of modules that have parameters of one dtype each"
+#: Optimizers of torch whose first step fails on a DTensor: it changes norms or signs in place.
+_WHOLE_ONLY = ("Adafactor", "Rprop")
 
 
 def wrong_sharding(
@@ -102,6 +104,20 @@ def wrong_communication(value: Callable[[str], Any], model: nn.Module | None) ->
     if isinstance(given, PowerSGD) and model is not None:
         wrong += _wrong_for_sparse(f"communication={name}(...)", model)
     return wrong
+
+
+def require_divisible(sharding: Any, optimizer: Any) -> None:
+    """Check that the optimizer works on parameters which are divided as ``sharding=`` says.
+
+    Raises:
+        ValueError: it does not.
+    """
+    classes = tuple(getattr(torch.optim, name) for name in _WHOLE_ONLY if hasattr(torch.optim, name))
+    if isinstance(sharding, FSDP2) and isinstance(optimizer, classes):
+        raise ValueError(
+            f"optimizer: {type(optimizer).__name__} of torch does not work on divided parameters, as sharding='fsdp2' "
+            "makes them: use sharding='zero1', or another optimizer"
+        )
 
 
 def require_store(store: Any, keeps_with_driver: bool) -> None:

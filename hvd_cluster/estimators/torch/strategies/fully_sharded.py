@@ -13,7 +13,7 @@ from torch.distributed._composable.checkpoint_activation import checkpoint
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_map_only
 
 from hvd_cluster.estimators.run.world import Collectives
@@ -22,6 +22,7 @@ from hvd_cluster.estimators.torch.made_model import MadeModel
 from hvd_cluster.estimators.torch.optimizer_state import OptimizerState
 from hvd_cluster.estimators.torch.precision import HALF_DTYPES
 from hvd_cluster.estimators.torch.strategies.fsdp2 import FSDP2
+from hvd_cluster.estimators.torch.strategies.parts import state_part
 from hvd_cluster.estimators.torch.strategies.ready_gradients import ReadyGradients
 from hvd_cluster.estimators.torch.strategies.strategy import Strategy
 from hvd_cluster.torch.functions import broadcast_parameters
@@ -116,14 +117,8 @@ def sharded_optimizer(given: OptimizerState, model: nn.Module) -> torch.optim.Op
 def sharded_state(state: Mapping[int, Mapping[str, Any]], parameters: Sequence[Any]) -> dict[int, dict[str, Any]]:
     """This rank's part of an optimizer's complete state, by the positions of the parameters in its groups."""
 
-    def part(value: Any, parameter: Any) -> Any:
-        if not isinstance(value, torch.Tensor) or value.shape != parameter.shape:
-            return value
-        whole = value.to(parameter.device)
-        return distribute_tensor(whole, parameter.device_mesh, parameter.placements, src_data_rank=None)
-
     return {
-        number: {key: part(value, parameters[number]) for key, value in entry.items()}
+        number: {key: state_part(value, parameters[number]) for key, value in entry.items()}
         for number, entry in state.items()
     }
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from hvd_cluster.estimators.torch.optimizer_state import holder
 from hvd_cluster.estimators.torch.strategies.shards import Shards
@@ -128,12 +129,31 @@ def _require(condition: bool, text: str, names: Iterable[str]) -> None:
         raise RuntimeError(f"{text}: {', '.join(sorted(names)[:5])}")
 
 
+def state_part(value: Any, parameter: torch.Tensor) -> Any:
+    """This rank's part of an entry of an optimizer's complete state, divided like the parameter if that is possible.
+
+    It is a DTensor also if it has another shape, as statistics of rows have: steps compute them from DTensors, which do
+    not mix with plain tensors.
+    """
+    if not isinstance(parameter, DTensor) or not isinstance(value, torch.Tensor) or not value.dim():
+        return value
+
+    def is_divisible(dim: int) -> bool:
+        return dim < value.dim() and value.shape[dim] == parameter.shape[dim]
+
+    placements = [
+        one if isinstance(one, Shard) and is_divisible(one.dim) else Replicate() for one in parameter.placements
+    ]
+    return distribute_tensor(value.to(parameter.device), parameter.device_mesh, placements, src_data_rank=None)
+
+
 def _like(parameter: torch.Tensor, shape: Shape) -> torch.Tensor:
-    """Memory for a part of an optimizer's state: sharded like the parameter if it has its shape."""
+    """Memory for a part of an optimizer's state."""
     size, dtype = shape
     if size == parameter.shape:
         return torch.zeros_like(parameter.detach(), dtype=dtype)
-    return torch.zeros(size, dtype=dtype)
+    part: torch.Tensor = state_part(torch.zeros(size, dtype=dtype), parameter)
+    return part
 
 
 def _parameters(optimizer: Any) -> list[torch.Tensor]:
