@@ -12,7 +12,7 @@ from typing import Any
 import hvd_cluster.torch as hvd
 from hvd_cluster.estimators.torch.strategies.checks import called_modules, require_divisible
 from hvd_cluster.estimators.torch.strategies.fsdp2 import FSDP2
-from hvd_cluster.estimators.torch.strategies.fully_sharded import shard, sharded_state, whole
+from hvd_cluster.estimators.torch.strategies.fully_sharded import reshard, shard, sharded_state, whole
 from hvd_cluster.estimators.torch.strategies.zero1 import zero_optimizer
 from hvd_cluster.lightning import HorovodStrategy
 from hvd_cluster.lightning.optimizers import distribute, move_schedulers, share_state
@@ -69,6 +69,12 @@ class FSDP2Strategy(_HorovodStrategy):
     def _distribute(self) -> None:
         for optimizer in self._configured:
             require_divisible(self._config, optimizer)
+
+    def validation_step(self, *args: Any, **kwargs: Any) -> Any:
+        """Leave this rank's part only of the parameters: below torch 2.8, layers keep what they have gathered."""
+        result = super().validation_step(*args, **kwargs)
+        reshard(self.lightning_module)
+        return result
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
         """The complete state, on rank 0."""

@@ -116,6 +116,7 @@ def _train_epochs(worker: Worker, saving: Checkpointing) -> None:
             if log is not None:
                 log(record)
             for callback in spec.callbacks:
+                steps.strategy.release(steps.model)  # what the validation or the callback before has gathered
                 callback(record, steps.model)
 
 

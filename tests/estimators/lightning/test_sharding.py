@@ -166,6 +166,18 @@ def test_an_optimizer_that_needs_whole_parameters_is_refused(frame, two_workers)
         fit(frame, two_workers, DIVIDED, WithOptimizer(torch.optim.Adafactor))
 
 
+class Kinds(pl.Callback):
+    """Logs whether all parameters are parts after the validation."""
+
+    def on_validation_epoch_end(self, trainer, pl_module):
+        pl_module.log("parts", float(all(hasattr(one, "to_local") for one in pl_module.parameters())))
+
+
+def test_callbacks_see_parts_of_parameters_after_a_validation(frame, two_workers):
+    model = fit(frame, two_workers, DIVIDED, validation=0.2, callbacks=[Kinds()])
+    assert [record["logged"]["parts"] for record in model.getHistory()] == [1.0, 1.0]
+
+
 class TwoDtypes(Net):
     """Each layer that the step calls has one dtype."""
 

@@ -393,3 +393,19 @@ def test_statistics_of_rows_are_continued(frame, two_workers, tmp_path):
     for epochs in (1, 2):
         model = fit(frame, two_workers, DIVIDED, epochs=epochs, **params)
     assert_same(model, fit(frame, two_workers, "none", make=of_rows, epochs=2))
+
+
+class Kinds:
+    """Records the types of the parameters that callbacks see."""
+
+    def __call__(self, record, model):
+        record.setdefault("kinds", []).append(sorted({type(one).__name__ for one in model.parameters()}))
+        with torch.no_grad():
+            model(torch.zeros(2, 5))
+
+
+def test_callbacks_see_parts_of_parameters_after_a_validation(frame, two_workers):
+    """No checkpoint divides them again: none is due after the second epoch, and its loss is worse."""
+    params = {"validation": "v", "epochs": 3, "make": signed, "callbacks": [Kinds(), Kinds()]}
+    model = fit(frame, two_workers, FSDP2(), checkpoint_every_epochs=10, **params)
+    assert [record["kinds"] for record in model.getHistory()] == [[["DTensor"], ["DTensor"]]] * 3

@@ -12,7 +12,7 @@ from torch import nn
 from torch.distributed._composable.checkpoint_activation import checkpoint
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_map_only
 
@@ -39,6 +39,9 @@ class FullySharded(Strategy):
         spec = self._spec
         model = sharded_model(spec.model, hvd, spec.sharding, device, spec.mixed_precision)
         return model, wrap(sharded_optimizer(spec.optimizer, model), ReadyGradients)
+
+    def release(self, model: nn.Module) -> None:
+        reshard(model)
 
 
 def sharded_model(
@@ -103,6 +106,13 @@ def shard(
     is_root = list(outer_names) == [""]
     for name in outer_names:
         fully_shard(model.get_submodule(name), mesh=mesh, mp_policy=outer, reshard_after_forward=not is_root)
+
+
+def reshard(model: nn.Module) -> None:
+    """Leave this rank's part only of what forward passes without a backward pass have gathered."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
 
 
 def sharded_optimizer(given: OptimizerState, model: nn.Module) -> torch.optim.Optimizer:

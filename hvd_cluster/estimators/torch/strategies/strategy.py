@@ -37,6 +37,9 @@ class Strategy(ABC):
     def equalize(self, optimizer: Any) -> None:  # noqa: B027 - most are equal after each step
         """Make the parameters that several workers hold equal; every rank takes part."""
 
+    def release(self, model: torch.nn.Module) -> None:  # noqa: B027 - most gather nothing
+        """Leave this worker's part only of parameters that a forward pass without a backward pass has gathered."""
+
 
 class Replicated(Strategy):
     """Each worker holds the whole model, and the mean of the workers' gradients updates it in each step."""
