@@ -255,6 +255,14 @@ def test_float16_scales_the_loss(frame, two_workers):
     assert losses(model)[-1] < losses(model)[0] / 2
 
 
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_batch_normalization_computes_in_float32(frame, two_workers, precision):
+    params = {"epochs": 4, "validation": "v", "mixed_precision": precision}
+    model = fit(frame, two_workers, DIVIDED, **params)
+    assert {one.dtype for one in model.getModel().state_dict().values()} == {torch.float32, torch.int64}
+    assert losses(model) == pytest.approx(losses(fit(frame, two_workers, "none", **params)), rel=0.1)
+
+
 class TwoDtypes(nn.Module):
     def __init__(self):
         super().__init__()

@@ -14,6 +14,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_map_only
 
 from hvd_cluster.estimators.run.world import Collectives
@@ -87,16 +88,21 @@ def shard(
     Args:
         outer_names: the modules that are called from outside; by default the model itself.
         mixed_precision: "bf16" or "fp16": the dtype in which modules compute and parameters are gathered. Gradients are
-            reduced in float32, and the model returns float32.
+            reduced in float32, and the model returns float32. Batch normalization computes in float32.
     """
     mesh = init_device_mesh(device.type, (torch.distributed.get_world_size(),))
     inner, outer = MixedPrecisionPolicy(), MixedPrecisionPolicy()
-    if mixed_precision is not None:
-        make = functools.partial(
-            MixedPrecisionPolicy, param_dtype=HALF_DTYPES[mixed_precision], reduce_dtype=torch.float32
-        )
-        inner, outer = make(), make(output_dtype=torch.float32)
     names = [name for name in config.wrapped(model) if name not in outer_names]
+    if mixed_precision is not None:
+        half = HALF_DTYPES[mixed_precision]
+        make = functools.partial(MixedPrecisionPolicy, param_dtype=half, reduce_dtype=torch.float32)
+        inner, outer = make(), make(output_dtype=torch.float32)
+        # batch_norm needs weights and running statistics of one dtype, and no policy casts the statistics.
+        norms = [name for name, module in model.named_modules() if name and isinstance(module, _BatchNorm)]
+        names = [name for name in names if name not in norms]
+        for name in norms:
+            single = MixedPrecisionPolicy(param_dtype=torch.float32, output_dtype=half)
+            fully_shard(model.get_submodule(name), mesh=mesh, mp_policy=single)
     if config.activation_checkpointing:
         for name in names:
             checkpoint(model.get_submodule(name))
