@@ -20,8 +20,12 @@ _SCHEDULER_RATES = ("base_lrs", "max_lrs", "_last_lr")
 
 def distribute(
     optimizers: Sequence[Any], schedulers: Iterable[Any], module: torch.nn.Module, options: Mapping[str, Any]
-) -> list[Any]:
-    """A distributed optimizer for each optimizer; the schedulers are moved to it.
+) -> tuple[list[Any], list[Any]]:
+    """A distributed optimizer for each optimizer, to which the schedulers are moved; and those that reduce gradients.
+
+    As with DDP, the gradient of a parameter that several optimizers have is reduced once: the first of them reduces it.
+    The others take their steps as they are; what only they have is reduced by an optimizer that takes no steps. With
+    Adasum they reduce their steps, not gradients.
 
     Args:
         optimizers: the optimizers of ``configure_optimizers``; one that is already distributed, or has nothing to
@@ -34,7 +38,19 @@ def distribute(
         ValueError: an optimizer is not a ``torch.optim.Optimizer``.
     """
     names: dict[torch.Tensor, str] = {parameter: name for name, parameter in module.named_parameters()}
-    return [_replaced(optimizer, schedulers, names, options) for optimizer in optimizers]
+    stepping, reducing, taken = [], [], set[torch.Tensor]()
+    for optimizer in optimizers:
+        held = _parameters(optimizer)
+        if taken.isdisjoint(held) or _is_distributed(optimizer) or options.get("op") == hvd.Adasum:
+            distributed = _replaced(optimizer, schedulers, names, options)
+            stepping.append(distributed)
+            reducing.append(distributed)
+        else:
+            stepping.append(optimizer)
+            if rest := [parameter for parameter in held if parameter not in taken]:
+                reducing.append(_replaced(torch.optim.SGD(rest, lr=0.0), (), names, options))
+        taken.update(held)
+    return stepping, reducing
 
 
 def restore(optimizers: Sequence[Any], originals: Sequence[Any], schedulers: Iterable[Any]) -> list[Any]:
@@ -92,15 +108,19 @@ def share_state(optimizers: Iterable[Any]) -> None:
             hvd.broadcast_optimizer_state(optimizer, root_rank=0)
 
 
-def _replaced(
-    optimizer: Any, schedulers: Iterable[Any], names: Mapping[torch.Tensor, str], options: Mapping[str, Any]
-) -> Any:
+def _parameters(optimizer: Any) -> list[torch.Tensor]:
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise ValueError(
             f"configure_optimizers() returned a {type(optimizer).__name__}, but HorovodStrategy requires a "
             "torch.optim.Optimizer"
         )
-    held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _replaced(
+    optimizer: Any, schedulers: Iterable[Any], names: Mapping[torch.Tensor, str], options: Mapping[str, Any]
+) -> Any:
+    held = _parameters(optimizer)
     if _is_distributed(optimizer) or not any(parameter.requires_grad or parameter in names for parameter in held):
         return optimizer
     # If the module lacks a parameter, ranks match gradients by positions in the optimizer.

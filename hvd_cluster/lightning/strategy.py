@@ -106,6 +106,8 @@ class HorovodStrategy(_ParallelStrategy):
         self.scale_lr = scale_lr
         #: The optimizers that the module configured.
         self._configured: list[Any] = []
+        #: Those that reduce gradients.
+        self._reducing: list[Any] = []
 
     # --- ranks and devices --------------------------------------------------------------------------------------------
 
@@ -201,7 +203,13 @@ class HorovodStrategy(_ParallelStrategy):
         """Replace the configured optimizers by those that train."""
         if self.world_size > 1:
             share_state(self._configured)
-        self.optimizers = distribute(self._configured, self._schedulers(), self.lightning_module, self._options)
+        self._replace(self._configured)
+
+    def _replace(self, optimizers: Sequence[Any]) -> None:
+        """Let distributed optimizers take the steps of these."""
+        self.optimizers, self._reducing = distribute(
+            optimizers, self._schedulers(), self.lightning_module, self._options
+        )
 
     def on_validation_start(self) -> None:
         """Broadcast the buffers of rank 0, so that all ranks validate the model that rank 0 saves."""
@@ -227,7 +235,7 @@ class HorovodStrategy(_ParallelStrategy):
         """Run the backward pass, and wait until its gradients are reduced before the hooks after it run."""
         self.pre_backward(closure_loss)
         loss = self.precision_plugin.pre_backward(closure_loss, self.lightning_module)
-        with backward_pass(self.optimizers):
+        with backward_pass(self._reducing):
             self.precision_plugin.backward(loss, self.lightning_module, optimizer, *args, **kwargs)
         loss = self.precision_plugin.post_backward(loss, self.lightning_module)
         self.post_backward(loss)
@@ -235,7 +243,7 @@ class HorovodStrategy(_ParallelStrategy):
 
     def block_backward_sync(self) -> AbstractContextManager[None]:
         """Inside, the gradients of backward passes are accumulated on this rank only."""
-        return no_reduction(self.optimizers)
+        return no_reduction(self._reducing)
 
     @step_clock.span(SAVE)
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
@@ -249,6 +257,7 @@ class HorovodStrategy(_ParallelStrategy):
         if self._configured:
             self.optimizers = restore(self.optimizers, self._configured, self._schedulers())
             self._configured = []
+        self._reducing = []
         super().teardown()
 
     def _schedulers(self) -> list[Any]:

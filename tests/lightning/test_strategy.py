@@ -333,6 +333,54 @@ def test_two_optimizers_of_manual_optimization(two: Any) -> None:
     assert max(two(fn)) < 1e-5
 
 
+@pytest.mark.parametrize("kind", ["some are shared", "all are shared"])
+@pytest.mark.parametrize("op", ["Average", "Sum"])
+def test_a_parameter_of_two_optimizers_is_reduced_once(two: Any, op: str, kind: str) -> None:
+    def fn(hvd: Any, op: str, kind: str) -> list[float]:
+        import lightning.pytorch as pl
+        import torch
+
+        from hvd_cluster.lightning import HorovodStrategy
+
+        class Shared(pl.LightningModule):
+            """Both optimizers have the trunk; each loss has a head of its own."""
+
+            def __init__(self, rate: float) -> None:
+                super().__init__()
+                torch.manual_seed(3)
+                self.automatic_optimization = False
+                self.rate = rate
+                self.trunk = torch.nn.Linear(4, 4)
+                self.first, self.second = torch.nn.Linear(4, 1), torch.nn.Linear(4, 1)
+
+            def training_step(self, batch: Any, index: int) -> None:
+                x, y = batch
+                for optimizer, head in zip(self.optimizers(), (self.first, self.second), strict=True):
+                    self.zero_grad()
+                    self.manual_backward((head(self.trunk(x).tanh()) - y).pow(2).mean())
+                    optimizer.step()
+                for scheduler in self.lr_schedulers():
+                    scheduler.step()
+
+            def configure_optimizers(self) -> Any:
+                own = [self.trunk, self.first], [self.trunk, self.second]
+                if kind == "all are shared":
+                    own = [self.trunk, self.first, self.second], [self.second, self.trunk]
+                held = [[parameter for layer in layers for parameter in layer.parameters()] for layers in own]
+                made = [torch.optim.SGD(one, lr=self.rate, momentum=0.9) for one in held]
+                return made, [torch.optim.lr_scheduler.ExponentialLR(one, 0.9) for one in made]
+
+        strategy, rate = HorovodStrategy(op=getattr(hvd, op)), 0.01 if op == "Sum" else 0.02
+        ours, trainer = fitted(hvd, whole=False, net=Shared(rate), limit_val_batches=0, strategy=strategy)
+        alone, reference = fitted(hvd, whole=True, net=Shared(0.02), limit_val_batches=0)
+        rates = [[one.param_groups[0]["lr"] for one in each.optimizers] for each in (trainer, reference)]
+        return [difference(ours, alone), *(ours / alone * 0.02 / rate for ours, alone in zip(*rates, strict=True))]
+
+    for weights, *rates in two(fn, op, kind):
+        assert weights < 1e-5
+        assert rates == pytest.approx([1.0, 1.0])
+
+
 @pytest.mark.parametrize("op", ["Average", "Sum"])
 def test_manual_optimization_may_accumulate_several_passes(two: Any, op: str) -> None:
     def fn(hvd: Any) -> list[float]:

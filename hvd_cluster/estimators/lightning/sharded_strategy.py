@@ -15,7 +15,7 @@ from hvd_cluster.estimators.torch.strategies.fsdp2 import FSDP2
 from hvd_cluster.estimators.torch.strategies.fully_sharded import reshard, shard, sharded_state, whole
 from hvd_cluster.estimators.torch.strategies.zero1 import zero_optimizer
 from hvd_cluster.lightning import HorovodStrategy
-from hvd_cluster.lightning.optimizers import distribute, move_schedulers, share_state
+from hvd_cluster.lightning.optimizers import move_schedulers, share_state
 
 _HorovodStrategy: Any = HorovodStrategy
 
@@ -30,7 +30,7 @@ class Zero1Strategy(_HorovodStrategy):
         divided = [zero_optimizer(optimizer) for optimizer in self._configured]
         for before, after in zip(self._configured, divided, strict=True):
             move_schedulers(self._schedulers(), before, after)
-        self.optimizers = distribute(divided, self._schedulers(), self.lightning_module, self._options)
+        self._replace(divided)
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         """Load this rank's part, of which ZeRO keeps a copy."""
