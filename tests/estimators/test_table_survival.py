@@ -85,7 +85,9 @@ def made(kind: str, folder: Path) -> Any:
         return table
 
 
-@pytest.mark.parametrize("kind", ["delta", "iceberg", "lance"])
+@pytest.mark.parametrize(
+    "kind", ["delta", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("iceberg", "lance"))]
+)
 def test_a_killed_worker_changes_nothing_while_another_process_commits(
     kind: str, two_workers: Any, tmp_path: Path
 ) -> None:

@@ -51,7 +51,9 @@ def weights(model: Any) -> list[float]:
     return [float(value) for tensor in model.getModel().state_dict().values() for value in tensor.flatten()]
 
 
-@pytest.mark.parametrize("validation", [None, 0.25, "held_out"])
+@pytest.mark.parametrize(
+    "validation", [0.25, *(pytest.param(given, marks=pytest.mark.slow) for given in (None, "held_out"))]
+)
 def test_a_fit_on_a_path_and_one_on_the_same_rows_are_equal(
     tmp_path: Path, path: str, validation: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -88,7 +88,7 @@ def sent_bytes(timeline):
     return sum(np.dtype(each["dtype"]).itemsize * math.prod(json.loads(each["shape"])) for each in args)
 
 
-@pytest.mark.parametrize("is_changed", [False, True])
+@pytest.mark.parametrize("is_changed", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_frozen_base_does_not_travel_unless_rank_0_has_changed_it(driver, frame, tmp_path, is_changed):
     make, fit, count = adapted, estimator, sent_bytes
 

@@ -63,6 +63,7 @@ subprocess.run([sys.executable, "-c", code, sys.argv[1]], check=True)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(find_spec("tensorflow") is None, reason="needs tensorflow")
 def test_a_worker_loads_a_model_with_a_layer_of_ours(tmp_path: Path) -> None:
     env = {**os.environ, "KERAS_BACKEND": "tensorflow", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "-1"}

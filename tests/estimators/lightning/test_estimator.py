@@ -601,7 +601,9 @@ def test_modules_with_hooks_of_their_own_for_the_transfer_get_batches_that_are_n
     assert not _moves_batches(Net())
 
 
-@pytest.mark.parametrize(("reader", "rows"), [("ours", 1), ("ours", 7), ("a data module", 7)])
+@pytest.mark.parametrize(
+    ("reader", "rows"), [("ours", 1), pytest.param("ours", 7, marks=pytest.mark.slow), ("a data module", 7)]
+)
 def test_a_row_that_a_rank_repeats_counts_nothing(frame, three_workers, rows, reader):
     import torchmetrics
 

@@ -201,7 +201,7 @@ def spec_of(store, **params):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("pool", ["thread", "process", "dummy"])
+@pytest.mark.parametrize("pool", ["thread", pytest.param("process", marks=pytest.mark.slow), "dummy"])
 def test_our_module_follows_the_reader_params(tmp_path, pool):
     write(tmp_path / "data" / "a.parquet", 0, 32)
     given = {"train_batch_size": 8, "val_batch_size": 8, "schema_fields": ["row", "y"], "inmemory_cache_all": True}

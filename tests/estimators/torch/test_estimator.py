@@ -238,6 +238,7 @@ def test_a_subclass_brings_its_own_backend_model_class_and_arguments(frame, two_
     assert "guess" in model.transform(frame)
 
 
+@pytest.mark.slow
 def test_it_fits_pandas_where_pyspark_ray_and_tensorflow_cannot_be_found():
     fit_without_spark(sys.executable, PYTHONPATH=str(HERE / "scripts"))
 

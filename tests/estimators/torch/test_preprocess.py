@@ -159,7 +159,7 @@ def image_estimator(backend, **params):
     return estimator(backend, net, **given)
 
 
-@pytest.mark.parametrize("pool", ["thread", "dummy", "process"])
+@pytest.mark.parametrize("pool", ["thread", "dummy", pytest.param("process", marks=pytest.mark.slow)])
 def test_images_are_decoded_where_the_reader_runs(images, two_workers, pool):
     model = image_estimator(two_workers, reader_pool_type=pool, epochs=2).fit(images)
     with torch.no_grad():
