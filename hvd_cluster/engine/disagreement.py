@@ -6,6 +6,7 @@ The texts begin like Horovod's, because programs match them.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from hvd_cluster.engine.signature import Key, Kind, ReduceOp, Signature, TensorMeta
 
@@ -39,6 +40,11 @@ def _difference(ours: Signature, theirs: Signature) -> str:
         return (
             "Mismatched members of a group: One rank sends other tensors than another rank, e.g. because they have "
             "frozen different parameters, or have gradients of different layers in this step."
+        )
+    if ours.sparse_shapes != theirs.sparse_shapes:
+        return (
+            f"Mismatched shapes of sparse tensors: One rank has {_shapes(ours.sparse_shapes)}, "
+            f"but another rank has {_shapes(theirs.sparse_shapes)}."
         )
     if len(ours.tensors) != len(theirs.tensors):
         return (
@@ -79,8 +85,8 @@ def _tensor_difference(kind: Kind, ours: TensorMeta, theirs: TensorMeta) -> str:
         return f"Mismatched data types: One rank had type {ours.dtype}, but another rank had type {theirs.dtype}."
     if ours.shape != theirs.shape:
         return (
-            f"Mismatched {kind.name} tensor shapes: One rank sent a tensor of shape {_shape(ours)}, "
-            f"but another rank sent a tensor of shape {_shape(theirs)}."
+            f"Mismatched {kind.name} tensor shapes: One rank sent a tensor of shape {_shape(ours.shape)}, "
+            f"but another rank sent a tensor of shape {_shape(theirs.shape)}."
         )
     return (
         f"Mismatched {kind.name} CPU/GPU device selection: One rank specified device {ours.device}, "
@@ -92,5 +98,9 @@ def _is_integer(tensor: TensorMeta) -> bool:
     return "int" in tensor.dtype
 
 
-def _shape(tensor: TensorMeta) -> str:
-    return "[" + ", ".join("any" if length == -1 else str(length) for length in tensor.shape) + "]"
+def _shapes(shapes: Sequence[tuple[int, ...]]) -> str:
+    return ", ".join(map(_shape, shapes)) or "none"
+
+
+def _shape(shape: tuple[int, ...]) -> str:
+    return "[" + ", ".join("any" if length == -1 else str(length) for length in shape) + "]"

@@ -103,6 +103,8 @@ class Signature(NamedTuple):
     wire: str = ""
     #: A number that identifies the tensors of a group if their metas do not.
     members: int = -1
+    #: The shapes of the sparse tensors of which these are the entries; -1 for a length that is unknown.
+    sparse_shapes: tuple[tuple[int, ...], ...] = ()
 
     def wire_dtype(self, own: torch.dtype) -> torch.dtype:
         """The element type in which tensors of type ``own`` travel."""

@@ -117,6 +117,8 @@ class Collective:
     postscale: float = 1.0
     #: The tensors are some of a list; None if they are all of it.
     present: Present | None = None
+    #: As in a :class:`Signature`.
+    sparse_shapes: tuple[tuple[int, ...], ...] = ()
 
     def named(self, name: str | None) -> Collective:
         """The same under another name."""
@@ -136,6 +138,7 @@ class Collective:
             prescale=self.prescale,
             postscale=self.postscale,
             members=-1 if self.present is None else self.present.fingerprint,
+            sparse_shapes=self.sparse_shapes,
             splits=splits,
             is_waited_for=is_waited_for,
         )
@@ -186,6 +189,7 @@ def submit(
     postscale: float = 1.0,
     wire: torch.dtype | None = None,
     members: int = -1,
+    sparse_shapes: tuple[tuple[int, ...], ...] = (),
     splits: tuple[int, ...] = (),
     in_place: bool = False,
     prepare: Callable[[Sequence[torch.Tensor]], Tensors] = list,
@@ -207,6 +211,7 @@ def submit(
         postscale: factor after it.
         wire: element type in which floating-point tensors travel and are added; allreduce only.
         members: a number that identifies the tensors of a group if their shapes and types do not.
+        sparse_shapes: the shapes of the sparse tensors of which ``tensors`` are the entries.
         splits: rows for each rank; alltoall only.
         in_place: write the results into ``tensors``.
         prepare: checks ``tensors`` and returns those to send, over the same memory.
@@ -230,7 +235,7 @@ def submit(
     request = Request(
         f"{rules.prefix}.{unnamed if name is None else name}",
         set_id,
-        Signature(kind, metas, op, root, float(prescale), float(postscale), wire=wire_name, members=members),
+        Signature(kind, metas, op, root, float(prescale), float(postscale), (), wire_name, members, sparse_shapes),
         data,
         data if in_place else [],
         finish,

@@ -92,7 +92,7 @@ class GradientReducer:
         full = self._dense([results[i] for i in dense.indices], groups, dense, name, ends_step=not sparse)
         for indices, values in (
             (dense.indices, full),
-            (sparse, self._sparse([results[i] for i in sparse], name)),
+            (sparse, self._sparse([results[i] for i in sparse], [variables[i] for i in sparse], name)),
         ):
             for index, value in zip(indices, values, strict=True):
                 results[index] = value
@@ -122,19 +122,20 @@ class GradientReducer:
         sums = reduced(compressed, collective, groups, ends_step=ends_step)
         return [config.compression.decompress(each, context) for each, (_, context) in zip(sums, pairs, strict=True)]
 
-    def _sparse(self, gradients: list[tf.IndexedSlices], name: str) -> list[tf.IndexedSlices]:
+    def _sparse(self, gradients: list[tf.IndexedSlices], variables: Sequence[Any], name: str) -> list[tf.IndexedSlices]:
         if not gradients:
             return []
         config = self.config
         if config.op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
             raise NotImplementedError(f"op={config.op.name} of tf.IndexedSlices: use sparse_as_dense=True")
         request_name = None if tf.executing_eagerly() else label(f"{name}.sparse", gradients[0].values)
-        average = config.op == ReduceOp.AVERAGE
+        shapes = [tf.TensorShape(variable.shape) for variable in variables]
         return sparse_sum(
             gradients,
+            shapes,
+            config.op,
             config.process_set,
             request_name,
-            average=average,
             compression=config.compression,
             ends_step=True,
         )

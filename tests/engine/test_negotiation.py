@@ -71,6 +71,7 @@ def test_a_mismatch_reaches_every_rank_and_names_two_that_differ(disagreeing_ran
         (Signature(Kind.ALLREDUCE, SUM.tensors, prescale=2.0), "Mismatched prescale/postscale factors"),
         (Signature(Kind.ALLREDUCE, (TensorMeta("float32", (4,), "cuda"),)), "Mismatched ALLREDUCE CPU/GPU device"),
         (Signature(Kind.ALLREDUCE, SUM.tensors * 2), "Mismatched group sizes"),
+        (SUM._replace(sparse_shapes=((4, -1),)), "Mismatched shapes of sparse tensors: One rank has none, but another"),
     ],
 )
 def test_each_kind_of_mismatch_has_its_text(other: Signature, beginning: str) -> None:

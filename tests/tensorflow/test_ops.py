@@ -300,6 +300,39 @@ def test_errors_in_a_graph_carry_the_whole_text_and_the_engine_continues(two: An
     assert two(fn) == [[("UnknownError", True), ("InvalidArgumentError", False), [1.0]]] * 2
 
 
+@pytest.mark.parametrize("is_eager", [True, False])
+def test_ranks_whose_slices_differ_in_op_or_dense_shape_are_an_error(two: Any, is_eager: bool) -> None:
+    def fn(hvd: Any, is_eager: bool) -> list[str]:
+        import tensorflow as tf
+
+        r = hvd.rank()
+
+        def slices(rows: int) -> tf.IndexedSlices:
+            return tf.IndexedSlices(tf.ones([1, 1]), tf.constant([rows - 1]), tf.constant([rows, 1]))
+
+        def gradient_of(table: tf.Variable, op: int) -> tf.IndexedSlices:
+            with hvd.DistributedGradientTape(tf.GradientTape(), op=op) as tape:
+                loss = tf.reduce_sum(tf.nn.embedding_lookup(table, [0]))
+            return tape.gradient(loss, table)
+
+        op, table, other = [hvd.Sum, hvd.Average][r], tf.Variable(tf.ones([4, 1])), tf.Variable(tf.ones([4 + r, 1]))
+        found = []
+        for act in (
+            lambda: hvd.allreduce(slices(4), op=op, name="ops"),
+            lambda: hvd.allreduce(slices(4 + r), name="shapes"),
+            lambda: gradient_of(table, op),
+            lambda: gradient_of(other, hvd.Sum),
+        ):
+            try:
+                act() if is_eager else tf.function(act)()
+            except tf.errors.OpError as error:
+                found.append(str(error).partition("Mismatched ")[2].partition(":")[0])
+        found.append(str(hvd.allreduce(slices(4), op=hvd.Sum, name="ops").indices.numpy().tolist()))
+        return found
+
+    assert two(fn, is_eager) == [["reduction operation", "shapes of sparse tensors"] * 2 + ["[3, 3]"]] * 2
+
+
 def test_xla_is_refused_when_the_function_is_traced(two: Any) -> None:
     def fn(hvd: Any) -> bool:
         import tensorflow as tf

@@ -463,6 +463,14 @@ def test_a_name_in_flight_cannot_be_used_again(two: Any) -> None:
         ("hvd.broadcast(torch.ones(2), root_rank=hvd.rank(), name='m')", "Mismatched BROADCAST root ranks"),
         ("hvd.allgather(torch.ones(2, 2 + hvd.rank()), name='m')", "Mismatched ALLGATHER tensor shapes"),
         ("hvd.allreduce(torch.ones(2), op=[hvd.Sum, hvd.Max][hvd.rank()], name='m')", "Mismatched reduction operation"),
+        (
+            "hvd.sparse_allreduce_async(torch.eye(2).to_sparse(), op=[hvd.Sum, hvd.Average][hvd.rank()], name='m')()",
+            "Mismatched reduction operation: One rank asked for ",
+        ),
+        (
+            "hvd.sparse_allreduce_async(torch.eye(2 + hvd.rank()).to_sparse(), name='m')()",
+            "Mismatched shapes of sparse tensors: One rank has [",
+        ),
     ],
 )
 def test_a_disagreement_reaches_every_rank_and_the_engine_continues(two: Any, make: str, beginning: str) -> None:

@@ -309,6 +309,28 @@ def test_sparse_gradients_of_embeddings_are_averaged(two: Any, as_dense: bool) -
         torch.testing.assert_close(result, expected)
 
 
+def test_ranks_whose_optimizers_reduce_sparse_gradients_differently_are_an_error(two: Any) -> None:
+    def fn(hvd: Any) -> str:
+        embedding = torch.nn.Embedding(5, 2, sparse=True)
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(embedding.parameters(), lr=1.0),
+            embedding.named_parameters(),
+            op=[hvd.Sum, hvd.Average][hvd.rank()],
+        )
+
+        def step() -> None:
+            embedding(torch.tensor([3])).sum().backward()
+            optimizer.step()
+
+        with pytest.raises(hvd.HorovodInternalError, match=r"Mismatched reduction operation.* for AVERAGE") as caught:
+            step()
+        return str(caught.value)
+
+    mine, theirs = two(fn)
+    assert mine == theirs
+    assert "weight" in mine
+
+
 def test_state_dicts_go_back_and_forth_with_the_unwrapped_optimizer(two: Any) -> None:
     def fn(hvd: Any) -> None:
         net = make_net()

@@ -127,20 +127,41 @@ def reduced(
 
 def sparse_sum(
     slices: Sequence[tf.IndexedSlices],
+    shapes: Sequence[tf.TensorShape],
+    op: ReduceOp,
     process_set: ProcessSet,
     name: str | None,
     *,
-    average: bool,
     compression: type[Compressor] = Compression.none,
     ends_step: bool = False,
 ) -> list[tf.IndexedSlices]:
-    """The gathered rows of all ranks; an index of several ranks occurs several times."""
+    """The gathered rows of all ranks; an index of several ranks occurs several times.
+
+    Args:
+        slices: the rows of this rank.
+        shapes: the dense shape of each, as far as it is known.
+        op: Average or Sum.
+        process_set: the ranks that take part.
+        name: matches the call with those of the other ranks.
+        compression: how the rows are compressed for transfer.
+        ends_step: as for :func:`~hvd_cluster.tensorflow.interop.call`.
+    """
     compressed, contexts = zip(*(compression.compress(dense(each.values)) for each in slices), strict=True)
     flat = [part for rows, each in zip(compressed, slices, strict=True) for part in (rows, dense(each.indices))]
-    parts = gathered(flat, Collective(kind=Kind.ALLGATHER, process_set=process_set, name=name), ends_step=ends_step)
+    collective = Collective(
+        kind=Kind.ALLGATHER,
+        process_set=process_set,
+        name=name,
+        op=op,
+        sparse_shapes=tuple(
+            tuple(-1 if length is None else length for length in shape.as_list()) if shape.rank else ()
+            for shape in shapes
+        ),
+    )
+    parts = gathered(flat, collective, ends_step=ends_step)
     values = [compression.decompress(rows, context) for rows, context in zip(parts[::2], contexts, strict=True)]
     indices = parts[1::2]
-    if average:
+    if op == ReduceOp.AVERAGE:
         number = num_members_op(process_set)
         values = [each / tf.cast(number, each.dtype) for each in values]
     return [
@@ -195,7 +216,8 @@ def _grouped(
     if sparse:
         slices = [results[index] for index in sparse]
         request_name = label(name, slices[0].values, ignore_name_scope=ignore_name_scope)
-        sums = sparse_sum(slices, process_set, request_name, average=op == ReduceOp.AVERAGE, compression=compression)
+        shapes = [tf.TensorShape(tf.get_static_value(each.dense_shape)) for each in slices]
+        sums = sparse_sum(slices, shapes, op, process_set, request_name, compression=compression)
         for index, result in zip(sparse, sums, strict=True):
             results[index] = result
     return results

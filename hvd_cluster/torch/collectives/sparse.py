@@ -30,7 +30,8 @@ def sparse_allreduce_async(
         process_set: the ranks that take part.
 
     Returns:
-        A function that waits and returns the sparse result. An index of several ranks occurs several times in it: call
+        A function that waits and returns the sparse result, or raises HorovodInternalError, for instance where the
+        ranks differ in ``op``, shape or dtype. An index of several ranks occurs several times in the result: call
         ``coalesce()`` to add the values.
 
     Raises:
@@ -61,7 +62,9 @@ def begin_sparse_allreduce(
         process_set=process_set,
         name=None if name is None else f"{name}.sparse",  # beside a gather of the same name
         unnamed="sparse.noname",
+        op=ReduceOp(op),
         members=members,
+        sparse_shapes=(tuple(tensor.shape),),
         prepare=checked,
         labels=[] if name is None else [f"allgather.{name}.indices", f"allgather.{name}.values"],
     )

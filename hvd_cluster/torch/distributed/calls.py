@@ -173,7 +173,10 @@ class OrderedCalls:
 
 
 def _described(signature: Signature) -> str:
-    """A name for calls with this signature; different for different signatures."""
+    """A name for calls with this signature; different for different signatures, except for those of sparse tensors.
+
+    The op and the shape of these are not in the name, so that ranks that differ in them get an error.
+    """
     tensors = ", ".join(f"{meta.dtype}{list(meta.shape)}" for meta in signature.tensors)
     details: Sequence[str] = [
         *([signature.op.name.lower()] if signature.kind.value in ("allreduce", "reducescatter") else []),

@@ -24,7 +24,7 @@ def sum_sparse(
         ValueError: ``op`` is neither SUM nor AVG.
     """
     how = reduction_of(op, tensor.dtype)
-    if how not in (Reduction(ReduceOp.SUM), Reduction(ReduceOp.AVERAGE)):
+    if not isinstance(how, Reduction) or how not in (Reduction(ReduceOp.SUM), Reduction(ReduceOp.AVERAGE)):
         raise ValueError("unsupported reduction operation: sparse tensors can be summed and averaged only")
     own = tensor.detach().coalesce()
 
@@ -39,4 +39,5 @@ def sum_sparse(
     # Indices have the shape (dimensions, entries); the entries of all ranks are concatenated.
     entries = [own.indices().t().contiguous(), own.values().contiguous()]
     metas = tuple([describe(each, any_first_dimension=True) for each in entries])
-    return calls.submit(Signature(Kind.ALLGATHER, metas), entries, [], finish=lambda results: results), add_up
+    signature = Signature(Kind.ALLGATHER, metas, how.op, sparse_shapes=(tuple(own.shape),))
+    return calls.submit(signature, entries, [], finish=lambda results: results), add_up

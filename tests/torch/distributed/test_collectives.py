@@ -540,6 +540,23 @@ def test_sparse_tensors_are_summed(pair: Any) -> None:
     assert pair(fn) == [[[2.0, 4.0], [3.0, 4.0], [3.0, 4.0], [0.0, 0.0]]] * 2
 
 
+def test_ranks_that_sum_sparse_tensors_of_different_shapes_or_otherwise_are_an_error(pair: Any) -> None:
+    def fn(dist: Any, gloo: Any) -> list[str]:
+        import torch
+
+        rank = dist.get_rank()
+        found = []
+        for size, op in ((2 + rank, dist.ReduceOp.SUM), (2, [dist.ReduceOp.SUM, dist.ReduceOp.AVG][rank])):
+            sparse = torch.eye(size).to_sparse()
+            with pytest.raises(RuntimeError, match="Mismatched") as caught:
+                dist.all_reduce(sparse, op)
+            assert sparse.to_dense().equal(torch.eye(size)), "unchanged"
+            found.append(str(caught.value).split(":")[0])
+        return found
+
+    assert pair(fn) == [["Mismatched shapes of sparse tensors", "Mismatched reduction operation"]] * 2
+
+
 def test_the_engine_does_not_add_up_sparse_tensors_for_which_it_would_wait_for_a_gpu(pair: Any) -> None:
     def fn(dist: Any, gloo: Any) -> list[Any]:
         import traceback
