@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import statistics
 from collections import deque
 from collections.abc import Sequence
@@ -10,10 +11,14 @@ from dataclasses import dataclass, field
 from hvd_cluster.engine.autotune.cost_model import Pattern
 from hvd_cluster.engine.autotune.observation import Observation
 
+logger = logging.getLogger(__name__)
+
 #: Steps that the pattern is the median of.
 _MEMORY = 12
 #: More arrivals than this are merged, so that a prediction takes very little time.
 _MAX_ARRIVALS = 300
+#: After this many requests without a repeated name the job does not repeat names, and the record would grow forever.
+MAX_REQUESTS = 10_000
 
 
 @dataclass
@@ -36,9 +41,13 @@ class StepRecord:
 
 
 class StepWatcher:
-    """Splits the stream of buckets into steps: a step begins with a name that the current step has already."""
+    """Splits the stream of buckets into steps: a step begins with a name that the current step has already.
+
+    After :data:`MAX_REQUESTS` requests without a repeated name it discards their record and starts again.
+    """
 
     def __init__(self) -> None:
+        self._has_warned = False
         self._step: StepRecord | None = None
         self._recent: deque[StepRecord] = deque(maxlen=_MEMORY)
         self._free_s = 0.0
@@ -54,6 +63,9 @@ class StepWatcher:
             finished.rest_s = max(0.0, began_s - max(finished.last_done_s, last_s))
             self._recent.append(finished)
             self._step = None
+        elif self._step is not None and len(self._step.arrivals) >= MAX_REQUESTS:
+            self._warn()
+            self._step = None
         if self._step is None:
             self._step = StepRecord(min(submitted_s for _, _, submitted_s in seen.requests))
         step = self._step
@@ -67,6 +79,15 @@ class StepWatcher:
         step.buckets.append((seen.num_bytes, len(seen.requests), max(0.0, seen.done_s - began_s)))
         self._free_s = step.last_done_s = max(self._free_s, seen.done_s)
         return finished
+
+    def _warn(self) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "autotune cannot recognise training steps: no name is repeated in %d requests. Pass the same name= to "
+                "a collective in every step, e.g. hvd.allreduce(tensor, name='loss'), or unset HOROVOD_AUTOTUNE",
+                MAX_REQUESTS,
+            )
 
     def pattern(self) -> Pattern:
         """The pattern of a step: medians over the last steps."""

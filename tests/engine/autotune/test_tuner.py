@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import tracemalloc
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from hvd_cluster.engine.autotune import Observation, Parameters, Tuner
+from hvd_cluster.engine.autotune.steps import MAX_REQUESTS
 from hvd_cluster.engine.autotune.tuner import CYCLE, THRESHOLD
 from hvd_cluster.settings import MIB, Settings
 
@@ -170,22 +172,25 @@ def test_the_number_of_samples_and_their_steps_is_what_the_knobs_say() -> None:
     assert job.num_steps <= (2 + 4) * (5 + 1) + 1
 
 
-def test_requests_with_names_that_never_come_again_are_left_alone() -> None:
+def test_requests_with_names_that_never_repeat_are_not_tuned_and_not_kept(caplog: pytest.LogCaptureFixture) -> None:
     tuner = Tuner(INITIAL)
-    for i in range(500):
-        assert (
-            tuner.observe(
-                Observation(
-                    [
-                        (f"allreduce.noname.{i}", 4, i),
-                    ],
-                    i + 0.1,
-                    i + 0.2,
-                )
-            )
-            is None
-        )
+
+    def observe(numbers: range) -> int:
+        began_bytes = tracemalloc.get_traced_memory()[0]
+        for i in numbers:
+            assert tuner.observe(Observation([(f"allreduce.noname.{i}", 4, i)], i + 0.1, i + 0.2)) is None
+        return tracemalloc.get_traced_memory()[0] - began_bytes
+
+    tracemalloc.start()
+    try:
+        grown_bytes = observe(range(MAX_REQUESTS)), observe(range(MAX_REQUESTS, 5 * MAX_REQUESTS))
+    finally:
+        tracemalloc.stop()
+    assert grown_bytes[1] < grown_bytes[0]
     assert tuner.samples == []
+    (record,) = caplog.records
+    assert "no name is repeated in 10000 requests" in record.getMessage()
+    assert Run(FakeJob(gradients(5, 60, 50 * MIB, 0.1), TRANSPORTS["a slow start"]), tuner).go().tuner.is_done
 
 
 def test_one_tensor_after_the_other_is_a_step_each() -> None:
