@@ -118,7 +118,7 @@ class StubActor:
 
         group: WorkerGroup[ActorWorker] = WorkerGroup()
         group.start([start], Callbacks(on_line=lambda rank, stream, text: self.lines.put(text)))
-        group.wait_ready(10)
+        group.wait_ready(60)
         return group
 
     def send(self, message: Message) -> None:
@@ -135,6 +135,7 @@ class StubActor:
             self._changed.notify_all()
 
     def reports_end(self, method: str) -> None:
+        """Send the message about the end of a call; Ray has the result soon after it."""
         self.send(CallFinished(self._numbers[method]))
 
     def dies(self) -> None:
@@ -204,7 +205,7 @@ def test_a_late_message_about_an_earlier_call_does_not_hold_up_the_output_of_the
     worker.submit(ActorCall("second", ()))
     stub.reports_end("first")
     stub.send(OutputLines("stdout", ["epoch 1"]))
-    assert stub.lines.get(timeout=5) == "epoch 1"
+    assert stub.lines.get(timeout=60) == "epoch 1"
     stub.has_result("second", returned(2))
     stub.reports_end("second")
     assert [outcome.value for outcome in group.reports()] == [pickle.dumps(2)]
@@ -219,8 +220,8 @@ def test_the_error_of_a_task_whose_object_was_returned_is_the_failure_of_the_ran
 
     monkeypatch.setattr(actor, "detached", failing)
     group = stub.group(only_call=ActorCall("perform", ()))
-    stub.has_result("perform", returned("an ObjectRef"))
     stub.reports_end("perform")
+    stub.has_result("perform", returned("an ObjectRef"))
     outcome = ended(group)
     assert outcome.error is not None
     assert outcome.error.message == "in the task"
@@ -243,9 +244,9 @@ def test_a_worker_that_ray_cannot_reach_is_lost_and_ended_although_its_connectio
     group = stub.group()
     group.workers[0].submit(ActorCall("perform", ()))
     stub.send(OutputLines("stdout", ["epoch 1"]))
-    stub.has_result("perform", stub.exceptions.ActorUnavailableError("RpcError", b"1" * 16))
     if how == "reported":
         stub.reports_end("perform")
+    stub.has_result("perform", stub.exceptions.ActorUnavailableError("RpcError", b"1" * 16))
     outcome = ended(group)
     assert outcome.ending() == "does not answer: its process or its node was lost"
     assert outcome.output_tail == "epoch 1"
@@ -285,8 +286,8 @@ def test_a_worker_that_ray_has_lost_did_not_raise_what_ray_raises(
     news = getattr(stub.exceptions, kind)(*arguments)
     group = stub.group()
     group.workers[0].submit(ActorCall("perform", ()))
-    stub.has_result("perform", news)
     stub.reports_end("perform")
+    stub.has_result("perform", news)
     stub.has_result("handshake", news)
     for outcome in (ended(group), ended(stub.group())):
         assert ending_text in outcome.ending()
@@ -300,8 +301,8 @@ def test_a_worker_that_ray_has_lost_did_not_raise_what_ray_raises(
 def test_an_exception_of_a_task_is_not_a_loss_of_the_worker_whatever_it_is(stub: StubActor, kind: str) -> None:
     group = stub.group()
     group.workers[0].submit(ActorCall("perform", ()))
-    stub.has_result("perform", task_error(stub.exceptions, getattr(stub.exceptions, kind)()))
     stub.reports_end("perform")
+    stub.has_result("perform", task_error(stub.exceptions, getattr(stub.exceptions, kind)()))
     (outcome,) = group.reports()
     assert outcome.error is not None
     assert outcome.error.type_name == f"ray.exceptions.{kind}"
