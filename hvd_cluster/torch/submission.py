@@ -8,10 +8,15 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
 from hvd_cluster.engine.request import REDUCED_DTYPES, Handle, Kind, ReduceOp
 from hvd_cluster.engine.submission import finished, submit
+
+_PLAIN_TYPES = frozenset({torch.Tensor, torch.nn.Parameter})
+#: What to pass instead of a tensor that has this method and wraps others: DTensor, AsyncCollectiveTensor.
+_REMEDIES = {"full_tensor": "tensor.full_tensor() or tensor.to_local()", "wait": "tensor.wait()"}
 
 _handles: dict[int, Handle] = {}
 _next_handle = itertools.count()
@@ -107,7 +112,8 @@ def checked(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
     """The data of ``tensors``, outside autograd.
 
     Raises:
-        ValueError: a tensor has an unsupported dtype, layout or device, or they are on several devices.
+        ValueError: a tensor has an unsupported dtype, layout or device, or no memory of its own, or they are on several
+            devices.
     """
     data = [_checked(tensor) for tensor in tensors]
     if len(data) > 1 and len({tensor.device for tensor in data}) > 1:
@@ -123,6 +129,8 @@ def _checked(tensor: torch.Tensor) -> torch.Tensor:
         raise ValueError(f"Tensor type {tensor.dtype} is not supported.")
     if not (tensor.is_cpu or tensor.is_cuda):
         raise ValueError(f"Tensor is on device {tensor.device}, which is not supported: move it to the CPU or a GPU.")
+    if tensor.is_nested:
+        raise ValueError("Tensor is nested: use tensor.to_padded_tensor(padding), or a group of its tensors")
     if tensor.layout != torch.strided:
         raise ValueError(
             f"Tensor is required to be contiguous. Its layout is {tensor.layout}: use hvd.sparse_allreduce_async, or "
@@ -132,9 +140,30 @@ def _checked(tensor: torch.Tensor) -> torch.Tensor:
         raise ValueError("Tensor is required to be contiguous.")
     if tensor.is_neg():
         raise ValueError("Tensor is a negated view of another tensor: use tensor.resolve_neg()")
+    require_memory(tensor)
     if tensor.is_inference():
         # It can only be written in inference mode, which the engine does not use: take another tensor over its memory.
         with torch.inference_mode(False):
             return torch.from_dlpack(tensor)  # type: ignore[attr-defined]
     # .data and not .detach(): autograd must not treat an in-place result as a forbidden change.
     return tensor.data
+
+
+def require_memory(tensor: torch.Tensor) -> None:
+    """Check that the elements of ``tensor`` are in its own memory, where the engine reads and writes them.
+
+    Raises:
+        ValueError: they are in other tensors, as those of a DTensor, or nowhere.
+    """
+    is_plain = type(tensor) in _PLAIN_TYPES
+    wraps_others = False if is_plain else bool(is_traceable_wrapper_subclass(tensor))
+    if not wraps_others:
+        try:
+            if tensor.data_ptr() or not tensor.numel():
+                return
+        except RuntimeError:  # torch.func traces it
+            pass
+    if is_plain:
+        raise ValueError("Tensor has no memory: its storage was freed, or torch.func or torch.compile traces it.")
+    remedy = next((text for method, text in _REMEDIES.items() if hasattr(tensor, method)), "those")
+    raise ValueError(f"Tensor of type {type(tensor).__name__} has its elements in other tensors: use {remedy}.")

@@ -323,7 +323,7 @@ def test_derivatives_that_are_not_supported_are_refused(two: Any) -> None:
         for call in (hvd.allreduce, hvd.allgather, lambda tensor: hvd.broadcast(tensor, 0), hvd.alltoall):
             with pytest.raises(NotImplementedError, match="jvp"), forward_ad.dual_level():
                 call(forward_ad.make_dual(torch.ones(2), torch.ones(2)))
-            with pytest.raises(RuntimeError, match="functorch transforms"):
+            with pytest.raises((RuntimeError, ValueError), match=r"functorch transforms|torch\.func"):
                 torch.func.grad(lambda tensor, call=call: call(tensor).sum())(torch.ones(2))
             with torch.no_grad():
                 assert not call(torch.ones(2, requires_grad=True)).requires_grad
@@ -514,6 +514,78 @@ def test_what_cannot_be_sent_is_refused_at_the_call(two: Any) -> None:
             hvd.allgather_async([1.0])  # type: ignore[list-item]
 
     two(fn)
+
+
+@pytest.mark.parametrize("kind", ["Shard", "Replicate"])
+def test_a_dtensor_is_refused_at_the_call_with_the_remedy_and_the_engine_continues(two: Any, kind: str) -> None:
+    def fn(hvd: Any, kind: str) -> list[float]:
+        import torch.distributed as dist
+        from torch.distributed import _tensor
+        from torch.distributed.device_mesh import DeviceMesh
+
+        # Its mesh has this rank alone.
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        try:
+            place = _tensor.Shard(0) if kind == "Shard" else _tensor.Replicate()
+            tensor = _tensor.DTensor.from_local(torch.ones(2), DeviceMesh("cpu", [0]), [place])
+            for collective in (hvd.allreduce, hvd.allreduce_async_, hvd.allgather, hvd.alltoall, hvd.reducescatter):
+                with pytest.raises(
+                    ValueError, match=r"type DTensor has .*: use tensor\.full_tensor\(\) or tensor\.to_local\(\)"
+                ):
+                    collective(tensor)
+            for broadcast in (hvd.broadcast, hvd.broadcast_):
+                with pytest.raises(ValueError, match="type DTensor"):
+                    broadcast(tensor, 0)
+            with pytest.raises(ValueError, match="type DTensor"):
+                hvd.broadcast_parameters({"weight": tensor}, 0)
+            return hvd.allreduce(tensor.to_local() * (hvd.rank() + 1)).tolist()
+        finally:
+            dist.destroy_process_group()
+
+    assert two(fn, kind) == [[1.5, 1.5]] * 2
+
+
+def test_tensors_without_memory_are_refused_at_the_call_and_the_engine_continues(two: Any) -> None:
+    def fn(hvd: Any) -> list[list[float]]:
+        import warnings
+
+        from torch._subclasses import FakeTensorMode
+        from torch.testing._internal.two_tensor import TwoTensor
+
+        class Plain(torch.Tensor):
+            """A subclass with memory."""
+
+        def freed() -> torch.Tensor:
+            tensor = torch.ones(2)
+            tensor.untyped_storage().resize_(0)
+            return tensor
+
+        def fake() -> torch.Tensor:
+            with FakeTensorMode():
+                return torch.ones(2)
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of torch: prototypes
+            cases = [
+                (TwoTensor(torch.ones(2), torch.ones(2)), "type TwoTensor has .*: use those"),
+                (torch.masked.masked_tensor(torch.ones(2), torch.tensor([True, False])), "type MaskedTensor"),
+                (torch.nested.nested_tensor([torch.ones(1), torch.ones(2)]), r"use tensor\.to_padded_tensor"),
+                (torch.nested.nested_tensor([torch.ones(1)], layout=torch.jagged), r"use tensor\.to_padded_tensor"),
+                (torch.ones(2).to_mkldnn(), r"use .* tensor\.to_dense\(\)"),
+                (torch.ones(2, device="meta"), "device meta"),
+                (fake(), "type FakeTensor"),
+                (freed(), "no memory"),
+            ]
+        for tensor, text in cases:
+            for collective in (hvd.allreduce, hvd.allreduce_, hvd.allgather):
+                with pytest.raises(ValueError, match=text):
+                    collective(tensor)
+        with pytest.raises(ValueError, match="no memory"):
+            torch.func.grad(lambda x: hvd.allreduce_(x.clone()).sum())(torch.ones(2))
+        plain = [torch.ones(2).as_subclass(Plain), torch.ones(0), torch.ones(0, 3).as_subclass(Plain)]
+        return [hvd.allreduce(tensor).tolist() for tensor in plain]
+
+    assert two(fn) == [[[1.0, 1.0], [], []]] * 2
 
 
 # ---- join, barrier, process sets ------------------------------------------------------------------------------------

@@ -10,10 +10,16 @@ import torch
 from hvd_cluster.engine.buffers import as_bytes, flat
 from hvd_cluster.engine.request import describe
 from hvd_cluster.engine.signature import TensorMeta
+from hvd_cluster.torch.submission import require_memory
 
 
 def plain(tensor: torch.Tensor) -> torch.Tensor:
-    """The same memory outside of autograd: writing to it does not count as a change, as with torch's own backends."""
+    """The same memory outside of autograd: writing to it does not count as a change, as with torch's own backends.
+
+    Raises:
+        ValueError: the tensor has no memory of its own.
+    """
+    require_memory(tensor)
     if tensor.is_inference():  # other threads must be able to write to it
         storage, offset = tensor.untyped_storage(), tensor.storage_offset()
         with torch.inference_mode(False):

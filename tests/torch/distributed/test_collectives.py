@@ -527,6 +527,37 @@ def test_a_continuation_that_adds_itself_again_and_again(pair: Any) -> None:
     assert pair(fn) == [[True, [1.0] * 3]] * 2
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_tensors_around_other_tensors_are_refused_with_the_remedy_and_the_engine_continues(pair: Any) -> None:
+    def fn(dist: Any, gloo: Any) -> list[float]:
+        import torch
+        from torch.distributed import _functional_collectives, _tensor
+        from torch.distributed.device_mesh import DeviceMesh
+
+        place, mesh = _tensor.Shard(0), DeviceMesh("cpu", [0, 1])
+        pending = _functional_collectives.all_reduce(torch.ones(2), "sum", dist.group.WORLD)
+        for tensor, remedy in (
+            (
+                _tensor.DTensor.from_local(torch.ones(2), mesh, [place]),
+                r"type DTensor has .*: use tensor\.full_tensor\(\)",
+            ),
+            (pending, r"type AsyncCollectiveTensor has .*: use tensor\.wait\(\)"),
+        ):
+            for act in (
+                lambda tensor: dist.all_reduce(tensor),
+                lambda tensor: dist.broadcast(tensor, 0),
+                lambda tensor: dist.all_gather([torch.ones(tensor.numel())] * 2, tensor),
+                lambda tensor: dist.all_gather([tensor, tensor], torch.ones(tensor.numel())),
+            ):
+                with pytest.raises(ValueError, match=remedy):
+                    act(tensor)
+        result = pending.wait()
+        dist.all_reduce(result)
+        return result.tolist()
+
+    assert pair(fn) == [[4.0, 4.0]] * 2
+
+
 def test_sparse_tensors_are_summed(pair: Any) -> None:
     def fn(dist: Any, gloo: Any) -> list[list[float]]:
         import torch
