@@ -23,6 +23,8 @@ _MAX_OPEN_PASSES = 64
 
 #: By the id of a running pass: the callbacks at its end, by their order.
 _at_end: dict[int, dict[int, Callable[[bool], None]]] = {}
+#: The hooks that report gradients.
+_attached: weakref.WeakSet[GradientHooks] = weakref.WeakSet()
 _lock = threading.Lock()
 _numbers = itertools.count()
 
@@ -182,10 +184,6 @@ class GradientHooks:
             deferred, self._deferred = self._deferred, []
             for number, parameter in deferred:
                 receiver.add_gradient(number, parameter)
-
-
-#: Those that report gradients.
-_attached: weakref.WeakSet[GradientHooks] = weakref.WeakSet()
 
 
 def _on_gradient(hooks: Callable[[], GradientHooks | None], number: int, parameter: torch.Tensor) -> None:

@@ -156,7 +156,7 @@ def require_memory(tensor: torch.Tensor) -> None:
         ValueError: they are in other tensors, as those of a DTensor, or nowhere.
     """
     is_plain = type(tensor) in _PLAIN_TYPES
-    wraps_others = False if is_plain else bool(is_traceable_wrapper_subclass(tensor))
+    wraps_others = not is_plain and is_traceable_wrapper_subclass(tensor)
     if not wraps_others:
         try:
             if tensor.data_ptr() or not tensor.numel():

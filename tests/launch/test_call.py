@@ -16,6 +16,7 @@ from types import ModuleType
 
 import cloudpickle
 import pytest
+from turns import Turn
 
 from hvd_cluster.errors import LaunchError
 from hvd_cluster.launch.call import pack, unpack
@@ -227,18 +228,6 @@ def test_the_source_of_a_notebook_cell_comes_along_for_tracebacks() -> None:
         assert linecache.getline(cell, 2).strip().endswith("# the line")
     finally:
         linecache.cache.pop(cell, None)
-
-
-class Turn:
-    """Is pickled when it may."""
-
-    def __init__(self) -> None:
-        self.has_begun, self.may_end = threading.Event(), threading.Event()
-
-    def __reduce__(self) -> tuple[type, tuple[()]]:
-        self.has_begun.set()
-        assert self.may_end.wait(60)
-        return (str, ())
 
 
 @pytest.mark.parametrize("is_registered", [False, True], ids=["", "by the user"])

@@ -17,6 +17,7 @@ from typing import Any
 import cloudpickle
 import pytest
 from ray_clusters import TestCluster
+from turns import Turn
 
 from hvd_cluster.errors import WorkerFailedError
 from hvd_cluster.ray import RayExecutor, pickling, ray_logger, run
@@ -181,18 +182,6 @@ def test_a_call_does_not_keep_what_it_referred_to(two: RayExecutor) -> None:
     while num_refs(ref) > 1:
         assert time.monotonic() < deadline_s
         time.sleep(0.1)
-
-
-class Turn:
-    """Is pickled when it may."""
-
-    def __init__(self) -> None:
-        self.has_begun, self.may_end = threading.Event(), threading.Event()
-
-    def __reduce__(self) -> tuple[type, tuple[()]]:
-        self.has_begun.set()
-        assert self.may_end.wait(60)
-        return (str, ())
 
 
 def test_what_is_registered_with_cloudpickle_is_pickled_by_value_in_two_threads(
