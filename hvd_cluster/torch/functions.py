@@ -19,6 +19,7 @@ from hvd_cluster.torch import wire
 from hvd_cluster.torch.collectives.allgather import allgather
 from hvd_cluster.torch.collectives.broadcast import submit_broadcast
 from hvd_cluster.torch.gradient_layout import fingerprint
+from hvd_cluster.torch.submission import checked, require_memory
 from hvd_cluster.torch.wrapper import load_unchanged
 
 #: The end of a state dict's key for what ``Module.get_extra_state`` returns.
@@ -38,7 +39,7 @@ def broadcast_parameters(
 
     Raises:
         ValueError: ``params`` is something else, e.g. a generator, its tensors are inside of its entries, one is
-            sparse or quantized, or the ranks have tensors of different names.
+            sparse, quantized or without memory of its own (a DTensor), or the ranks have tensors of different names.
     """
     if isinstance(params, Mapping):
         named = sorted(params.items())
@@ -85,7 +86,7 @@ def _require_flat(named: Sequence[tuple[Any, Any]]) -> None:
 
 
 def _require_plain(named: Sequence[tuple[Any, torch.Tensor]]) -> None:
-    """Check that no tensor is sparse or quantized: through a state dict, these cannot be overwritten in place."""
+    """Check that the tensors can be overwritten in place, through a state dict: sparse and quantized ones cannot."""
     for name, tensor in named:
         if tensor.layout != torch.strided or tensor.is_quantized:
             kind = "quantized" if tensor.is_quantized else str(tensor.layout)
@@ -94,6 +95,10 @@ def _require_plain(named: Sequence[tuple[Any, torch.Tensor]]) -> None:
                 "model.load_state_dict(hvd.broadcast_object(model.state_dict(), root_rank)), or register such a buffer "
                 "with persistent=False if it is equal on all ranks"
             )
+        try:
+            require_memory(tensor)
+        except ValueError as error:
+            raise ValueError(f"invalid params: {name!r}: {error}") from None
 
 
 def _require_equal_names(names: list[str], process_set: ProcessSet) -> None:
@@ -128,7 +133,8 @@ def broadcast_optimizer_state(
         process_set: the ranks that take part.
 
     Raises:
-        ValueError: LBFGS, whose state differs in shape between ranks.
+        ValueError: LBFGS, whose state differs in shape between ranks; or a tensor of the root's state cannot be sent,
+            e.g. a DTensor.
     """
     del model
     if isinstance(optimizer, torch.optim.LBFGS):
@@ -147,9 +153,11 @@ def broadcast_optimizer_state(
         return _TensorIndex(len(tensors) - 1)
 
     skeleton = tree_map_only(torch.Tensor, take, optimizer.state_dict()) if is_root else None
-    skeleton, metas = broadcast_object(
-        (skeleton, [describe(tensor) for tensor in tensors]), root_rank, process_set=process_set
-    )
+    refusal = _refusal(tensors)
+    metas = [] if refusal else [describe(tensor) for tensor in tensors]
+    skeleton, metas, refusal = broadcast_object((skeleton, metas, refusal), root_rank, process_set=process_set)
+    if refusal:
+        raise ValueError(f"cannot broadcast the optimizer's state of rank {root_rank}: {refusal}")
     if not is_root:
         targets = _target_devices(
             skeleton.get("state", {}), [meta.device for meta in metas], [p.device for p in parameters]
@@ -167,6 +175,16 @@ def broadcast_optimizer_state(
     if not is_root:
         state_dict = tree_map_only(_TensorIndex, lambda leaf: sent[leaf.index], skeleton)
         load_unchanged(optimizer, state_dict)
+
+
+def _refusal(tensors: Iterable[torch.Tensor]) -> str:
+    """Why one of the tensors cannot be sent, or nothing: every rank must raise, because the others would wait."""
+    try:
+        for tensor in tensors:
+            checked([tensor if tensor.layout != torch.strided else _as_sendable(tensor.detach().contiguous())])
+    except ValueError as error:
+        return str(error)
+    return ""
 
 
 def share_buffers(model: torch.nn.Module, root_rank: int) -> None:

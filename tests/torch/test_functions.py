@@ -95,6 +95,24 @@ def test_lbfgs_is_refused(two: Any) -> None:
     two(fn)
 
 
+def test_state_that_the_root_cannot_send_is_refused_on_all_ranks(two: Any) -> None:
+    def fn(hvd: Any) -> str:
+        from torch.testing._internal.two_tensor import TwoTensor
+
+        net = torch.nn.Linear(2, 1, bias=False)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+        wrapped = TwoTensor(torch.ones(1, 2), torch.ones(1, 2))
+        if hvd.rank() == 0:
+            optimizer.state[net.weight]["momentum_buffer"] = wrapped
+        with pytest.raises(ValueError, match="cannot broadcast the optimizer's state of rank 0: .*type TwoTensor"):
+            hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+        with pytest.raises(ValueError, match="invalid params: 'weight': .*type TwoTensor"):
+            hvd.broadcast_parameters({"weight": wrapped}, root_rank=0)
+        return hvd.broadcast_object(f"of {hvd.rank()}", root_rank=1)
+
+    assert two(fn) == ["of 1", "of 1"]
+
+
 def test_objects_travel_between_ranks(three: Any) -> None:
     def fn(hvd: Any) -> Any:
         mine = {"rank": hvd.rank(), "text": "x" * 1000 * hvd.rank()}
