@@ -66,7 +66,6 @@ class DecisionRunner:
         self._transports = transports
         self._queues = queues
         self._launched_work = launched_work
-        self._num_buckets = 0
         self._recorder = recorder
         self._tuner = tuner
         self._tune = tune
@@ -82,6 +81,7 @@ class DecisionRunner:
 
     def execute(self, decision: Bucket | Refuse | JoinDone) -> None:
         """Execute a decision; a bucket may still be in progress when this returns."""
+        self._submissions.num_decisions += 1
         if isinstance(decision, Bucket):
             self._execute_bucket(decision)
         elif isinstance(decision, Refuse):
@@ -109,7 +109,6 @@ class DecisionRunner:
             request.handle.fail(WorldEndedError(text))
 
     def _execute_bucket(self, bucket: Bucket) -> None:
-        self._num_buckets += 1
         process_set_id, first = bucket.requests[0][0][0], bucket.requests[0][1]
         if first.kind in (Kind.ADD_PROCESS_SET, Kind.REMOVE_PROCESS_SET):
             self._change_process_sets(bucket.requests[0][0], first)
@@ -154,7 +153,7 @@ class DecisionRunner:
         decided_s = 0.0 if observe is None else time.monotonic()
         release = partial(self._submissions.finish, keys)
         if buckets or not execute_inline(requests, transport, self._buffers, self._recorder, release):
-            watch = partial(self._launched_work.add, self._num_buckets, keys)
+            watch = partial(self._launched_work.add, self._submissions.num_decisions, keys)
             buckets.append(Execution(requests, transport, self._buffers, self._recorder, release, observe, watch))
         elif observe is not None:
             observe(requests, decided_s, time.monotonic())

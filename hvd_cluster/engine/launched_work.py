@@ -109,6 +109,14 @@ class LaunchedWork:
         self._last_numbers[entry.process_set_id] = number
         self._entries.append(entry)
 
+    def is_complete(self) -> bool:
+        """All of them are complete now.
+
+        Raises:
+            RuntimeError: the device has failed.
+        """
+        return all(entry.launch.is_complete() for entry in self._entries)
+
     @property
     def oldest_s(self) -> float | None:
         """When the oldest of them was launched."""

@@ -297,7 +297,7 @@ class Loop:
                 # First negotiate what was submitted before: otherwise the join would stand in for it, and its late
                 # report would be taken for the next request of that name.
                 self._negotiate()
-                self._stall.note_join()
+                self._stall.note("join")
                 self._agreement.join()
             elif isinstance(command, Leave):
                 self._agreement.leave(self._rank)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 from hvd_cluster.engine.signature import Key, Signature
@@ -197,8 +197,10 @@ class Wait:
     """What a rank waits for: that other ranks submit a request, or that it completes."""
 
     key: Key
-    #: The number of its bucket in the log, once it is launched; 0 before.
+    #: The position of its bucket in the log, once it is launched; 0 before.
     bucket: int = 0
+    #: The decisions that the waiting rank has executed: this one is not among them.
+    position: int = field(default=0, compare=False)
 
 
 class WaitState(Enum):

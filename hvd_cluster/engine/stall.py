@@ -15,12 +15,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from hvd_cluster.engine.launched_work import LaunchedWork
-from hvd_cluster.engine.messages import StallLimit, StallMessage, StallQuery, StallReply, StallReport, Wait, WaitState
+from hvd_cluster.engine.messages import StallLimit, StallMessage, StallQuery, StallReply, StallReport, Wait
 from hvd_cluster.engine.shared_memory.deadline import Deadline
 from hvd_cluster.engine.signature import ranks_of
 from hvd_cluster.engine.stall_report import describe_stall, indented, is_any_device_busy, names, silent_leader
 from hvd_cluster.engine.submission_queue import SubmissionQueue
 from hvd_cluster.engine.tree import tree_positions
+from hvd_cluster.engine.waits import Waits
 from hvd_cluster.engine.world import World
 from hvd_cluster.monitor.stacks import process_state, user_stack
 from hvd_cluster.settings import Settings
@@ -108,7 +109,7 @@ class StallInspector:
         self._given_up_s: float | None = None
         self._root_deadline_s: float | None = None
         self._last: tuple[str, float] = ("", 0.0)
-        self._has_joined = False
+        self._waits = Waits(self._rank, process_sets, submissions, launched_work)
         self._warned: dict[Wait, float] = {}
         #: At the root: what to ask all ranks about, and when.
         self._collected: list[Wait] = []
@@ -120,12 +121,6 @@ class StallInspector:
     def note(self, name: str) -> None:
         """This rank has submitted something."""
         self._last = (name, time.monotonic())
-        self._has_joined = False
-
-    def note_join(self) -> None:
-        """This rank has joined."""
-        self._last = ("join", time.monotonic())
-        self._has_joined = True
 
     def note_wait(self, wait: Deadline) -> None:
         """This thread waits in shared memory, so it cannot inspect: report it if it lasts too long."""
@@ -149,22 +144,23 @@ class StallInspector:
     def next_check_s(self) -> float | None:
         """When :meth:`inspect` has something to do, or None."""
         oldest = None if self._is_off else self._submissions.oldest_pending()
+        has_joined = not self._is_off and self._submissions.joined_s is not None
         is_reported = oldest is not None and bool(self._reported) and Wait(oldest.key) in self._reported
         at_s = self._collected_s or self._root_deadline_s
-        if not (is_reported or self._queries or self._host_queries or self._launched_work or at_s):
+        if not (has_joined or is_reported or self._queries or self._host_queries or self._launched_work or at_s):
             return None if oldest is None else oldest.since_s + self._warning_s  # nearly always
         deadlines = [query.deadline_s for query in self._queries] + [query.deadline_s for query in self._host_queries]
         if at_s is not None:  # the root has only the one, other ranks the other
             deadlines.append(at_s)
         if self._launched_work.next_poll_s is not None:
             deadlines.append(self._launched_work.next_poll_s)
-        if oldest is not None:
+        if has_joined or oldest is not None:
+            waits = self._waits.undecided()
             # As in _report_late(): what was launched may have waited longer.
-            oldest_s = min(oldest.since_s, self._launched_work.oldest_s or oldest.since_s)
+            oldest_s = min([*waits.values(), self._launched_work.oldest_s or math.inf])
             if self._shutdown_s and self._given_up_s != oldest_s:
                 deadlines.append(oldest_s + self._shutdown_s)
-            pending = self._submissions.pending().values()
-            fresh = [request.since_s for request in pending if self._reported.get(Wait(request.key)) != request.since_s]
+            fresh = [since_s for wait, since_s in waits.items() if self._reported.get(wait) != since_s]
             if fresh:
                 deadlines.append(min(fresh) + self._warning_s)
         return min(deadlines, default=None)
@@ -204,7 +200,7 @@ class StallInspector:
             self._send_up(self._reply(message))
             self._pass_down(message)
             # The root queries once for what several ranks wait for; a later report would get no query.
-            waits = self._waits()
+            waits = self._waits.all()
             mine = [wait for wait in message.waits if wait in waits]
             if message.limit == StallLimit.TIMEOUT:
                 self._timed_out |= dict.fromkeys(mine, time.monotonic())
@@ -226,14 +222,8 @@ class StallInspector:
 
     # ---- what has waited too long -----------------------------------------------------------------------------------
 
-    def _waits(self) -> dict[Wait, float]:
-        """What this rank waits for, and since when; the oldest first."""
-        waits = self._launched_work.waits()
-        waits |= {Wait(request.key): request.since_s for request in self._submissions.pending().values()}
-        return dict(sorted(((wait, at_s) for wait, at_s in waits.items() if at_s < math.inf), key=lambda item: item[1]))
-
     def _report_late(self, now_s: float) -> None:
-        waits = self._waits()
+        waits = self._waits.all()
         if not waits:
             return
         on_devices = self._launched_work.on_devices()
@@ -271,7 +261,7 @@ class StallInspector:
 
     def _report_silent_root(self) -> None:
         """Neither a decision nor a query has arrived: the root, or a leader on the way to it, is stopped."""
-        waits = self._waits()
+        waits = self._waits.all()
         waiting = [wait.key for wait in waits if wait in self._reported or wait in self._timed_out]
         if not waiting:
             return
@@ -296,18 +286,8 @@ class StallInspector:
             self._host_queries.append(_OpenHostQuery(query.number, children, time.monotonic() + _HOST_REPLY_TIMEOUT_S))
 
     def _reply(self, query: StallQuery) -> StallReply:
-        states = []
-        pending = self._submissions.pending()
-        for wait in query.waits:
-            process_set_id = wait.key[0]
-            if self._rank not in ranks_of(self._process_sets, process_set_id):
-                continue
-            if wait.bucket:
-                state = self._launched_work.state(wait)
-            else:
-                state = None if wait.key in pending or self._has_joined else WaitState.NOT_SUBMITTED
-            if state is not None:
-                states.append((wait, state))
+        found = ((wait, self._waits.state(wait)) for wait in query.waits)
+        states = [(wait, state) for wait, state in found if state is not None]
         name, at_s = self._last
         return StallReply(
             query.number,

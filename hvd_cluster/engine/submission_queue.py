@@ -36,6 +36,11 @@ class Leave:
 #: What user threads ask for in addition to collectives.
 Command = Join | Leave | TimelineSwitch | Abort
 
+#: Stands for a join where requests are named.
+JOIN: Key = (0, "join")
+
+#: Names whose last decision is remembered, at least.
+_MAX_DECIDED = 4096
 #: In a stream of blocking operations, each begins sooner than this after the previous one.
 _REST_S = 0.01
 
@@ -63,7 +68,8 @@ class SubmissionQueue:
     def __init__(self, cycle_time_s: float) -> None:
         # A signal handler may submit while its own thread is in here.
         self._lock = threading.RLock()
-        self._has_joined = False
+        #: Since when this rank has joined, until all have.
+        self.joined_s: float | None = None
         self._num_joins = 0
         #: The number of unnamed operations since the last join, by process set and family.
         self._numbers: dict[tuple[SetId, str], int] = {}
@@ -81,6 +87,11 @@ class SubmissionQueue:
         self.submitter: int | None = None
         #: For each process set, the operation that was finished last, and when.
         self.last_finished: dict[SetId, tuple[str, float]] = {}
+        #: The decisions of the log that this rank has executed.
+        self.num_decisions = 0
+        #: By name, the position of the last decision.
+        self._decided: dict[Key, int] = {}
+        self._decided_before: dict[Key, int] = {}
         #: Submitted requests have waited for the cycle time, or a thread without the progress lock waits for them.
         self.is_urgent = False
         #: An eventfd, readable if there is something to do. Other ranks write to it too.
@@ -106,7 +117,7 @@ class SubmissionQueue:
         with self._lock:
             if self._end is not None:
                 raise WorldEndedError(self._end)
-            if self._has_joined:
+            if self.joined_s is not None:
                 raise ValueError(f"{request.name!r} was submitted while a join() of this rank is under way")
             family = key = request.key
             number = -1
@@ -142,12 +153,12 @@ class SubmissionQueue:
     def join(self, handle: Handle, device: int) -> None:
         """This rank has run out of data; raises ``ValueError`` if it has joined already."""
         with self._lock:
-            if self._has_joined:
+            if self.joined_s is not None:
                 raise ValueError("join() was called while another join() of this rank is under way")
             if self._end is not None:
                 handle.fail(WorldEndedError(self._end))
                 return
-            self._has_joined = True
+            self.joined_s = time.monotonic()
             self._commands.append(Join(handle, device))
         self.wake()
 
@@ -256,6 +267,7 @@ class SubmissionQueue:
         with self._lock:
             request = self._pending.pop(key, None)
             self._submit_held([key])
+        self._remember([key])
         return request
 
     def begin(self, keys: list[Key]) -> list[Request | None]:
@@ -263,7 +275,19 @@ class SubmissionQueue:
         with self._lock:
             self._in_use.update(keys)
             pop = self._pending.pop
-            return [pop(key, None) for key in keys]
+            requests = [pop(key, None) for key in keys]
+        self._remember(keys)
+        return requests
+
+    def _remember(self, keys: Sequence[Key]) -> None:
+        if len(self._decided) > _MAX_DECIDED:
+            self._decided, self._decided_before = {}, self._decided
+        for key in keys:
+            self._decided[key] = self.num_decisions
+
+    def has_decided(self, key: Key, position: int) -> bool:
+        """Whether a decision on ``key`` was executed after that at ``position`` in the log."""
+        return self._decided.get(key, self._decided_before.get(key, 0)) > position
 
     def finish(self, keys: Sequence[Key]) -> None:
         """These were executed: their names may be used again."""
@@ -311,13 +335,14 @@ class SubmissionQueue:
         with self._lock:
             self._num_joins += 1
             self._numbers.clear()
-            self._has_joined = False
+            self.joined_s = None
+        self._remember([JOIN])
 
     def end(self, text: str) -> None:
         """The world has ended: fail what is pending, and everything submitted from now on, with ``text``."""
         with self._lock:
             self._end = text
-            self._has_joined = False
+            self.joined_s = None
             failing = [request.handle for request in self._pending.values()]
             failing += [request.handle for waiting in self._held.values() for request in waiting]
             failing += [command.handle for command in self._commands if isinstance(command, Join)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import signal
 import subprocess
 import time
@@ -73,6 +74,58 @@ def test_ranks_that_wait_for_each_other_are_in_one_warning() -> None:
     assert warning.count("One or more tensors were submitted to be reduced, gathered or broadcasted by subset") == 1
     assert "0: [allreduce.accuracy] - rank 0 on 127.0.0.1 last submitted allreduce.loss, " in warning
     assert "1: [allreduce.loss] - rank 1 on 127.0.0.1 last submitted allreduce.accuracy, " in warning
+
+
+def test_a_rank_that_hangs_after_a_join_is_named() -> None:
+    def fn() -> None:
+        import hvd_cluster.torch as hvd
+
+        hvd.init()
+        hvd.join()
+        time.sleep(4 * hvd.rank())
+        hvd.allreduce(torch.ones(1), name="next epoch")
+        hvd.shutdown()
+
+    errors = io.StringIO()
+    local.run(fn, num_proc=2, env=ENV, stderr=errors)
+    assert "1: [allreduce.next epoch] - rank 1 on 127.0.0.1 last submitted join, " in errors.getvalue()
+
+
+@pytest.mark.parametrize("others", [1, 2])
+def test_a_rank_that_waits_in_a_join_has_the_hanging_rank_named_and_no_other(others: int) -> None:
+    def fn() -> None:
+        import hvd_cluster.torch as hvd
+
+        hvd.init()
+        for step in range([0, 12, 12][hvd.rank()]):  # the others have more batches: this is no alarm
+            time.sleep(0.2)
+            hvd.allreduce(torch.ones(1), name=f"step {step}")
+        if hvd.rank() == hvd.size() - 1:
+            time.sleep(4)  # the last to arrive
+        elif hvd.rank() == 1:
+            hvd.allreduce(torch.ones(1), name="waiting itself")
+        hvd.join()
+        hvd.shutdown()
+
+    errors = io.StringIO()
+    local.run(fn, num_proc=1 + others, env=ENV, stderr=errors)
+    text = errors.getvalue()
+    named = re.findall(r":(\d): \[(.*)\] - rank", text)
+    assert {rank for rank, _ in named} == {str(others)}
+    assert any("join" in operations for _, operations in named)
+    assert "time.sleep(4)" in text
+
+
+def test_a_rank_that_never_joins_ends_the_job_after_the_second_time() -> None:
+    def fn() -> None:
+        import hvd_cluster.torch as hvd
+
+        hvd.init()
+        time.sleep(8 * hvd.rank())
+        hvd.join()
+
+    with pytest.raises(WorkerFailedError, match=r"1!: \[join\] - rank 1 .* has submitted nothing yet"):
+        local.run(fn, num_proc=2, env={**ENV, "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "2"}, stderr=io.StringIO())
 
 
 @pytest.mark.parametrize(
@@ -215,13 +268,15 @@ def test_a_rank_that_stops_in_the_middle_of_an_operation_is_named_before_the_tim
     assert 'hvd.allreduce(torch.ones(1 << 20), name="gradient", op=hvd.Sum)' in text
 
 
-def inspector_of(settings: Settings, process_sets: dict[int, tuple[int, ...]], **more: Any) -> StallInspector:
+def inspector_of(
+    settings: Settings, process_sets: dict[int, tuple[int, ...]], rank: int = 0, **more: Any
+) -> StallInspector:
     positions = tree_positions(["a", "b"])
     world: Any = SimpleNamespace(
-        topology=SimpleNamespace(rank=0),
+        topology=SimpleNamespace(rank=rank),
         hosts=["a", "b"],
         pids=[0, 0],
-        tree_position=positions[0],
+        tree_position=positions[rank],
         host_keys=["a", "b"],
     )
     calls: dict[str, Any] = dict.fromkeys(("send_up", "send_down", "abort"), lambda *_: None)
@@ -237,6 +292,54 @@ def test_a_second_report_of_a_limit_is_answered_with_the_query_that_is_open() ->
         inspector.receive(StallReport((Wait((0, name), 1),), StallLimit.TIMEOUT))
     assert [query.waits[0].key[1] for query in sent] == ["first", "first"]
     inspector._submissions.close()
+
+
+@pytest.mark.parametrize("is_late", [False, True], ids=["completed while the root asks", "still missing"])
+def test_no_rank_is_blamed_for_what_is_complete_when_the_root_asks(
+    is_late: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    up: list[Any] = []
+    down: list[Any] = []
+    settings = replace(Settings(), stall_warning_s=0.05)
+    root = inspector_of(settings, {0: (0, 1)}, send_down=down.append)
+    other = inspector_of(settings, {0: (0, 1)}, rank=1, send_up=up.append)
+    inspectors = (root, other)
+
+    def decide(name: str) -> None:
+        for inspector in inspectors:
+            submissions = inspector._submissions
+            submissions.num_decisions += 1
+            submissions.begin([(0, name)])
+            submissions.finish([(0, name)])
+
+    decide("gradient")  # in an earlier step
+    request = Request("gradient", 0, Signature(Kind.BARRIER), [], [], lambda results: results, Handle())
+    other._submissions.submit(request, is_waited_for=True)
+    time.sleep(0.1)
+    other.inspect()
+    root.receive(up.pop())
+    if not is_late:
+        decide("gradient")
+    time.sleep(0.4)
+    root.inspect()
+    other.receive(down.pop())
+    root.receive(up.pop())
+    root.inspect()
+    assert ("0: [gradient]" in caplog.text) == is_late
+    assert "1: [gradient]" not in caplog.text
+    for inspector in inspectors:
+        inspector._submissions.close()
+
+
+def test_names_of_old_decisions_are_forgotten() -> None:
+    submissions = SubmissionQueue(0.001)
+    for number in range(20_000):
+        submissions.num_decisions += 1
+        submissions.begin([(0, f"allreduce.noname.{number}")])
+    assert submissions.has_decided((0, "allreduce.noname.19000"), 18_000)
+    assert not submissions.has_decided((0, "allreduce.noname.19000"), 19_001)
+    assert len(submissions._decided) + len(submissions._decided_before) < 9_000
+    submissions.close()
 
 
 def test_what_was_reported_is_not_checked_again_at_once_although_launched_work_is_older() -> None:
