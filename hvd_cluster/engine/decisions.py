@@ -21,6 +21,7 @@ from hvd_cluster.engine.submission_queue import SubmissionQueue
 from hvd_cluster.engine.timeline import Recorder
 from hvd_cluster.engine.transports.select import TransportTable
 from hvd_cluster.errors import HorovodInternalError, JoinUnsupportedError, RanksDisagreeError, WorldEndedError
+from hvd_cluster.monitor.step_clock import step_clock
 
 _CPU = torch.device("cpu")
 
@@ -91,6 +92,7 @@ class DecisionRunner:
                 request.handle.fail(kind(decision.text))
         else:
             self._submissions.end_join()
+            step_clock.end_join()
             if self._join_handle is not None:
                 handle, self._join_handle = self._join_handle, None
                 handle.succeed(decision.last_rank)

@@ -12,7 +12,7 @@ from hvd_cluster.monitor.bottlenecks import Bottleneck, RankSteps, common_steps,
 from hvd_cluster.monitor.node_usage import NodeUsage
 from hvd_cluster.monitor.rank_report import RankReport
 from hvd_cluster.monitor.report_text import describe, progress_line, shares, table
-from hvd_cluster.monitor.step_clock import LATE, StepTime
+from hvd_cluster.monitor.step_clock import LATE, NUMBERS_PER_JOIN, StepTime
 
 #: How many steps a verdict is about at most, of one rank and of all together, and how many times as many are kept.
 _MAX_STEPS, _MAX_STEPS_OF_ALL = 200, 8192
@@ -25,7 +25,7 @@ _MAX_IDLE_REPORTS = 2
 class JobSteps:
     """What the root knows of the recent steps of all ranks."""
 
-    #: The number of the last step that all ranks have reported.
+    #: How many steps all ranks have made.
     step: int
     #: The mean of the recent steps.
     step_s: float
@@ -80,7 +80,7 @@ class JobMonitor:
                 steps.fade()
                 steps.core_wait_s += report.core_wait_s
                 steps.observed_s += report.interval_s
-            elif max(steps.times, default=0) < self._latest_step - 1:  # otherwise the others may wait for it
+            elif self._is_behind(steps):
                 steps.num_idle_reports += 1
             steps.call_sites.update(dict(report.call_sites))
             self._totals[report.rank] = report.totals
@@ -98,7 +98,7 @@ class JobMonitor:
             found = find_bottlenecks(ranks, common)
             times = {rank: [of.times[step] for step in common] for rank, of in ranks.items()}
             self.last_steps = JobSteps(
-                common[-1],
+                min(self._totals[rank][0] for rank in ranks),
                 statistics.fmean(time.total_s for each in times.values() for time in each),
                 {rank: shares(each) for rank, each in times.items()},
                 found,
@@ -139,6 +139,11 @@ class JobMonitor:
         ranks = {rank: of for rank, of in self._ranks.items() if of.times}
         busy = {rank: of for rank, of in ranks.items() if of.num_idle_reports < _MAX_IDLE_REPORTS}
         return busy or ranks
+
+    def _is_behind(self, steps: RankSteps) -> bool:
+        """More than one step behind: otherwise the others may wait for it."""
+        is_first = self._latest_step % NUMBERS_PER_JOIN == 0  # after a join: the step before has any lower number
+        return not is_first and max(steps.times, default=0) < self._latest_step - 1
 
     def _count_last(self, ranks: Mapping[int, RankSteps], common: Sequence[int]) -> None:
         for step in common:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -24,7 +24,7 @@ class RankReport:
     """The steps of one rank since its last report."""
 
     rank: int
-    #: The numbers of the steps in ``packed``, uint32.
+    #: The numbers of the steps in ``packed``, uint64.
     numbers: bytes
     #: float32, the activities of one step after the other.
     packed: bytes
@@ -41,7 +41,7 @@ class RankReport:
     def times(self) -> dict[int, StepTime]:
         """The steps by their numbers."""
         values = iter(array("f", self.packed))
-        return {number: StepTime(*islice(values, len(ACTIVITIES))) for number in array("I", self.numbers)}
+        return {number: StepTime(*islice(values, len(ACTIVITIES))) for number in array("Q", self.numbers)}
 
 
 class RankReporter:
@@ -65,13 +65,13 @@ class RankReporter:
 
     def report(self) -> RankReport:
         """What has happened since the last call."""
-        first, steps = self._clock.since(self._next_step)
-        self._next_step = first + len(steps)
-        chosen = _choose(range(first, first + len(steps)), self._max_steps)
+        steps = self._clock.since(self._next_step)
+        self._next_step = max(steps, default=self._next_step - 1) + 1
+        chosen = _choose(list(steps), self._max_steps)
         return RankReport(
             self._rank,
-            array("I", chosen).tobytes(),
-            array("f", (value for number in chosen for value in steps[number - first])).tobytes(),
+            array("Q", chosen).tobytes(),
+            array("f", (value for number in chosen for value in steps[number])).tobytes(),
             self._clock.totals,
             self.call_sites.take(_MAX_CALL_SITES),
             *self._core_wait_s(),
@@ -86,7 +86,7 @@ class RankReporter:
         return waited_s - before_s if native_id == thread else 0.0, now_s - at_s
 
 
-def _choose(numbers: range, max_steps: int) -> list[int]:
+def _choose(numbers: Sequence[int], max_steps: int) -> list[int]:
     """Not too many of these steps.
 
     All ranks choose nearly the same ones, although they do not report at the same time. The choice is a hash of the

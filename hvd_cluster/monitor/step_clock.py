@@ -59,10 +59,12 @@ _ZERO = StepTime(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 #: After a step: OTHER if the step that follows waits for data later on, and its forward pass if it does not.
 _BETWEEN_STEPS = 7
 _MAX_STEPS = 2048
+#: The steps after the n-th ``hvd.join()`` of all ranks are numbered from n times this.
+NUMBERS_PER_JOIN = 1_000_000_000
 
 
 class StepClock:
-    """Measures the steps of one process. Only :meth:`recent` and :meth:`since` may be called from other threads."""
+    """Measures the steps of one process. Other threads call only :meth:`recent`, :meth:`since` and :meth:`end_join`."""
 
     def __init__(self) -> None:
         self._thread: int | None = threading.main_thread().ident
@@ -70,6 +72,9 @@ class StepClock:
         self._stand_ins: set[int] = set()
         #: The number of steps since :meth:`restart`.
         self.num_steps = 0
+        self._num_joins = 0
+        #: Added to the number of steps, this gives the number of the next one.
+        self._offset = 0
         #: Each with its number.
         self._steps: deque[tuple[int, StepTime]] = deque(maxlen=_MAX_STEPS)
         #: The number of steps, and seconds of each activity in all of them.
@@ -93,7 +98,7 @@ class StepClock:
     def restart(self) -> None:
         """Begin with step 0 in this thread: a world begins, and all ranks count its steps alike."""
         self._thread = threading.get_ident()
-        self.num_steps = 0
+        self.num_steps = self._num_joins = self._offset = 0
         self._steps.clear()
         self.totals = (0, _ZERO)
         self._times = [0.0] * (_BETWEEN_STEPS + 1)
@@ -172,6 +177,11 @@ class StepClock:
         """The thread that calls this is the one that trains."""
         self._thread = threading.get_ident()
 
+    def end_join(self) -> None:
+        """All ranks have joined, after different numbers of steps: from here on, equal numbers mean the same step."""
+        self._num_joins += 1
+        self._offset = self._num_joins * NUMBERS_PER_JOIN - self.num_steps
+
     def end_step(self) -> None:
         """The optimizer has applied its update. The thread that trains calls this, or one for which it waits."""
         if not self._trains_here():
@@ -181,12 +191,12 @@ class StepClock:
         times[OTHER if times[DATA] else COMPUTE] += between_s
         self._times = [0.0] * (_BETWEEN_STEPS + 1)
         if self.num_steps:  # the first one has begun with the program
-            step = StepTime(*times)
-            self._steps.append((self.num_steps, step))
+            step, number = StepTime(*times), self.num_steps + self._offset
+            self._steps.append((number, step))
             self.totals = (self.totals[0] + 1, StepTime(*map(add, self.totals[1], step)))
             observer = self.observer
             if observer is not None:
-                observer.note_step(self.num_steps, self._began_s, self._since_s, step)
+                observer.note_step(number, self._began_s, self._since_s, step)
         self.num_steps += 1
         self._began_s = self._since_s
 
@@ -195,10 +205,9 @@ class StepClock:
         steps = [each for _, each in list(self._steps)]
         return steps if max_steps is None else steps[max(0, len(steps) - max_steps) :]
 
-    def since(self, step: int) -> tuple[int, list[StepTime]]:
-        """The steps from number ``step`` on, as far as they are kept, and the number of the first of them."""
-        steps = [each for each in list(self._steps) if each[0] >= step]
-        return (steps[0][0] if steps else step), [each for _, each in steps]
+    def since(self, number: int) -> dict[int, StepTime]:
+        """The steps from this number on, as far as they are kept, by their numbers."""
+        return {each: step for each, step in list(self._steps) if each >= number}
 
     def _trains_here(self) -> bool:
         thread = threading.get_ident()

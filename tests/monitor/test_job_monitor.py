@@ -18,7 +18,7 @@ from hvd_cluster.monitor.job_monitor import JobMonitor
 from hvd_cluster.monitor.metrics import MetricsServer
 from hvd_cluster.monitor.node_usage import NodeMeter, NodeUsage
 from hvd_cluster.monitor.rank_report import RankReport, RankReporter, core_wait_s
-from hvd_cluster.monitor.step_clock import DATA, StepClock, StepTime
+from hvd_cluster.monitor.step_clock import DATA, NUMBERS_PER_JOIN, StepClock, StepTime
 
 WAITING = StepTime(0.0, 0.01, 0.03, 0.0, 0.0, 0.0, 0.0)
 LATE = StepTime(0.03, 0.01, 0.0, 0.0, 0.0, 0.0, 0.0)
@@ -28,7 +28,7 @@ def report(rank: int, first: int, steps: list[StepTime], **other: Any) -> RankRe
     """A report of these steps."""
     packed = array("f", [value for step in steps for value in step]).tobytes()
     totals = (first + len(steps) - 1, StepTime(*(value * (first + len(steps) - 1) for value in steps[0])))
-    numbers = array("I", range(first, first + len(steps))).tobytes()
+    numbers = array("Q", range(first, first + len(steps))).tobytes()
     usual = {"call_sites": (), "core_wait_s": 0.0, "interval_s": 1.0}
     return RankReport(rank, numbers, packed, totals, **(usual | other))
 
@@ -165,6 +165,27 @@ def test_a_rank_that_the_others_wait_for_is_named_however_long_it_takes() -> Non
     found = job.steps()
     assert found is not None
     assert found.verdict.startswith("Rank 1 on b was last in 100% of the steps")
+
+
+def test_steps_are_compared_after_epochs_of_unequal_length() -> None:
+    job = JobMonitor(["a", "b"])
+    joined = NUMBERS_PER_JOIN
+    for epoch in range(100):
+        job.add(report(0, epoch * joined + 1, [WAITING] * 20))
+        job.add(report(1, epoch * joined + 1, [LATE] * (10 + epoch)))
+    found = job.steps()
+    assert found is not None
+    assert found.verdict.startswith("Rank 1 on b was last in 100% of the steps")
+
+
+def test_the_rank_for_which_the_others_wait_in_the_first_step_after_a_join_is_named() -> None:
+    job = filled()
+    job.add(report(0, NUMBERS_PER_JOIN, [WAITING]))
+    for _ in range(5):
+        job.add(RankReport(1, b"", b"", (10, StepTime(*[1.0] * 7)), (), 0.0, 1.0))
+    found = job.steps()
+    assert found is not None
+    assert set(found.shares) == {0, 1}
 
 
 def test_ranks_that_come_together_are_not_counted_as_last() -> None:

@@ -741,6 +741,22 @@ def test_a_reducescatter_with_adasum_is_the_error_of_horovod_and_a_value_error(t
     two(fn)
 
 
+def test_the_steps_after_a_join_have_equal_numbers(two: Any) -> None:
+    def fn(hvd: Any) -> list[int]:
+        from hvd_cluster.monitor.step_clock import step_clock
+
+        for _ in range(3 + hvd.rank()):
+            step_clock.end_step()
+        hvd.join()
+        for _ in range(2):
+            step_clock.end_step()
+        return list(step_clock.since(100))
+
+    first, second = two(fn)
+    assert first == second
+    assert len(first) == 2
+
+
 def test_an_allgather_while_a_rank_has_joined_is_an_error(two: Any) -> None:
     def fn(hvd: Any) -> None:
         if hvd.rank() == 0:
