@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 import logging
+import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from hvd_cluster.data.reading.read_ahead import ReadAhead, ReadAheadClosedError
@@ -58,9 +59,18 @@ class AsyncDataLoaderMixin:
                 yield self._process_batch(batch)  # type: ignore[attr-defined]
             return
         batches = iter(self._iterate())  # type: ignore[attr-defined]
+        ended = threading.Event()
+
+        def load(_number: int, _stopped: Callable[[], bool]) -> Any:
+            try:
+                return next(batches)
+            except BaseException:  # some iterators start again when they are asked after their end
+                ended.set()
+                raise
+
+        sizes = itertools.takewhile(lambda _size: not ended.is_set(), itertools.repeat(1))
         # Beside the batches that wait, one may be loading.
-        limit = self.async_loader_queue_size + 1
-        ahead = ReadAhead(lambda _number, _stopped: next(batches), itertools.repeat(1), 1, limit, "hvd-async-loader")
+        ahead = ReadAhead(load, sizes, 1, self.async_loader_queue_size + 1, "hvd-async-loader")
         self._passes.append(ahead)
         self._log("begins to load in advance")
         try:

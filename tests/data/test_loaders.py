@@ -93,6 +93,39 @@ def test_what_is_raised_while_loading_is_raised_where_the_batch_is_wanted() -> N
         next(batches)
 
 
+class Restarting(BaseDataLoader):
+    """Over an iterator that gives 0, 1, 2 and ends, and then starts again by itself."""
+
+    def __init__(self) -> None:
+        self._next = -1
+
+    def __len__(self) -> int:
+        return 3
+
+    def _iterate(self) -> Iterator[int]:
+        return map(self._number, itertools.repeat(None))  # which can be asked again after an end that a call raises
+
+    def _number(self, _: None) -> int:
+        self._next = (self._next + 1) % 4
+        if self._next == 3:
+            raise StopIteration
+        return self._next
+
+
+class AsyncRestarting(AsyncDataLoaderMixin, Restarting):
+    """The same in advance."""
+
+
+def test_an_iterator_that_starts_again_loses_no_batch_between_epochs() -> None:
+    loader = AsyncRestarting(2, False)
+    for _ in range(3):
+        epoch = []
+        for batch in loader:
+            time.sleep(0.05)  # for the thread to go as far as it does
+            epoch.append(batch)
+        assert epoch == [0, 1, 2]
+
+
 @pytest.fixture
 def url(tmp_path: Path) -> str:
     pq.write_table(pa.table({"id": np.arange(20), "x": np.arange(20) / 2}), tmp_path / "rows.parquet")
