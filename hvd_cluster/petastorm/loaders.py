@@ -53,6 +53,7 @@ class PytorchDataLoader(BaseDataLoader):
         self.limit_step_per_epoch = limit_step_per_epoch
         self.verbose = verbose
         self._begun = False
+        self._num_passes = 0
 
     def __len__(self) -> int:
         if self.limit_step_per_epoch == -1:
@@ -63,12 +64,12 @@ class PytorchDataLoader(BaseDataLoader):
         is_fresh = self._restarted() or not self._begun
         self._begun = True
         num_batches = 0
-        for batch in self._limited(iter(self._loader())):
+        for batch in self._limited(self._drawn()):
             num_batches += 1
             yield batch
         is_short = num_batches < self.limit_step_per_epoch or num_batches == 0
         if is_short and not is_fresh and self._restarted():
-            yield from self._limited(iter(self._loader()), num_batches)
+            yield from self._limited(self._drawn(), num_batches)
 
     def _restarted(self) -> bool:
         """Start the reader again if it has given all its rows; whether it had."""
@@ -77,8 +78,11 @@ class PytorchDataLoader(BaseDataLoader):
             self.reader.reset()
         return bool(is_over)
 
-    def _loader(self) -> Any:
-        return BatchedDataLoader(self.reader, self.batch_size, shuffling_queue_capacity=self.shuffling_queue_capacity)
+    def _drawn(self) -> Iterator[dict[str, torch.Tensor]]:
+        """What the reader has left, in an order of its own."""
+        loader = BatchedDataLoader(self.reader, self.batch_size, shuffling_queue_capacity=self.shuffling_queue_capacity)
+        self._num_passes += 1
+        return loader.drawn(self._num_passes)
 
     def _limited(self, batches: Iterator[Any], num_given: int = 0) -> Iterator[Any]:
         # Also without a limit: unlike a generator, a slice that is left early does not close what it takes from.
@@ -97,7 +101,7 @@ class PytorchInfiniteDataLoader(PytorchDataLoader):
 
     def _iterate(self) -> Iterator[dict[str, torch.Tensor]]:
         if self._batches is None:
-            self._batches = iter(self._loader())
+            self._batches = self._drawn()
         try:
             yield from self._limited(self._batches)
         except Exception:  # raised again: any error ends an iterator for good, but not the reader

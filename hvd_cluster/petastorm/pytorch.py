@@ -78,8 +78,12 @@ class LoaderBase(ABC):
         if self._num_passes:
             self.reader.reset()
         self._num_passes += 1
+        yield from self.drawn(self._num_passes)
+
+    def drawn(self, number: int) -> Iterator[Any]:
+        """The batches of what the reader has left, drawn in the order of pass ``number``."""
         # With the reader's seed, so that a seeded reader makes the batches repeatable too.
-        random = np.random.default_rng([self.reader.seed, self._num_passes])
+        random = np.random.default_rng([self.reader.seed, number])
         chunks = (self._prepared(chunk) for chunk in self.reader.row_batches())
         found = batches(chunks, self.batch_size, self.shuffling_queue_capacity, random)
         yield from timed_items(self._made(batch) for batch in found)

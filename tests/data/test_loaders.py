@@ -146,6 +146,20 @@ def test_a_loader_begins_again_in_each_epoch(url: str, kind: str) -> None:
             len(loader)
 
 
+@pytest.mark.parametrize("kind", ["PytorchDataLoader", "PytorchAsyncDataLoader"])
+def test_each_epoch_is_shuffled_in_an_order_of_its_own_which_the_seed_repeats(url: str, kind: str) -> None:
+    def epochs() -> list[list[int]]:
+        own = {"async_loader_queue_size": 2} if "Async" in kind else {}
+        with make_batch_reader(url, shuffle_row_groups=False, seed=3) as reader:
+            loader = getattr(loaders, kind)(reader=reader, batch_size=8, shuffling_queue_capacity=20, **own)
+            return [ids(loader) for _ in range(3)]
+
+    first = epochs()
+    assert all(sorted(epoch) == list(range(20)) for epoch in first)
+    assert len(set(map(tuple, first))) == 3
+    assert epochs() == first
+
+
 @pytest.mark.parametrize(("batch_size", "limit"), [(5, 4), (8, 2), (10, 1), (20, 1), (5, 3)])
 @pytest.mark.parametrize("kind", ["PytorchDataLoader", "PytorchAsyncDataLoader"])
 def test_each_epoch_has_as_many_batches_as_the_limit_says(url: str, kind: str, batch_size: int, limit: int) -> None:
