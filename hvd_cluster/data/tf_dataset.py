@@ -48,11 +48,16 @@ def to_tf_dataset(
 
     Raises:
         MissingExtraError: TensorFlow is not installed.
-        DataError: ``num_epochs`` is below 1.
+        DataError: ``num_epochs`` is below 1, or there is no end and no batch.
     """
-    tf = _tensorflow()
     if num_epochs is not None and num_epochs < 1:
         raise DataError(f"num_epochs is {num_epochs}: it must be at least 1, or None for no end")
+    if num_epochs is None and not reader.steps:
+        raise DataError(
+            f"the reader makes no batch of its {reader.rows} rows; with num_epochs=None the data set would never "
+            "return: pass the reader remainder='pad' or 'partial', or a smaller batch_size"
+        )
+    tf = _tensorflow()
 
     def batches() -> Iterator[dict[str, Any]]:
         epoch = 0

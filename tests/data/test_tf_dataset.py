@@ -6,6 +6,7 @@ import importlib.util
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -14,7 +15,7 @@ import pytest
 
 from hvd_cluster.data.reader import ParquetReader
 from hvd_cluster.data.tf_dataset import to_tf_dataset
-from hvd_cluster.errors import MissingExtraError
+from hvd_cluster.errors import DataError, MissingExtraError
 
 with_tensorflow = pytest.mark.skipif(
     importlib.util.find_spec("tensorflow") is None, reason="tensorflow is not installed"
@@ -47,6 +48,15 @@ def test_without_tensorflow_the_error_names_the_extra(folder: Path, monkeypatch:
     monkeypatch.setitem(sys.modules, "tensorflow", None)  # as if it were not installed
     with pytest.raises(MissingExtraError, match=r"extra \[tensorflow\]"):
         to_tf_dataset(ParquetReader(folder, batch_size=8))
+
+
+@pytest.mark.parametrize("options", [{"batch_size": 64}, {"rank": 50, "size": 51, "remainder": "uneven"}])
+def test_a_reader_without_batches_is_refused_where_no_end_is_asked_for(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, options: Any
+) -> None:
+    monkeypatch.setitem(sys.modules, "tensorflow", None)  # it is not needed to say so
+    with pytest.raises(DataError, match="no batch of its 50 rows"):
+        to_tf_dataset(ParquetReader(folder, **{"batch_size": 8, **options}), num_epochs=None)
 
 
 @with_tensorflow
