@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from hvd_cluster.data.dataset import Dataset, Split
+from hvd_cluster.data.reading.common_schema import CommonSchema
 from hvd_cluster.data.store import Store
+from hvd_cluster.data.tables.parquet import ParquetFragments
 from hvd_cluster.data.writing.column_stats import TableStats, raise_if_any
 from hvd_cluster.data.writing.part_writer import PartPlan, PartReport
 from hvd_cluster.errors import DataError
@@ -35,7 +38,8 @@ def assembled(
     """The data set of all parts, in any order.
 
     Raises:
-        DataError: columns hold nulls or ragged lists, or a part of the split is empty.
+        DataError: columns hold nulls or ragged lists, or have types that do not go together; or a part of the split is
+            empty.
     """
     parts = sorted(parts, key=lambda part: part.part)
     seen = TableStats()
@@ -44,9 +48,28 @@ def assembled(
     if not any(part.rows for part in parts):
         raise DataError(NO_ROWS_TEXT)
     raise_if_any([*plan.wrong, *seen.problems(allow_ragged=plan.allow_ragged)])
-    train = Split.of((group for part in parts for group in part.train), lanes)
-    held_out = Split.of((group for part in parts for group in part.validation), lanes)
+    reader = _reader_of(plan, parts, store)
+    train, held_out = (
+        replace(Split.of(itertools.chain.from_iterable(groups), lanes), reader=reader)
+        for groups in ([part.train for part in parts], [part.validation for part in parts])
+    )
     return checked(Dataset(store, seen.with_lengths(plan.schema), train, held_out, tuple(folders)), plan.validation)
+
+
+def _reader_of(plan: PartPlan, parts: Sequence[PartReport], store: Store) -> ParquetFragments | None:
+    """Reads parts whose types differ in types that hold the values of all of them; None where no types differ.
+
+    Raises:
+        DataError: a column that no tensor is made of has no such type.
+    """
+    written = [part for part in parts if part.kept_types is not None]
+    if not written:
+        return None
+    places = [(part.train or part.validation)[0].path for part in written]
+    common = CommonSchema.of([part.kept_types for part in written], places)
+    common.require(column.name for column in plan.schema if not column.has_tensor)
+    types = {name: kind for name, kind in common.changed.items() if name not in common.conflicts}
+    return ParquetFragments(store, types) if types else None
 
 
 def checked(dataset: Dataset, validation: float | str | None) -> Dataset:

@@ -110,6 +110,13 @@ class PartFile:
         self._file = None
         return self._groups
 
+    @property
+    def kept_types(self) -> Any:
+        """``pyarrow.Schema`` of the columns that have the types in which they came; None where no rows came."""
+        ragged = self._plan.allow_ragged
+        kept = [column.name for column in self._plan.schema if _keeps_type(column, ragged)]
+        return None if self._schema is None else load_pyarrow().schema([self._schema.field(name) for name in kept])
+
     def withdraw(self) -> None:
         """Remove the file, whether it is complete or not."""
         if self._file is not None:
@@ -158,6 +165,11 @@ class PartFile:
         self._waiting_rows -= rows
 
 
+def _keeps_type(column: Column, allow_ragged: bool) -> bool:
+    """Whether a column is written in the type in which it comes."""
+    return not column.has_tensor or column.kind is Kind.TIME or (column.kind is Kind.LIST and allow_ragged)
+
+
 def _stored_type(array: pa.Array, column: Column, allow_ragged: bool) -> Any:
     """The Arrow type that a column is written in; lists and dense vectors become flat fixed-size lists.
 
@@ -167,7 +179,7 @@ def _stored_type(array: pa.Array, column: Column, allow_ragged: bool) -> Any:
     types = load_pyarrow("pyarrow.types")
     if types.is_dictionary(array.type):
         array = array.dictionary_decode()
-    if not column.has_tensor or column.kind is Kind.TIME or (column.kind is Kind.LIST and allow_ragged):
+    if _keeps_type(column, allow_ragged):
         return array.type
     if column.kind is Kind.VECTOR and types.is_struct(array.type) and vectors.is_sparse(array).any():
         return vectors.vector_type()

@@ -5,6 +5,7 @@ Runs on Spark's executors as well as in the driver; knows neither.
 
 from __future__ import annotations
 
+import base64
 import socket
 import uuid
 from collections.abc import Iterable, Mapping
@@ -42,6 +43,8 @@ class PartReport:
     #: What was written.
     train: list[RowGroup] = field(default_factory=list)
     validation: list[RowGroup] = field(default_factory=list)
+    #: ``pyarrow.Schema`` of the columns that were written in the types in which they came; None where nothing was.
+    kept_types: Any = None
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for :meth:`from_json`."""
@@ -49,7 +52,8 @@ class PartReport:
             name: [[group.path, group.index, group.rows, group.size_bytes] for group in getattr(self, name)]
             for name in ("train", "validation")
         }
-        return {"part": self.part, "rows": self.rows, "stats": self.stats.to_json(), **groups}
+        kept = "" if self.kept_types is None else base64.b64encode(self.kept_types.serialize()).decode()
+        return {"part": self.part, "rows": self.rows, "stats": self.stats.to_json(), "kept_types": kept, **groups}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> PartReport:
@@ -58,7 +62,9 @@ class PartReport:
             [RowGroup(path, index, rows, size_bytes=size) for path, index, rows, size in values[name]]
             for name in ("train", "validation")
         )
-        return cls(values["part"], values["rows"], TableStats.from_json(values["stats"]), train, held_out)
+        stats, kept = TableStats.from_json(values["stats"]), base64.b64decode(values["kept_types"])
+        kept_types = load_pyarrow("pyarrow.ipc").read_schema(load_pyarrow().py_buffer(kept)) if kept else None
+        return cls(values["part"], values["rows"], stats, train, held_out, kept_types)
 
 
 def write_part(plan: PartPlan, part: int, batches: Iterable[pa.RecordBatch]) -> PartReport:
@@ -95,6 +101,7 @@ def write_part(plan: PartPlan, part: int, batches: Iterable[pa.RecordBatch]) -> 
                 held_out.add(batch.filter(pyarrow.array(mask)))
         if not plan.wrong and not report.stats.problems(allow_ragged=plan.allow_ragged):
             report.train, report.validation = train.close(), held_out.close()
+            report.kept_types = train.kept_types if report.train else held_out.kept_types
             _require_claim(plan)
             written = True
     finally:

@@ -14,7 +14,7 @@ OnPart = Callable[[int, Iterator[Any]], dict[str, Any]]
 class RemoteParts:
     """Data that lies in parts on other machines, where functions can be run over each."""
 
-    #: ``pyarrow.Schema`` of every part.
+    #: ``pyarrow.Schema`` of the parts; types of single parts may differ from it.
     schema: Any
     #: Runs a function over every part, where that lies; its answers, in any order.
     each: Callable[[OnPart], list[dict[str, Any]]]

@@ -12,7 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from hvd_cluster.data import ParquetReader, materialize
+from hvd_cluster.data.materializing import OnPart, RemoteParts
 from hvd_cluster.data.preprocessing import Preprocess
+from hvd_cluster.errors import DataError
 
 NULL_FOLDER = "__HIVE_DEFAULT_PARTITION__"
 
@@ -74,3 +76,38 @@ def test_text_that_a_file_lacks_is_filled_and_decoded(tmp_path: Path) -> None:
     rules: dict[str, Any] = {"decode": {"x": lambda text: float(ord(text))}, "fill_nulls": {"x": "z"}}
     (batch,) = ParquetReader(str(tmp_path), batch_size=4, shuffle=False, **rules)
     assert batch["x"].tolist() == [122, 122, 97, 98]
+
+
+def parts_of(*columns: Any) -> RemoteParts:
+    """A part for each column, in its own type, as the blocks of a Ray Dataset are."""
+
+    def each(on_part: OnPart) -> list[dict[str, Any]]:
+        return [on_part(part, iter(pa.table({"x": column}).to_batches())) for part, column in enumerate(columns)]
+
+    return RemoteParts(pa.schema({"x": columns[0].type}), each)
+
+
+@pytest.mark.parametrize("is_first", [False, True])
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (pa.nulls(2), pa.array(["a", "b"])),
+        (pa.nulls(2), pa.array([[1, 2], [3]])),
+        (pa.array([1, 2]), pa.array([1.5, None])),
+        (pa.array(["a", None]), pa.array(["b", "c"], pa.large_string())),
+        (pa.nulls(2), pa.nulls(2)),
+    ],
+    ids=lambda column: str(column.type),
+)
+def test_parts_that_hold_a_column_in_other_types_are_read_in_a_common_one(
+    tmp_path: Path, one: Any, other: Any, is_first: bool
+) -> None:
+    columns = (one, other) if is_first else (other, one)
+    dataset = materialize(parts_of(*columns), tmp_path, columns=["x"], raw=["x"])
+    assert seen(dataset, "x") == [value for column in columns for value in column.to_pylist()]
+
+
+def test_parts_that_hold_a_column_in_types_without_a_common_one_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="columns of .* have other types than those of .*: 'x' is string and was int64"):
+        materialize(parts_of(pa.array([1, 2]), pa.array(["a", "b"])), tmp_path, columns=["x"], raw=["x"])
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
