@@ -127,7 +127,7 @@ class SparkDatasetConverter:
     @property
     def _source(self) -> Any:
         """What ``make_batch_reader`` reads."""
-        return self.file_urls
+        return self.cache_dir_url
 
     def _reader(self, num_epochs: int | None, workers_count: int | None, kargs: dict[str, Any]) -> Any:
         if workers_count is not None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hvd_cluster.data.filters import RowFilter
+from hvd_cluster.data.reading.hive import folders_above
 from hvd_cluster.data.reading.parquet_files import files_at
 from hvd_cluster.data.row_group import RowGroup
 from hvd_cluster.data.tables.parquet import ParquetFolder
@@ -67,7 +68,10 @@ def fragments_of(
 
 
 def parquet_files(location: Location) -> list[tuple[str, str]]:
-    """The Parquet files, sorted: path inside the filesystem, and path below the folder (a listed file's name)."""
+    """The Parquet files, sorted: path inside the filesystem, and path below the folder.
+
+    Of a listed file the latter is its name, and the ``key=value`` folders directly above it.
+    """
     found = parquet_files_if_any(location)
     if not found:
         raise DataError(f"there is no Parquet at {location.text!r}: no file there ends in .parquet")
@@ -83,13 +87,6 @@ def parquet_files_if_any(location: Location) -> list[tuple[str, str]]:
             files, _ = files_at(location.filesystem, path, checked)
         except OSError as error:
             raise DataError(f"cannot look at {location.text}: {error}") from error
-        name = _below(path) if len(location.paths) > 1 else path.rsplit("/", 1)[-1]
-        found += [(file, below or name) for file, below in files]
+        above = folders_above(path, "") if len(location.paths) > 1 else ""
+        found += [(file, below or above + path.rsplit("/", 1)[-1]) for file, below in files]
     return sorted(found)
-
-
-def _below(path: str) -> str:
-    """A listed file's path from its first ``key=value`` folder on: that much of it is data."""
-    parts = path.split("/")
-    first = next((index for index, part in enumerate(parts[:-1]) if "=" in part), len(parts) - 1)
-    return "/".join(parts[first:])

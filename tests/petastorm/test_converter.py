@@ -37,6 +37,14 @@ def test_parquet_that_is_there_is_used_in_place_and_deleted_on_request(parquet: 
     converter.delete()
 
 
+def test_a_folder_that_names_a_column_of_others_adds_none(tmp_path: Path) -> None:
+    (tmp_path / "run=5").mkdir()
+    for name in ("0", "1"):
+        pq.write_table(pa.table({"id": [1, 2]}), tmp_path / "run=5" / f"{name}.parquet")
+    with make_spark_converter(tmp_path / "run=5").make_torch_dataloader(num_epochs=1) as loader:
+        assert list(next(iter(loader))) == ["id"]
+
+
 @pytest.mark.parametrize("as_url", [False, True])
 def test_names_with_escapes_are_found_again(tmp_path: Path, as_url: bool) -> None:
     folder = tmp_path / "a b%20c" / "k=a%20b é#?"

@@ -239,6 +239,17 @@ def test_a_predicate_on_a_partition_reads_no_other_folder(tmp_path: Path) -> Non
         assert (row.month, row.id) == (2, 2)
 
 
+def test_listed_files_have_the_columns_of_the_folders_directly_above_them(tmp_path: Path) -> None:
+    for month in (1, 2):
+        (tmp_path / "run=5" / "cache" / f"month={month}").mkdir(parents=True)
+        pq.write_table(pa.table({"id": [month]}), tmp_path / "run=5" / "cache" / f"month={month}" / "a.parquet")
+        pq.write_table(pa.table({"id": [month]}), tmp_path / "run=5" / "cache" / f"{month}.parquet")
+    for pattern, names in (("*.parquet", ["id"]), ("*/*.parquet", ["month", "id"])):
+        files = sorted((tmp_path / "run=5" / "cache").glob(pattern))
+        with make_batch_reader(files) as reader:
+            assert list(reader.schema.fields) == names
+
+
 def test_a_transform_of_rows_changes_the_schema(url: str) -> None:
     spec = TransformSpec(
         lambda row: {"id": row["id"], "sum": row["x"].sum()},
