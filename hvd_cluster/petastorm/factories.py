@@ -13,7 +13,7 @@ import numpy as np
 from hvd_cluster.data import filters as filter_rules
 from hvd_cluster.data.optional import load_pyarrow
 from hvd_cluster.data.reading.row_groups import RowGroupTables
-from hvd_cluster.data.tables.opening import is_table, is_table_at, open_table
+from hvd_cluster.data.tables.opening import is_table, is_table_at, open_table, require_one_version
 from hvd_cluster.data.tables.parquet import ParquetFolder
 from hvd_cluster.data.tables.table_source import TableSource
 from hvd_cluster.errors import DataError
@@ -155,6 +155,8 @@ def make_batch_reader(
 
 def _make(options: ReaderOptions, source: Any, storage_options: Any, filesystem: Any, *, batched: bool) -> Reader:
     table = table_of(source, filesystem, storage_options)
+    if table is not None:
+        require_one_version(table, source, options.shard_count or 1, "shards")
     location = locate(source, storage_options, filesystem) if table is None else None
     stored = None if batched or location is None else metadata.stored_schema(location)
     texts = {name for name, field in stored.fields.items() if field.numpy_dtype is np.str_} if stored else set()

@@ -83,6 +83,20 @@ def test_a_converter_reads_one_version_and_never_deletes_the_table(make: Any, tm
     assert len(make_spark_converter(tmp_path / "t")) == len(LIVE)
 
 
+@pytest.mark.parametrize("make", [delta, lance])
+def test_shards_that_would_each_open_the_newest_version_are_refused(make: Any, tmp_path: Path) -> None:
+    made = make(tmp_path / "t")
+    shards = [{"cur_shard": shard, "shard_count": 2, "seed": 1} for shard in range(2)]
+    for path in (tmp_path / "t", str(tmp_path / "t")):
+        with pytest.raises(DataError, match="each of the 2 shards would read the newest version of the .* table"):
+            make_reader(path, **shards[0])
+    found: list[int] = []
+    for shard in shards:
+        with make_reader(open_table(made), ["id"], **shard) as reader:
+            found += [int(row.id) for row in reader]
+    assert sorted(found) == LIVE
+
+
 def test_what_petastorm_cannot_say_of_a_table_is_refused(tmp_path: Path) -> None:
     delta(tmp_path / "t")
     with pytest.raises(DataError, match="has no index of petastorm's for rowgroup_selector: use filters="):

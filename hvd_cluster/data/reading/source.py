@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from hvd_cluster.data.reading.table_columns import TableColumns
 from hvd_cluster.data.row_group import RowGroup
 from hvd_cluster.data.schema import Kind, Schema
 from hvd_cluster.data.store import Store
-from hvd_cluster.data.tables.opening import open_table
+from hvd_cluster.data.tables.opening import open_table, require_one_version
 from hvd_cluster.data.tables.parquet import ParquetFragments
 from hvd_cluster.data.tables.table_source import FragmentReader
 from hvd_cluster.errors import DataError
@@ -89,13 +88,7 @@ def open_source(
         )
     else:
         table = open_table(source, filesystem=filesystem, storage_options=storage_options)
-        if table.snapshot is not None and size > 1 and isinstance(source, (str, os.PathLike)):
-            raise DataError(
-                f"each of the {size} ranks would read the newest version of the {table.snapshot.format} table "
-                f"{table.snapshot.table!r} at its own time, and another process may write in between: call "
-                "hvd_cluster.data.open_table(path) once in the driver and pass the result to all ranks, or give "
-                "open_table(path, version=...)"
-            )
+        require_one_version(table, source, size, "ranks")
         chosen = TableColumns(table, _names(columns), rules.decode, raw=raw)
         if isinstance(rules.drop_nulls, str):
             raise DataError(

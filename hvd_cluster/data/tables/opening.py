@@ -98,6 +98,24 @@ def open_table(
     return ParquetFolder(place, files_of(opened, paths, listed=not is_one), name=name)
 
 
+def require_one_version(table: TableSource, source: Any, num_readers: int, who: str) -> None:
+    """Refuse a path where several processes open it: each would read the newest version at its own time.
+
+    Args:
+        table: what was opened.
+        source: what the user gave for it.
+        num_readers: how many open it.
+        who: names them in the message, e.g. "ranks".
+    """
+    if table.snapshot is not None and num_readers > 1 and isinstance(source, (str, os.PathLike)):
+        raise DataError(
+            f"each of the {num_readers} {who} would read the newest version of the {table.snapshot.format} table "
+            f"{table.snapshot.table!r} at its own time, and another process may write in between: call "
+            f"hvd_cluster.data.open_table(path) once in the driver and pass the result to all {who}, or give "
+            "open_table(path, version=...)"
+        )
+
+
 def _of_object(library: str, source: Any, version: int | str | None, moment: dt.datetime | None) -> TableSource:
     if library == "Delta":
         from hvd_cluster.data.tables import delta
