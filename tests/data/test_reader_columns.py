@@ -381,6 +381,20 @@ def test_a_function_that_fails_each_time_is_not_called_forever(
     assert len(called) == calls
 
 
+def test_a_null_that_comes_first_is_named_and_not_passed_to_the_function(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"'s' holds 1 null in row 0 of .*fill_nulls="):
+        one_batch(tmp_path, pa.table({"s": [None, "4"]}), decode={"s": int})
+
+
+@pytest.mark.skipif(not hasattr(pa, "string_view"), reason="this pyarrow has no string_view")
+@pytest.mark.parametrize("kind", ["string_view", "binary_view"])
+def test_nulls_among_views_of_text_are_filled_before_they_are_decoded(tmp_path: Path, kind: str) -> None:
+    one, seven = ("1", "7") if kind == "string_view" else (b"1", b"7")
+    table = pa.table({"s": pa.array([one, None, one, one], getattr(pa, kind)())})
+    batch = one_batch(tmp_path, table, decode={"s": int}, fill_nulls={"s": seven})
+    assert batch["s"].tolist() == [1, 7, 1, 1]
+
+
 def test_columns_of_any_type_can_be_decoded(tmp_path: Path) -> None:
     table = pa.table({"s": [{"a": i, "b": "x"} for i in range(5)], "l": [["a"] * i for i in range(5)]})
     with pytest.raises(DataError, match="(?s)'s' has the type struct.*'l' has the type list<"):

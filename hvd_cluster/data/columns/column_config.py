@@ -130,6 +130,8 @@ class ColumnConfig:
     def prepared(self, array: Any, column: Column) -> Any:
         """An Arrow array of a column with its nulls filled and its lists padded."""
         types = load_pyarrow("pyarrow.types")
+        if column.name in self.fill_nulls:
+            array = _without_view(array)
         if column.name in self.fill_nulls and array.null_count and not is_list(types, array.type):
             array = _filled(array, column.name, self.fill_nulls[column.name])
         if is_list(types, array.type) and (column.name in self.pad or column.name in self.fill_nulls):
@@ -193,6 +195,12 @@ def padded(values: npt.NDArray[Any], lengths: npt.NDArray[np.int64], length: int
         values = values[np.cumsum(change[:-1], dtype=np.int8) == 0]
     rows[inside] = values
     return rows
+
+
+def _without_view(array: Any) -> Any:
+    """Arrow's views of text or bytes, which few of its functions take, as large strings or bytes."""
+    plain = {"string_view": "large_string", "binary_view": "large_binary"}.get(str(array.type))
+    return array if plain is None else array.cast(plain)
 
 
 def _filled(array: Any, name: str, value: Any) -> Any:

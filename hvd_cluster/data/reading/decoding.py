@@ -62,10 +62,17 @@ class RawTensor:
 
 
 def first_column(name: str, fn: Decode, values: Any, where: str) -> Column:
-    """The column that a decode function makes, learned from the first of some values."""
+    """The column that a decode function makes, learned from the first of some values.
+
+    Raises:
+        DataError: it is null, or the function failed or returned what no tensor can be made of.
+    """
     if isinstance(fn, RawTensor):
         return column_of_value(name, np.zeros(fn.shape, fn.dtype), where, "RawTensor")
-    value = call_decode(fn, values.slice(0, 1).to_pylist()[0], name, where)
+    first = values.slice(0, 1)
+    if first.null_count:
+        raise DataError(nulls_text(name, 1, f" in {where}"))
+    value = call_decode(fn, first.to_pylist()[0], name, where)
     return column_of_value(name, value, where, "the decode function")
 
 
