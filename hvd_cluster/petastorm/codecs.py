@@ -20,7 +20,7 @@ import numpy.typing as npt
 from hvd_cluster.errors import DataError
 from hvd_cluster.petastorm import image, npy, spark_types, type_mapping
 from hvd_cluster.petastorm.errors import DecodeFieldError
-from hvd_cluster.petastorm.unischema_field import UnischemaField
+from hvd_cluster.petastorm.unischema_field import UnischemaField, python_value
 
 #: "module.Class", as a pickled schema names it -> the codec class that the user vouched for.
 registered_codecs: dict[str, type[DataframeColumnCodec]] = {}
@@ -79,8 +79,8 @@ class ScalarCodec(DataframeColumnCodec):
             raise DataError(f"field {name!r} has the shape {unischema_field.shape}: ScalarCodec stores scalars only")
         if isinstance(value, np.ndarray) and value.ndim:
             raise DataError(f"field {name!r} is to be a scalar, but is an array of shape {value.shape}")
-        if isinstance(value, (np.generic, np.ndarray)) and not isinstance(value, np.datetime64):
-            value = value.item()
+        if not isinstance(value, np.datetime64):
+            value = python_value(value)
         try:
             return _SCALARS[type(kind)](value)
         except (TypeError, ValueError, InvalidOperation, OverflowError) as error:

@@ -12,7 +12,7 @@ import numpy as np
 
 from hvd_cluster.petastorm.reader import Reader
 from hvd_cluster.petastorm.shuffling import batches
-from hvd_cluster.petastorm.unischema_field import UnischemaField
+from hvd_cluster.petastorm.unischema_field import UnischemaField, python_value
 
 #: Dtypes that few of TensorFlow's operators accept -> what they become, as in petastorm.
 _WIDER = {"uint16": "int32", "uint32": "int64"}
@@ -94,8 +94,8 @@ def converted(name: str, value: Any, dtype: str | None = None) -> Any:
     Raises:
         TypeError: it is None, or holds None.
     """
-    # NumPy's own bytes would lose zeros at their end.
-    array = np.array(bytes(value), dtype=object) if isinstance(value, bytes) else np.asarray(value)
+    # NumPy's own text and bytes would lose zeros at their end.
+    array = np.asarray(python_value(value), dtype=object) if isinstance(value, (bytes, str)) else np.asarray(value)
     if array.dtype == object:
         if any(item is None for item in array.ravel()):
             raise TypeError(f"field {name!r} holds None, which no tensor can: fill it in a TransformSpec")
@@ -105,9 +105,8 @@ def converted(name: str, value: Any, dtype: str | None = None) -> Any:
     if dtype is None:
         dtype = "int64" if are_times else _dtype_of(array.dtype)
     if dtype == "string":
-        texts = [item if isinstance(item, bytes) else str(item) for item in array.ravel()]
-        wanted = object if any(isinstance(text, bytes) for text in texts) else np.str_
-        return np.array(texts, dtype=wanted).reshape(array.shape)
+        texts = [python_value(item) if isinstance(item, (bytes, str)) else str(item) for item in array.ravel()]
+        return np.array(texts, dtype=object).reshape(array.shape)
     if are_times:
         moments = [_nanoseconds(item) for item in array.ravel()]
         return np.array(moments, dtype=np.int64).reshape(array.shape)

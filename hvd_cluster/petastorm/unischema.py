@@ -8,11 +8,9 @@ from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from functools import cached_property
 from typing import Any
 
-import numpy as np
-
 from hvd_cluster.errors import DataError
 from hvd_cluster.petastorm import type_mapping
-from hvd_cluster.petastorm.unischema_field import UnischemaField
+from hvd_cluster.petastorm.unischema_field import UnischemaField, python_value
 
 __all__ = [
     "Unischema",
@@ -188,9 +186,7 @@ def encode_value(field: UnischemaField, value: Any) -> Any:
         return None
     if field.codec is not None:
         return field.codec.encode(field, value)
-    if isinstance(value, (np.generic, np.ndarray)):
-        return value.tolist()
-    return value
+    return python_value(value)
 
 
 def dict_to_spark_row(unischema: Unischema, row_dict: Mapping[str, Any]) -> Any:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from decimal import Decimal
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
+
 from hvd_cluster.petastorm.spark_types import SparkType
 
 
@@ -49,6 +51,16 @@ class UnischemaField(NamedTuple):
 
     def __hash__(self) -> int:
         return hash(self._key())
+
+
+def python_value(value: Any) -> Any:
+    """A NumPy scalar or array as Python's numbers, str, bytes, times and lists; other values as they are."""
+    # NumPy's own conversions, and str(), strip zeros at the end of text and bytes.
+    if isinstance(value, bytes):
+        return bytes(value)
+    if isinstance(value, str):
+        return str.__str__(value)
+    return value.tolist() if isinstance(value, (np.generic, np.ndarray)) else value
 
 
 def is_decimal(field: UnischemaField) -> bool:

@@ -90,6 +90,8 @@ def test_an_array_of_objects_is_not_unpickled() -> None:
         (StringType(), np.str_, np.str_("\u00e9"), "\u00e9", np.str_("\u00e9")),
         (StringType(), np.bytes_, "abc", "abc", np.bytes_(b"abc")),
         (BinaryType(), np.bytes_, b"\x00\x01", b"\x00\x01", np.bytes_(b"\x00\x01")),
+        (BinaryType(), np.bytes_, np.bytes_(b"ab\0\0"), b"ab\0\0", np.bytes_(b"ab\0\0")),
+        (StringType(), np.str_, np.str_("ab\0"), "ab\0", np.str_("ab\0")),
         (DecimalType(6, 2), Decimal, 1.1, Decimal("1.1"), Decimal("1.1")),
         (DateType(), np.datetime64, np.datetime64("2020-02-03"), dt.date(2020, 2, 3), np.datetime64("2020-02-03")),
         (

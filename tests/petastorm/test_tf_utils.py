@@ -53,6 +53,8 @@ def test_fields_are_described_as_petastorm_does(dtype: Any, shape: tuple[int | N
 def test_values_are_converted_and_nulls_named() -> None:
     assert converted("x", np.uint16(5)).dtype == np.int32
     assert converted("x", Decimal("1.50")).tolist() == "1.50"
+    assert converted("x", np.bytes_(b"a\0")).tolist() == b"a\0"
+    assert converted("x", np.str_("a\0")).tolist() == "a\0"
     assert converted("x", np.datetime64("1970-01-02")).tolist() == 86400 * 10**9
     for value in (None, np.array([1, None], dtype=object)):
         with pytest.raises(TypeError, match="'x' holds None"):

@@ -73,6 +73,13 @@ def test_a_row_is_encoded_in_the_order_of_the_schema_or_refused() -> None:
         encode_row(SCHEMA, {"vector": None, "id": 1})
 
 
+@pytest.mark.parametrize("value", [np.bytes_(b"ab\0\0"), np.str_("ab\0")])
+def test_zeros_at_the_end_of_a_value_without_a_codec_are_encoded(value: bytes | str) -> None:
+    schema = Unischema("S", [UnischemaField("x", type(value), ())])
+    encoded = encode_row(schema, {"x": value})["x"]
+    assert (type(encoded), len(encoded)) == (type(value).__mro__[1], len(value))
+
+
 def test_rows_are_namedtuples_whatever_the_names() -> None:
     row = SCHEMA.make_namedtuple(id=1, id2=2, vector=3)
     assert (type(row).__name__, row.id2, row._fields) == ("Things", 2, ("id", "id2", "vector"))
