@@ -95,7 +95,8 @@ class ScalarCodec(DataframeColumnCodec):
                 return np.bytes_(value.encode())
             scalar = dtype if isinstance(dtype, type) and issubclass(dtype, np.generic) else np.dtype(dtype).type
             if isinstance(value, int) and issubclass(scalar, np.integer):
-                return np.array(value, np.int64).astype(scalar)[()]  # wraps, where the class itself refuses
+                whole = np.array(value, np.uint64 if value >= 1 << 63 else np.int64)
+                return whole.astype(scalar)[()]  # wraps, where the class itself refuses
             return scalar(value)
         except (TypeError, ValueError, InvalidOperation, OverflowError) as error:
             raise DecodeFieldError(f"field {unischema_field.name!r}: {value!r} is no {dtype}: {error}") from error

@@ -22,6 +22,7 @@ from hvd_cluster.petastorm.spark_types import (
     DecimalType,
     FloatType,
     IntegerType,
+    LongType,
     StringType,
     TimestampType,
 )
@@ -111,6 +112,11 @@ def test_scalars_survive(stored: Any, dtype: Any, value: Any, encoded: Any, deco
     again = codec.decode(described, encoded)
     assert again == decoded
     assert type(again) is type(decoded)
+
+
+@pytest.mark.parametrize("value", [2**64 - 1, -1])
+def test_unsigned_numbers_beyond_int64_are_decoded_however_they_are_stored(value: int) -> None:
+    assert ScalarCodec(LongType()).decode(field(np.uint64, (), None), value) == np.uint64(2**64 - 1)
 
 
 @pytest.mark.parametrize(
