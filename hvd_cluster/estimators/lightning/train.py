@@ -234,7 +234,7 @@ def _packed(trainer: Any, state: Mapping[str, Any], optimizer: Any, hooks: Seque
     optimizer = on_cpu(optimizer)
     if optimizer is not None:
         scale_rates(optimizer["param_groups"], (), 1 / getattr(trainer.strategy, "rate_factor", 1.0))  # of one worker
-    return packed({"model": on_cpu(dict(state)), "optimizer": optimizer, "hooks": list(hooks)})
+    return packed({"model": on_cpu(state), "optimizer": optimizer, "hooks": list(hooks)})
 
 
 @contextlib.contextmanager

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from hvd_cluster.errors import DataError
+from hvd_cluster.estimators.torch.model_pickling import with_versions
 
 #: Between the dtype and shape of a tensor and the hash of its values.
 _MARK = " #"
@@ -59,7 +60,7 @@ def trained_part(model: torch.nn.Module, made: Mapping[str, str]) -> dict[str, A
     if not same_shapes(now, made):
         return None
     changed = changed_names(now, made)
-    return {name: value for name, value in state.items() if name in changed}
+    return with_versions({name: value for name, value in state.items() if name in changed}, state)
 
 
 def same_shapes(now: Mapping[str, str], made: Mapping[str, str]) -> bool:
@@ -115,7 +116,8 @@ class TrainedPart:
 
     def of(self, model: torch.nn.Module) -> dict[str, Any]:
         self._changed |= _trainable(model)
-        return {name: value for name, value in model.state_dict().items() if self._has_changed(name, value)}
+        state = model.state_dict()
+        return with_versions({name: each for name, each in state.items() if self._has_changed(name, each)}, state)
 
     def _has_changed(self, name: str, value: Any) -> bool:
         if name in self._changed or not isinstance(value, torch.Tensor):

@@ -11,10 +11,12 @@ import copy
 import copyreg
 import io
 import warnings
+from collections import Counter, OrderedDict
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
 import cloudpickle
+import numpy as np
 import torch
 from torch.nn.utils import parametrize
 
@@ -80,14 +82,39 @@ def module_on_cpu(value: T) -> T:
 
 
 def on_cpu(state: Any) -> Any:
-    """The same nest of dicts and lists with every tensor on the CPU, and NumPy's scalars as Python's."""
+    """The same nest of dicts and lists with every tensor on the CPU, and NumPy's scalars as Python's.
+
+    Raises:
+        DataError: it holds a NumPy array.
+    """
     if isinstance(state, torch.Tensor):
         return state.detach().cpu()
     if isinstance(state, dict):
-        return {key: on_cpu(value) for key, value in state.items()}
+        moved = {key: on_cpu(value) for key, value in state.items()}
+        if isinstance(state, Counter):  # MultiStepLR calls its methods
+            return Counter(moved)
+        return with_versions(moved, state) if isinstance(state, OrderedDict) else moved
     if isinstance(state, (list, tuple)):
         return type(state)(on_cpu(value) for value in state)
-    return state.item() if type(state).__module__ == "numpy" else state
+    if isinstance(state, np.ndarray):
+        raise DataError(
+            f"the state of the model, the optimizer or the scheduler holds a NumPy array of shape {state.shape}: make "
+            "it a tensor, e.g. torch.from_numpy(array)"
+        )
+    return state.item() if isinstance(state, np.generic) else state
+
+
+def with_versions(entries: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, Any]:
+    """Entries of a state dict as one that knows its modules' versions, which ``load_state_dict`` gives the modules.
+
+    Args:
+        entries: the entries.
+        state: the state dict.
+    """
+    found = OrderedDict(entries)
+    if hasattr(state, "_metadata"):
+        found._metadata = state._metadata  # type: ignore[attr-defined]
+    return found
 
 
 def unpicklable_text(name: str, module: torch.nn.Module) -> str:

@@ -260,7 +260,7 @@ class ModuleEstimator(DistributedEstimator):
         made = spec.model.made if isinstance(spec.model, MadeModel) else None
         trained = TrainState(model, optimizer, made=made)
         trained.load(state["model"], state["optimizer"], shards_of(spec.store, spec.run_id, state))
-        scales = output_scales(model, self._objective().losses, len(spec.output_shapes))
+        scales = output_scales(model, self._objective()().losses, len(spec.output_shapes))
         metadata = {**self._metadata_of(spec), "output_scales": scales}
         arguments = self._get_model_kwargs(model.eval(), results[0].history, optimizer, spec.run_id, metadata)
         if isinstance(spec.model, MadeModel):

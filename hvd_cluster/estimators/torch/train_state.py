@@ -72,7 +72,7 @@ class TrainState:
         part = self._trained_part
         return {
             **({} if part is None else {"made": dict(part.made)}),
-            "model": on_cpu(dict(model)),
+            "model": on_cpu(model),
             # With the rates of one worker: another number of workers may resume the run.
             "optimizer": on_cpu({**state, "param_groups": groups}),
             "optimizer_class": type(holder(self.optimizer)).__name__,

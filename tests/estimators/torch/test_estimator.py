@@ -264,3 +264,32 @@ def fit_without_spark(python, **variables):
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["2", "y__output", "Estimator:hvd_cluster.estimators.stages.plain_stage"]
+
+
+def test_a_constructed_loss_says_whether_outputs_are_probabilities(one_worker):
+    class Certain(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = torch.nn.Parameter(torch.tensor(0.5))
+
+        def forward(self, x):
+            return torch.sigmoid(x * self.scale)
+
+    frame = pd.DataFrame({"x": np.linspace(-3, 3, 32, dtype=np.float32)})
+    frame["y"] = (frame["x"] > 0).astype(np.float32)
+    model = Certain()
+    fitted = TorchEstimator(
+        model=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.0),
+        loss_constructors=torch.nn.BCELoss,
+        feature_cols=["x"],
+        label_cols=["y"],
+        batch_size=8,
+        epochs=1,
+        backend=one_worker,
+        verbose=0,
+    ).fit(frame)
+    fitted.setOutputKinds(["probability", "argmax"]).setOutputCols(["p", "guess"])
+    scored = fitted.transform(frame)
+    assert (scored["guess"] == frame["y"]).all()
+    assert np.stack(scored["p"].tolist()).min() < 0.2

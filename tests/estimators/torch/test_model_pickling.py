@@ -8,6 +8,7 @@ import sys
 import warnings
 
 import cloudpickle
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -15,7 +16,7 @@ from torch.nn.utils import parametrizations, parametrize, prune
 
 from hvd_cluster.errors import DataError, LaunchError
 from hvd_cluster.estimators import TorchEstimator, TorchModel
-from hvd_cluster.estimators.torch.model_pickling import copied, make_picklable
+from hvd_cluster.estimators.torch.model_pickling import copied, make_picklable, on_cpu
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -149,3 +150,60 @@ def test_an_attribute_that_cannot_travel_is_named_with_its_path(frame, one_worke
         given = {"loss": F.mse_loss, "feature_cols": ["x"], "label_cols": ["y"], "backend": one_worker}
         with pytest.raises(LaunchError, match=r"model\.encoder\.0\.log \(TextIOWrapper\) .* set it to None before fit"):
             TorchEstimator(model=model, optimizer=optimizer, **given).fit(frame)
+
+
+class Versioned(torch.nn.Module):
+    """As of version 2 the state holds the logarithm of the scale; older states are migrated, as torch suggests."""
+
+    _version = 2
+
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 1)
+        self.log_scale = torch.nn.Parameter(torch.tensor(0.5))
+
+    def _load_from_state_dict(self, state, prefix, metadata, *more):
+        if metadata.get("version", 1) < 2:
+            state[prefix + "log_scale"] = state[prefix + "log_scale"].clamp(min=1e-6).log()
+        super()._load_from_state_dict(state, prefix, metadata, *more)
+
+    def forward(self, x):
+        return self.linear(x) * self.log_scale.exp()
+
+
+@pytest.mark.parametrize("is_factory", [False, True])
+def test_modules_learn_the_version_of_their_state(frame, one_worker, tmp_path, is_factory):
+    model = Versioned()
+    estimator = TorchEstimator(
+        model=Versioned if is_factory else model,
+        optimizer=(lambda model: torch.optim.SGD(model.parameters(), lr=0.0))
+        if is_factory
+        else torch.optim.SGD(model.parameters(), lr=0.0),
+        loss=F.mse_loss,
+        feature_cols=["x"],
+        label_cols=["y"],
+        batch_size=8,
+        epochs=1,
+        store=tmp_path / "store",
+        run_id="run",
+        backend=one_worker,
+        verbose=0,
+    )
+    fitted = estimator.fit(frame)
+    again = estimator.copy({estimator.epochs: 2}).fit(frame)  # from its checkpoint
+    fitted.save(str(tmp_path / "model"))
+    for each in (fitted, again, TorchModel.load(str(tmp_path / "model"))):
+        assert each.getModel().log_scale.item() == 0.5
+
+
+def test_the_state_of_a_scheduler_keeps_its_counter(tmp_path):
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1.0)
+    scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, [2, 3])
+    torch.save(on_cpu(scheduler.state_dict()), tmp_path / "state")
+    scheduler.load_state_dict(torch.load(tmp_path / "state", weights_only=True))
+    for _ in range(4):
+        optimizer.step()
+        scheduler.step()
+    assert scheduler.get_last_lr() == [pytest.approx(0.01)]
+    with pytest.raises(DataError, match=r"NumPy array of shape \(3,\): make it a tensor"):
+        on_cpu({"extra": np.ones(3)})
