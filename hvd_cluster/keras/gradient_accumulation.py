@@ -82,9 +82,30 @@ class GradientAccumulator:
         reduction.choose(
             is_step,
             lambda: self._step(self.steps, variables, reduction, apply),
-            lambda: optimizer.iterations.assign_add(1),
+            lambda: self._count_pass(optimizer),
             everything,
         )
+
+    def start_averages(self, optimizer: Any) -> None:
+        """Set the averages of ``use_ema`` to the variables, up to and including the first step.
+
+        Keras does so in iteration 0, but the passes before the first step are iterations too.
+        """
+        averages = _averages(optimizer) if self.steps > 1 else []
+        if not averages:
+            return
+        passes, counted = self._counter.value, keras.ops.cast(optimizer.iterations, "int32")
+        # Otherwise steps precede these passes: a state was loaded, or the passes of an epoch were completed.
+        are_all = keras.ops.equal(passes, counted + 1)
+        is_first = keras.ops.logical_and(are_all, keras.ops.less_equal(passes, self.steps))
+        for variable, average in averages:
+            own, kept = keras.ops.convert_to_tensor(variable), keras.ops.convert_to_tensor(average)
+            average.assign(keras.ops.where(is_first, own, kept))
+
+    def _count_pass(self, optimizer: Any) -> None:
+        """Count a pass that only accumulates as an iteration."""
+        self.start_averages(optimizer)
+        optimizer.iterations.assign_add(1)
 
     def complete(
         self, variables: Sequence[Any], optimizer: Any, reduction: Reduction, apply: Callable[[list[Any]], Any]
@@ -141,6 +162,17 @@ def without_accumulators(optimizer: Any) -> AbstractContextManager[None]:
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     context: AbstractContextManager[None] = getattr(inner, "without_accumulators", nullcontext)()
     return context
+
+
+def _averages(optimizer: Any) -> list[tuple[Any, Any]]:
+    """The variables whose averages an optimizer or the members of a MultiOptimizer keep, each with its average."""
+    return [
+        (variable, average)
+        for member in getattr(optimizer, "optimizers", [optimizer])
+        if member.use_ema and member.built
+        for variable, average in zip(member._trainable_variables, member._model_variables_moving_average, strict=True)
+        if average is not None
+    ]
 
 
 def _dense(gradient: Any, reduction: Reduction) -> Any:

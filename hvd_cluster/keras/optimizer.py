@@ -213,6 +213,11 @@ class _DistributedOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc,un
             super().apply(gradients, trainable_variables)
         step_clock.end_step()
 
+    def _update_model_variables_moving_average(self, trainable_variables: Any) -> None:
+        """Update the averages of ``use_ema``; Keras calls this in each step."""
+        super()._update_model_variables_moving_average(trainable_variables)
+        self._hvd.accumulator.start_averages(self)
+
     def has_made_silent_step(self) -> bool:
         """Whether a pass, after which this is called, was the last of a step that no callback has reported."""
         passes = self._hvd.passes
