@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import logging
 import math
+import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Generic, TypeVar
@@ -92,6 +93,8 @@ class WorkerRun(Generic[S]):
         #: Rows that training batches lacked, by epoch and step: batches are read ahead, also of the next epoch. The
         #: step -1 has those of the interrupted epoch before it continues, on all ranks: rank 0 counts them on.
         self._left_out: dict[tuple[int, int], int] = {}
+        #: Held to use ``_left_out``: TensorFlow reads ahead in another thread.
+        self._left_out_lock = threading.Lock()
         if self.partial_epoch is not None and hvd.rank() == 0:
             self._left_out[self.epoch, -1] = sum(rank.get(_LEFT_OUT, 0) for rank in self.partial_epoch.ranks)
         #: Of the current epoch.
@@ -125,7 +128,8 @@ class WorkerRun(Generic[S]):
             except StopIteration:
                 return
             if num_left_out := getattr(batch, "num_left_out", 0):
-                self._left_out[epoch, step] = num_left_out
+                with self._left_out_lock:
+                    self._left_out[epoch, step] = num_left_out
             yield batch
 
     def validated(self, batches: Iterable[T]) -> Iterator[T]:
@@ -151,7 +155,8 @@ class WorkerRun(Generic[S]):
     def start_epoch(self) -> None:
         """Measure from now on."""
         self.timer = EpochTimer()
-        self._left_out = {place: rows for place, rows in self._left_out.items() if place[0] >= self.epoch}
+        with self._left_out_lock:
+            self._left_out = {place: rows for place, rows in self._left_out.items() if place[0] >= self.epoch}
 
     def partial(self, done: int, own: dict[str, Any]) -> PartialEpoch:
         """The epoch after ``done`` steps, where this rank holds ``own``; every rank takes part."""
@@ -159,7 +164,8 @@ class WorkerRun(Generic[S]):
 
     def _left_out_before(self, done: float = math.inf) -> int:
         """Rows left out on this rank in the first ``done`` steps of the current epoch."""
-        return sum(rows for (epoch, step), rows in self._left_out.items() if epoch == self.epoch and step < done)
+        with self._left_out_lock:
+            return sum(rows for (epoch, step), rows in self._left_out.items() if epoch == self.epoch and step < done)
 
     def report_step(self, step: int, steps: int, loss: Any, metrics: Mapping[str, Any]) -> None:
         """Report the numbers of a step, which counts from 0, if it is time."""
