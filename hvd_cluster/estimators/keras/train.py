@@ -82,6 +82,7 @@ def _train(spec: KerasSpec, hvd: Collectives, folder: str) -> TrainResult:
         best = KerasBestFile(run, keeper, model) if keeper is not None and keeper.save_best_only else None
         progress = FitProgress(run, readers, factor, states, losses, best)
         if found is not None and found.is_over(spec):
+            model.optimizer.finalize_variable_values(model.trainable_weights)  # as Keras does at the end of a fit
             states.finish(model)
         else:
             _fit(model, progress, _callbacks(extras, progress, keeper, log, scaled_rate, folder))

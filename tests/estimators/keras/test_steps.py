@@ -278,6 +278,28 @@ def test_a_loss_that_is_not_finite_ends_the_fit_on_all_ranks(driver, frame, tmp_
     assert "raised hvd_cluster.errors.DataError" in text.rpartition("Of the others")[2]
 
 
+@pytest.mark.parametrize("ends", ["after its epochs", "by a callback"])
+def test_a_finished_fit_that_is_repeated_returns_the_same_averages(driver, frame, tmp_path, ends):
+    fit, read, idle = fitted, learned, nothing
+
+    def fn(workers, frame, folder, ends):
+        import keras
+
+        class Stops(keras.callbacks.Callback):
+            def on_epoch_end(self, epoch, logs=None):
+                self.model.stop_training = ends == "by a callback"
+
+        def made():
+            optimizer = keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.9)
+            return fit(frame, workers(1), folder, "one", idle, more=[Stops()], optimizer=optimizer, epochs=2)
+
+        return read(made()), read(made())
+
+    first, again = driver(fn, frame, str(tmp_path), ends)
+    assert len(first[1]["loss"]) == (1 if ends == "by a callback" else 2)
+    assert again == first
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)  # workers start three times over
 def test_a_worker_that_is_killed_in_mid_epoch_costs_the_steps_behind_the_last_checkpoint(driver, frame, tmp_path):
