@@ -23,6 +23,7 @@ from hvd_cluster.estimators.keras.state import (
     contents,
     has_pending_gradients,
     named_weights,
+    weights_of,
 )
 from hvd_cluster.estimators.run.checkpoint import PartialEpoch
 from hvd_cluster.estimators.run.finite_check import FiniteCheck
@@ -325,6 +326,15 @@ class ResumedCallbackList(keras.callbacks.CallbackList):  # type: ignore[misc,un
         super().__init__(
             callbacks, add_history=True, model=model, verbose=0, epochs=progress.run.spec.epochs, steps=progress.steps
         )
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Call the callbacks. What they do to variables at the start of an interrupted epoch is in the checkpoint."""
+        run, model = self._progress.run, self.model
+        partial, run.partial_epoch = run.partial_epoch, None
+        variables = [] if partial is None else [*weights_of(model), *model.optimizer.variables]
+        kept = as_tensors(variables)
+        super().on_epoch_begin(epoch, logs)
+        rank_state.assign(variables, kept)
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         super().on_train_batch_begin(self._progress.done + batch, logs)

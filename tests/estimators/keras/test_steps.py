@@ -171,6 +171,34 @@ def test_a_fit_that_resumes_in_mid_epoch_ends_as_an_undisturbed_one(driver, back
         ]
 
 
+@pytest.mark.parametrize("size", [1, 2])
+def test_what_callbacks_do_to_variables_before_an_epoch_is_done_once(driver, frame, tmp_path, size):
+    """A run of one worker, which resumes in mid-epoch, or repeats the epoch on two."""
+    fit, watch, read, idle = fitted, copies, learned, nothing
+
+    def fn(workers, frame, folder, size):
+        import keras
+
+        class Halves(keras.callbacks.Callback):
+            def on_epoch_begin(self, epoch, logs=None):
+                mean = self.model.layers[1].moving_mean
+                mean.assign(0.5 * mean)
+
+        def trained(size, run_id, act):
+            more = [keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.5), Halves()]
+            given = {"checkpoint_every_steps": 1, "train_steps_per_epoch": 4, "validation": 0.0}
+            return read(fit(frame, workers(size), folder, run_id, act, more=more, **given))
+
+        # The rate is that of the warm-up until the third epoch.
+        return trained(1, "one", watch(folder, "one", "two", 2, 1)), trained(size, "two", idle)
+
+    straight, resumed = driver(fn, frame, str(tmp_path), size)
+    assert batches(tmp_path / "two.0")[0] == (2, 1 if size == 1 else 0)
+    if size == 1:
+        assert resumed == straight
+    assert resumed[1]["lr"][-1] == size * straight[1]["lr"][-1]
+
+
 def test_another_number_of_workers_makes_the_steps_that_are_left(driver, frame, tmp_path):
     fit, watch, idle = fitted, copies, nothing
 
