@@ -99,3 +99,42 @@ def test_averages_start_at_the_first_step_alone(two: Any) -> None:
 
     whole = [1.0, 1.0, 2.0, 2.0, 2.0, 2.5]
     assert two(fn) == [[whole, [1.0, 2.0, 2.5, 2.5], [2.0, 2.0, 2.5]]] * 2
+
+
+@pytest.mark.parametrize("method", ["commit", "check_host_updates"])
+def test_a_change_of_the_hosts_leaves_the_weights_as_they_are(two: Any, method: str) -> None:
+    def fn(hvd: Any) -> list[Any]:
+        import keras
+        import numpy as np
+
+        from hvd_cluster.elastic.loop import run_fn
+        from hvd_cluster.elastic.state import HostUpdateResult
+
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1, use_ema=True)), "mse")
+        state = hvd.elastic.KerasState(model, calls=0)
+        found: list[Any] = []
+
+        def weights() -> Any:
+            if hasattr(model, "jax_state_sync"):
+                model.jax_state_sync()
+            return [weight.tolist() for weight in model.get_weights()]
+
+        class Change(keras.callbacks.Callback):
+            def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+                if batch == 2:
+                    found.append(weights())
+                    state.on_hosts_updated(1.0, HostUpdateResult.added)
+                    getattr(state, method)()
+
+        def train(state: Any) -> None:
+            if found:
+                found.append(weights())
+                return
+            model.fit(np.ones((8, 2)), np.ones((8, 1)), batch_size=2, verbose=0, callbacks=[Change()])
+
+        state.register_reset_callbacks([lambda: found.append(weights())])
+        run_fn(train, lambda: None)(state)
+        return [each == found[0] for each in found]
+
+    assert two(fn) == [[True] * 3] * 2

@@ -12,6 +12,7 @@ import hvd_cluster.torch as hvd
 from hvd_cluster.elastic.keras_model import built_optimizer, model_variables
 from hvd_cluster.elastic.notification import agree_on_update
 from hvd_cluster.elastic.state import ObjectState
+from hvd_cluster.errors import HostsUpdatedInterrupt
 from hvd_cluster.keras.reduction import forget_failed_step
 from hvd_cluster.keras.values import broadcast_variables
 
@@ -36,6 +37,8 @@ class KerasState(ObjectState):
         self.model = model
         self._values: list[npt.NDArray[Any]] = []
         self._own_values: list[tuple[Any, npt.NDArray[Any]]] = []
+        #: The weights when the hosts were found to have changed, until :meth:`reset`.
+        self._interrupted: list[tuple[Any, npt.NDArray[Any]]] = []
         self.save()
 
     def save(self) -> None:
@@ -50,6 +53,7 @@ class KerasState(ObjectState):
     def restore(self) -> None:
         """Restore the values that were saved last."""
         forget_failed_step()
+        self._interrupted = []
         for variable, value in zip(model_variables(self.model, self.optimizer), self._values, strict=True):
             variable.assign(value)
         for variable, value in self._own_values:
@@ -60,6 +64,27 @@ class KerasState(ObjectState):
         """Copy rank 0's values to all ranks, and save them."""
         broadcast_variables(model_variables(self.model, self.optimizer), 0)
         super().sync()
+
+    def check_host_updates(self) -> None:
+        """Check whether the hosts have changed, as :meth:`State.check_host_updates`.
+
+        Raises:
+            HostsUpdatedInterrupt: they have; raised on all ranks.
+        """
+        try:
+            super().check_host_updates()
+        except HostsUpdatedInterrupt:
+            # Only on JAX does a fit also end with the averages of ``use_ema`` as weights if an exception ends it.
+            if keras.backend.backend() == "jax":
+                self.model.jax_state_sync()
+                self._interrupted = [(each, _copied(each)) for each in self.model.trainable_variables]
+            raise
+
+    def reset(self) -> None:
+        """Undo what the end of an interrupted fit did to the weights."""
+        for variable, value in self._interrupted:
+            variable.assign(value)
+        self._interrupted = []
 
     def _agree(self, update: tuple[float, float, int]) -> tuple[float, float, int]:
         return agree_on_update(update)
