@@ -471,6 +471,47 @@ def test_a_program_that_takes_over_on_batch_end_keeps_its_local_tables(two: Any)
     assert two(fn) == [[own] * 3 + [broadcast] for own in kept]
 
 
+@pytest.mark.parametrize(
+    ("name", "num_slots"), [("SGD", 0), ("Adam", 3), ("Adafactor", 3), ("LossScaleOptimizer", 1), ("MultiOptimizer", 1)]
+)
+def test_what_an_optimizer_keeps_for_local_variables_is_not_broadcast(two: Any, name: str, num_slots: int) -> None:
+    def fn(hvd: Any) -> list[Any]:
+        import keras
+
+        optimizers = keras.optimizers
+        if not hasattr(optimizers, name):
+            return [num_slots, [1.0 + hvd.rank()], [1.0]]
+        make = {
+            "SGD": lambda: optimizers.SGD(0.5),  # has as many variables as the model, and no slots
+            "Adam": lambda: optimizers.Adam(0.5, use_ema=True),
+            "Adafactor": lambda: optimizers.Adafactor(0.5),
+            "LossScaleOptimizer": lambda: optimizers.LossScaleOptimizer(optimizers.SGD(0.5, momentum=0.5)),
+            "MultiOptimizer": lambda: optimizers.MultiOptimizer(
+                optimizers.OptimizerMap(optimizers.SGD(0.5, momentum=0.5))
+            ),
+        }
+        # Tables of different sizes, which cannot be broadcast.
+        table = keras.layers.Embedding(2 + hvd.rank(), 2)
+        layers = [table, keras.layers.Flatten(), keras.layers.Dense(1, use_bias=False)]
+        model = keras.Sequential([keras.Input((1,), dtype="int32"), *layers])
+        model.compile(hvd.DistributedOptimizer(make[name](), backward_passes_per_step=2), "mse")
+        model.optimizer.build(model.trainable_variables)
+        variables = [*model.weights, *model.optimizer.variables]
+        for each in variables:
+            each.assign(keras.ops.full(each.shape, 1 + hvd.rank(), each.dtype))
+        callback = hvd.callbacks.BroadcastGlobalVariablesCallback(0, local_variables=table.trainable_variables)
+        callback.set_model(model)
+        callback.on_batch_begin(0)
+        found: dict[bool, list[float]] = {True: [], False: []}
+        for each in variables:
+            is_own = "embeddings" in each.path or "hvd_" in each.path
+            found[is_own].append(float(keras.ops.convert_to_numpy(each).max()))
+        num_found = sum("embeddings" in each.path and "hvd_" not in each.path for each in model.optimizer.variables)
+        return [num_found, sorted(set(found[True])), sorted(set(found[False]))]
+
+    assert two(fn) == [[num_slots, [own], [1.0]] for own in (1.0, 2.0)]
+
+
 @pytest.mark.skipif(not (find_spec("keras") and find_spec("tensorflow")), reason="needs keras and its default backend")
 def test_each_callback_acts_in_the_methods_that_programs_override() -> None:
     import hvd_cluster.keras as hvd

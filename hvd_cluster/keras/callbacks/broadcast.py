@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import keras
@@ -23,7 +23,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
     Args:
         root_rank: the global rank whose values are broadcast.
         device: accepted and ignored.
-        local_variables: variables that are not broadcast.
+        local_variables: variables that are not broadcast, nor what the optimizer keeps for them, such as a momentum.
     """
 
     def __init__(self, root_rank: int, device: str = "", local_variables: Sequence[Any] | None = None) -> None:
@@ -36,7 +36,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
         self._local = {id(variable): variable for variable in local_variables or ()}
 
     def register_local_var(self, var: Any) -> None:
-        """Exclude a variable from the broadcast."""
+        """Exclude a variable from the broadcast, and what the optimizer keeps for it."""
         self._local[id(var)] = var
 
     def on_batch_begin(self, batch: int, logs: Any = None) -> None:
@@ -57,14 +57,29 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
         self.broadcast_done = True
 
     def _broadcast(self) -> None:
+        excluded = self._local.keys() | _slots(self.model.optimizer, self._local.values())
         # The first batch may be a pass that only accumulates: each rank keeps its accumulated gradients.
         with without_accumulators(self.model.optimizer):
-            shared = [variable for variable in model_variables(self.model) if id(variable) not in self._local]
+            shared = [variable for variable in model_variables(self.model) if id(variable) not in excluded]
         broadcast_variables(shared, self.root_rank)
 
     def _is_overridden(self) -> bool:
         """Whether a subclass or the program replaced a method that Keras calls after a batch."""
         return any(getattr(getattr(self, name), "__func__", None) is not method for name, method in _AFTER_BATCH)
+
+
+def _slots(optimizer: Any, variables: Collection[Any]) -> set[int]:
+    """The ``id`` of what an optimizer, or None, keeps for ``variables``: entries of lists with one for each weight."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    members = [] if inner is None else getattr(inner, "optimizers", [inner])  # a MultiOptimizer has several
+    found: set[int] = set()
+    for member in members if variables else []:
+        indices = member._trainable_variables_indices
+        positions = [indices[key] for variable in variables if (key := member._var_key(variable)) in indices]
+        for name, values in vars(member).items():
+            if name != "_variables" and isinstance(values, (list, tuple)) and len(values) == len(indices):
+                found.update(id(values[position]) for position in positions)
+    return found
 
 
 _AFTER_BATCH = tuple(
