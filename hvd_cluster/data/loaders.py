@@ -64,7 +64,7 @@ class AsyncDataLoaderMixin:
         def load(_number: int, _stopped: Callable[[], bool]) -> Any:
             try:
                 return next(batches)
-            except BaseException:  # some iterators start again when they are asked after their end
+            except BaseException:  # raised again: some iterators start again when asked after it
                 ended.set()
                 raise
 

@@ -72,9 +72,8 @@ class StepClock:
         self._stand_ins: set[int] = set()
         #: The number of steps since :meth:`restart`.
         self.num_steps = 0
-        self._num_joins = 0
-        #: Added to the number of steps, this gives the number of the next one.
-        self._offset = 0
+        #: The number of the next step: the same count, until a join.
+        self._number = 0
         #: Each with its number.
         self._steps: deque[tuple[int, StepTime]] = deque(maxlen=_MAX_STEPS)
         #: The number of steps, and seconds of each activity in all of them.
@@ -98,7 +97,7 @@ class StepClock:
     def restart(self) -> None:
         """Begin with step 0 in this thread: a world begins, and all ranks count its steps alike."""
         self._thread = threading.get_ident()
-        self.num_steps = self._num_joins = self._offset = 0
+        self.num_steps = self._number = 0
         self._steps.clear()
         self.totals = (0, _ZERO)
         self._times = [0.0] * (_BETWEEN_STEPS + 1)
@@ -179,8 +178,7 @@ class StepClock:
 
     def end_join(self) -> None:
         """All ranks have joined, after different numbers of steps: from here on, equal numbers mean the same step."""
-        self._num_joins += 1
-        self._offset = self._num_joins * NUMBERS_PER_JOIN - self.num_steps
+        self._number = (self._number // NUMBERS_PER_JOIN + 1) * NUMBERS_PER_JOIN
 
     def end_step(self) -> None:
         """The optimizer has applied its update. The thread that trains calls this, or one for which it waits."""
@@ -191,13 +189,14 @@ class StepClock:
         times[OTHER if times[DATA] else COMPUTE] += between_s
         self._times = [0.0] * (_BETWEEN_STEPS + 1)
         if self.num_steps:  # the first one has begun with the program
-            step, number = StepTime(*times), self.num_steps + self._offset
+            step, number = StepTime(*times), self._number
             self._steps.append((number, step))
             self.totals = (self.totals[0] + 1, StepTime(*map(add, self.totals[1], step)))
             observer = self.observer
             if observer is not None:
                 observer.note_step(number, self._began_s, self._since_s, step)
         self.num_steps += 1
+        self._number += 1
         self._began_s = self._since_s
 
     def recent(self, max_steps: int | None = None) -> list[StepTime]:
