@@ -85,7 +85,7 @@ def on_cpu(state: Any) -> Any:
     """The same nest of dicts and lists with every tensor on the CPU, and NumPy's scalars as Python's.
 
     Raises:
-        DataError: it holds a NumPy array.
+        DataError: it holds a NumPy array of several elements.
     """
     if isinstance(state, torch.Tensor):
         return state.detach().cpu()
@@ -95,13 +95,14 @@ def on_cpu(state: Any) -> Any:
             return Counter(moved)
         return with_versions(moved, state) if isinstance(state, OrderedDict) else moved
     if isinstance(state, (list, tuple)):
-        return type(state)(on_cpu(value) for value in state)
-    if isinstance(state, np.ndarray):
+        values = [on_cpu(value) for value in state]
+        return type(state)(*values) if hasattr(state, "_fields") else type(state)(values)
+    if isinstance(state, np.ndarray) and state.size != 1:
         raise DataError(
             f"the state of the model, the optimizer or the scheduler holds a NumPy array of shape {state.shape}: make "
             "it a tensor, e.g. torch.from_numpy(array)"
         )
-    return state.item() if isinstance(state, np.generic) else state
+    return state.item() if isinstance(state, (np.ndarray, np.generic)) else state
 
 
 def with_versions(entries: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, Any]:

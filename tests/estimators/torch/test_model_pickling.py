@@ -6,6 +6,7 @@ import copy
 import pickle
 import sys
 import warnings
+from typing import NamedTuple
 
 import cloudpickle
 import numpy as np
@@ -32,6 +33,11 @@ class Attends(torch.nn.Module):
     def forward(self, x):
         self.attention = torch.softmax(self.first(x), dim=1)
         return self.last(self.attention * x)
+
+
+class Place(NamedTuple):
+    weights: torch.Tensor
+    step: int
 
 
 class Logs(torch.nn.Module):
@@ -207,3 +213,9 @@ def test_the_state_of_a_scheduler_keeps_its_counter(tmp_path):
     assert scheduler.get_last_lr() == [pytest.approx(0.01)]
     with pytest.raises(DataError, match=r"NumPy array of shape \(3,\): make it a tensor"):
         on_cpu({"extra": np.ones(3)})
+
+
+def test_numbers_of_numpy_and_named_tuples_stay_what_they_are_in_a_state():
+    assert on_cpu({"extra": [np.array(2.0), np.float32(0.5)]}) == {"extra": [2.0, 0.5]}
+    kept = on_cpu({"at": Place(torch.ones(2), 3)})["at"]
+    assert (type(kept), kept.weights.tolist(), kept.step) == (Place, [1.0, 1.0], 3)
