@@ -15,10 +15,11 @@ from hvd_cluster.errors import DataError
 from hvd_cluster.estimators.keras.packed_model import PackedModel, packed_compilation
 from hvd_cluster.estimators.keras.state import as_tensors, contents, weights_of
 from hvd_cluster.estimators.model_factory import name_of
+from hvd_cluster.estimators.run.random_state import set_aside
 from hvd_cluster.estimators.run.world import Collectives
 from hvd_cluster.estimators.spec import error_text
 from hvd_cluster.estimators.torch import made_state
-from hvd_cluster.estimators.torch.made_model import GUARD_TEXT, seeded
+from hvd_cluster.estimators.torch.made_model import GUARD_TEXT
 
 
 @dataclass(frozen=True)
@@ -126,7 +127,7 @@ def made(factory: Callable[[], Any], seed: int) -> Any:
     from hvd_cluster.estimators.keras.params import wrong_model
 
     name = name_of(factory)
-    with seeded(seed):
+    with set_aside(seed):
         try:
             model = factory()
         except Exception as error:  # the user's own code, which may raise anything

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from hvd_cluster.estimators.keras.state import as_tensors
-from hvd_cluster.estimators.torch import random_state
+from hvd_cluster.estimators.run import random_state
 
 
 def seed(model: Any, number: int, epoch: int, rank: int) -> None:

@@ -15,11 +15,11 @@ from hvd_cluster.estimators.lightning import rank_state
 from hvd_cluster.estimators.lightning.best_file import LightningBestFile
 from hvd_cluster.estimators.lightning.layer_hooks import hooks_for, makes_layers
 from hvd_cluster.estimators.lightning.spec import LightningSpec
+from hvd_cluster.estimators.run import random_state
 from hvd_cluster.estimators.run.best_file import file_tensor
 from hvd_cluster.estimators.run.finite_check import FiniteCheck, all_finite
 from hvd_cluster.estimators.run.worker_run import WorkerRun
 from hvd_cluster.estimators.run.world import Collectives
-from hvd_cluster.estimators.torch import random_state
 from hvd_cluster.estimators.torch.made_model import MadeModel
 from hvd_cluster.estimators.torch.means import Means
 from hvd_cluster.lightning.installed import submodule

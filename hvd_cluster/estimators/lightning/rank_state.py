@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torchmetrics
 
-from hvd_cluster.estimators.torch import random_state
+from hvd_cluster.estimators.run import random_state
 from hvd_cluster.estimators.torch.model_pickling import on_cpu
 from hvd_cluster.lightning.installed import submodule
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +11,8 @@ import torch
 
 from hvd_cluster.errors import DataError
 from hvd_cluster.estimators.model_factory import name_of
-from hvd_cluster.estimators.torch import made_state, random_state
+from hvd_cluster.estimators.run.random_state import set_aside
+from hvd_cluster.estimators.torch import made_state
 
 #: Positional or named arguments of a module.
 Arguments = list[torch.Tensor] | dict[str, torch.Tensor]
@@ -69,7 +69,7 @@ class MadeModel:
 
     def without_values(self) -> torch.nn.Module | None:
         """A new module whose parameters are all on the meta device; None if the factory makes another one."""
-        with seeded(self.seed):
+        with set_aside(self.seed):
             model = self._called()
         return model if all(parameter.is_meta for parameter in model.parameters()) else None
 
@@ -91,7 +91,7 @@ class MadeModel:
         Raises:
             DataError: the factory failed or returned something else, or a layer cannot get values.
         """
-        with seeded(self.seed):
+        with set_aside(self.seed):
             model = self._called()
             _give_values(model)
             if any(tensor.device.type != "cpu" for tensor in (*model.parameters(), *model.buffers())):
@@ -123,17 +123,6 @@ class MadeModel:
 def is_lazy(model: torch.nn.Module) -> bool:
     """Whether parameters or buffers have no shape yet, as in ``LazyLinear``."""
     return any(torch.nn.parameter.is_lazy(tensor) for tensor in (*model.parameters(), *model.buffers()))
-
-
-@contextlib.contextmanager
-def seeded(seed: int) -> Iterator[None]:
-    """Generators that give the same numbers in every process; they continue as before afterwards."""
-    before = random_state.capture()
-    random_state.seed_all(seed, -1, 0)  # before the first epoch, the same for all ranks
-    try:
-        yield
-    finally:
-        random_state.restore(before)
 
 
 def _give_shapes(model: torch.nn.Module, features: Arguments) -> None:

@@ -24,6 +24,7 @@ from torch import Tensor
 from hvd_cluster.data.schema import Schema
 from hvd_cluster.errors import DataError
 from hvd_cluster.estimators.exactness import inexact_value
+from hvd_cluster.estimators.run.random_state import set_aside
 from hvd_cluster.estimators.spec import Inputs, called, shapes_text
 from hvd_cluster.estimators.torch.arguments import floating_dtype
 from hvd_cluster.estimators.torch.model_pickling import copied
@@ -91,7 +92,7 @@ def probe(
     for feature_dtypes, label_dtypes in (*exact, *choices):
         candidate = dataclasses.replace(inputs, feature_dtypes=feature_dtypes, label_dtypes=label_dtypes)
         try:
-            with torch.random.fork_rng(devices=[]):
+            with set_aside():
                 for rows in dict.fromkeys(tried):
                     # A model may keep what it concluded from the dtypes of an earlier trial.
                     tried_on = copied(trial) if inputs.label_keywords else trial
@@ -128,7 +129,7 @@ def scoring_text(
     rows = len(next(iter(batch.values())))
     try:
         found.inputs.require_whole(batch)
-        with torch.random.fork_rng(devices=[]), torch.no_grad():
+        with set_aside(), torch.no_grad():
             outputs = as_outputs(called(trial, found.inputs.features(batch, _CPU)), output_fn, found.output_names)
         shapes = tuple(tuple(output.shape[1:]) for output in outputs)
     except Exception as error:  # noqa: BLE001 - the user's own code, which may raise anything

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import pickle
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import cloudpickle
 import numpy as np
@@ -35,6 +37,22 @@ def test_the_same_seed_gives_the_same_weights_and_leaves_the_generators_alone():
     assert torch.equal(torch.rand(2), expected)
     assert equal(first, state_of(lambda: torch.nn.Linear(2, 2)))
     assert not equal(first, state_of(lambda: torch.nn.Linear(2, 2), seed=1))
+
+
+def test_threads_that_make_models_at_once_do_not_get_each_others_numbers():
+    def slow():
+        first = torch.nn.Linear(2, 2)
+        time.sleep(0.01)
+        return torch.nn.Sequential(first, torch.nn.Linear(2, 2))
+
+    expected = state_of(slow)
+    torch.manual_seed(3)
+    number = torch.rand(1)
+    torch.manual_seed(3)
+    with ThreadPoolExecutor(3) as pool:
+        found = list(pool.map(lambda _: state_of(slow), range(6)))
+    assert all(equal(each, expected) for each in found)
+    assert torch.equal(torch.rand(1), number)
 
 
 def test_a_class_of_modules_is_a_factory():

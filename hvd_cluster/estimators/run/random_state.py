@@ -1,12 +1,18 @@
-"""The random generators of a worker: seeded for each epoch, and saved within an epoch."""
+"""The random generators of a process: seeded for each epoch, saved within an epoch, and set aside."""
 
 from __future__ import annotations
 
+import contextlib
 import random
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import torch
+
+#: All threads share the generators, and several fits may begin at once.
+_lock = threading.RLock()
 
 
 def seed_all(seed: int, epoch: int, rank: int) -> None:
@@ -38,3 +44,20 @@ def restore(state: dict[str, Any]) -> None:
     np.random.set_state(("MT19937", keys.numpy().astype(np.uint32), position, has_gauss, cached))
     version, words, gauss = state["python"]
     random.setstate((version, tuple(words.tolist()), gauss))
+
+
+@contextlib.contextmanager
+def set_aside(seed: int | None = None) -> Iterator[None]:
+    """Generators continue as before after the block, for which other threads that call this wait.
+
+    Args:
+        seed: in the block the generators give the same numbers in every process with this seed.
+    """
+    with _lock:
+        before = capture()
+        if seed is not None:
+            seed_all(seed, -1, 0)  # before the first epoch, the same for all ranks
+        try:
+            yield
+        finally:
+            restore(before)
