@@ -20,7 +20,7 @@ import torch
 from hvd_cluster.data.dataset import Dataset
 from hvd_cluster.data.writing import part_transfer
 from hvd_cluster.data.writing.part_file import PartPlan
-from hvd_cluster.estimators.run.world import Collectives
+from hvd_cluster.estimators.run.world import Collectives, reporting_steps
 from hvd_cluster.launch import progress
 from hvd_cluster.settings import Settings
 
@@ -64,7 +64,8 @@ class _TrainOnDirectRows:
     def __call__(self, spec: Any) -> Any:
         import hvd_cluster.torch as hvd
 
-        hvd.init()
+        with reporting_steps():
+            hvd.init()
         try:
             folder = Settings.from_env().rows_dir
             dataset, digest = gather_rows(folder, self.plan, self.lanes, cast("Collectives", hvd))

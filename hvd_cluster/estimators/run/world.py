@@ -42,7 +42,7 @@ def initialized(spec: FitSpec) -> Iterator[Collectives]:
     if spec.mp_start_method is not None:
         multiprocessing.set_start_method(spec.mp_start_method, force=True)
     was_initialized = hvd.is_initialized()
-    with _reporting_steps():
+    with reporting_steps():
         hvd.init()
     has_group = spec.torch_backend is not None and hvd.distributed.begin(spec.torch_backend)
     try:
@@ -55,7 +55,7 @@ def initialized(spec: FitSpec) -> Iterator[Collectives]:
 
 
 @contextlib.contextmanager
-def _reporting_steps() -> Iterator[None]:
+def reporting_steps() -> Iterator[None]:
     """Let ``init()`` begin to report the steps of all ranks to rank 0, unless ``HOROVOD_MONITOR`` is set."""
     before = {} if "monitor" in Settings.given() else export({"HOROVOD_REPORT_STEPS": "1"})
     try:

@@ -82,6 +82,21 @@ def test_the_weights_equal_those_of_a_fit_with_a_store(data, tmp_path, validatio
     assert set(Path(tempfile.gettempdir()).glob("hvd*")) == before
 
 
+class Reports:
+    """A callback that requires reports of the steps, which rank 0 gets."""
+
+    def __call__(self, record, model):
+        import hvd_cluster.torch as hvd
+        from hvd_cluster.engine import current
+
+        assert (current.engine().job_monitor is not None) == (hvd.rank() == 0)
+
+
+@pytest.mark.spark("local")
+def test_the_steps_are_reported_as_with_a_store(data):
+    estimator(epochs=1, callbacks=[Reports()]).fit(data)
+
+
 @pytest.mark.spark("local")
 @pytest.mark.parametrize(
     ("columns", "validation", "message"),
