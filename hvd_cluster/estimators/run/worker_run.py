@@ -184,16 +184,16 @@ class WorkerRun(Generic[S]):
     def record(self) -> dict[str, Any]:
         """The record of the current epoch without its means, the same on every rank; every rank takes part."""
         timer = self.timer
-        own = (timer.rows_per_s, timer.wait_share, self._shares.take(), self._shares.usage())
+        own = (timer.rows_per_s, timer.wait_share, timer.seconds, self._shares.take(), self._shares.usage())
         gathered = self.hvd.allgather_object(own, name="hvd_cluster.speeds")
-        speeds, waits, shares, usage = zip(*gathered, strict=True)
+        speeds, waits, seconds, shares, usage = zip(*gathered, strict=True)
         return {
             "epoch": self.epoch,
             "samples_per_s": list(speeds),
             "data_wait_share": list(waits),
             "time_share": list(shares),
             "node_usage": {host: numbers for each in usage for host, numbers in each.items()},
-            "seconds": self.timer.seconds,
+            "seconds": max(seconds),
             "padding_rows": self.padding_rows,
         }
 

@@ -21,7 +21,7 @@ _COLOURS = {"train": "#0072B2", "validation": "#D55E00"}
 
 def rows(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """A flat dict for each epoch: ``epoch``, ``train_loss``, ``validation_loss``, ``train_<metric>``, ...,
-    ``samples_per_s`` (all ranks together), ``data_wait_share`` (the largest of the ranks), ``seconds``,
+    ``samples_per_s`` (all ranks together), ``data_wait_share`` and ``seconds`` (the largest of the ranks),
     ``left_out_rows`` and ``validation_left_out_rows`` if rows on which ``preprocess`` fails are left out, and
     ``time_share_<activity>`` (the mean over the ranks)."""
     found = []
