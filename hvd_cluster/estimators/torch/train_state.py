@@ -67,7 +67,9 @@ class TrainState:
         model, state = (self.model_state(), self.optimizer.state_dict()) if states is None else states
         groups = [dict(group) for group in state["param_groups"]]
         for group, rate in zip(groups, scaled, strict=True):
-            if "lr" in group:
+            if isinstance(group.get("lr"), torch.Tensor):
+                group["lr"] = torch.full_like(group["lr"], rate / scale)
+            elif "lr" in group:
                 group["lr"] = rate / scale
         part = self._trained_part
         return {
@@ -108,6 +110,7 @@ class TrainState:
         if self._made is not None:
             made_state.require_same(state, self._made, run_id)
         is_part = self._made is not None and "made" in state
+        given = [group.get("lr") for group in optimizer.param_groups]
         try:
             self.load(state["model"], state["optimizer"], shards, alone, is_part)
             for name in ("scheduler", "scaler"):
@@ -117,6 +120,9 @@ class TrainState:
             raise DataError(
                 f"run_id={run_id!r} has a checkpoint of another model or optimizer: choose another run_id ({error})"
             ) from error
+        for group, rate in zip(optimizer.param_groups, given, strict=True):
+            if isinstance(rate, torch.Tensor):  # on its device
+                group["lr"] = rate.fill_(float(group["lr"]))
         if size == found.size:
             set_rates(optimizer, state["scaled_rates"])
             return

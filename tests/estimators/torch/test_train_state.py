@@ -57,6 +57,34 @@ def test_a_restored_run_has_the_state_and_the_rate_for_its_workers(tmp_path, siz
     assert fresh.param_groups[0]["lr"] == (0.7 if size == 3 else pytest.approx(0.7 / 3 * 2))
 
 
+@pytest.mark.parametrize("size", [3, 2])
+def test_a_rate_that_is_a_tensor_stays_one(size):
+    def begun(lr):
+        torch.manual_seed(0)
+        model = torch.nn.Linear(2, 1)
+        return model, torch.optim.Adam(model.parameters(), lr=torch.tensor(lr), foreach=False)
+
+    def step(model, optimizer):
+        optimizer.zero_grad()
+        model(torch.ones(3, 2)).sum().backward()
+        optimizer.step()
+
+    model, optimizer = begun(0.7)
+    step(model, optimizer)
+    saved = Checkpoint.from_bytes(checkpoint(model, optimizer, 3, []).to_bytes(), "it")
+    assert unscaled_optimizer(saved.state)["param_groups"][0]["lr"].item() == pytest.approx(0.7 / 3)
+    twin, fresh = begun(99.0)
+    rate = fresh.param_groups[0]["lr"]
+    TrainState(twin, fresh).restore(saved, "run", size, float(size))
+    assert fresh.param_groups[0]["lr"] is rate
+    assert rate.item() == pytest.approx(0.7 / 3 * size)
+    if size == 3:
+        for _ in range(3):
+            step(model, optimizer)
+            step(twin, fresh)
+        assert torch.equal(twin.weight, model.weight)
+
+
 @pytest.mark.parametrize("other", [torch.optim.SGD, torch.optim.AdamW])
 def test_a_checkpoint_of_another_class_of_optimizer_is_refused(tmp_path, other):
     files = RunFiles(Store.create(tmp_path), "run")
