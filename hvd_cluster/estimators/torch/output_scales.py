@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -30,6 +31,8 @@ def output_scales(model: nn.Module, losses: Sequence[Any], count: int) -> tuple[
 
 
 def _scale_of(loss: Any) -> str:
+    while isinstance(loss, functools.partial):
+        loss = loss.func
     for scale, (classes, functions) in (("probability", _PROBABILITY), ("logit", _LOGIT)):
         if isinstance(loss, classes) or loss in functions:
             return scale

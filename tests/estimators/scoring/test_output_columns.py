@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -75,6 +77,7 @@ def test_probabilities_are_kept_and_chosen_above_one_half():
         ([], torch.nn.BCELoss(), ("probability",)),
         ([], F.binary_cross_entropy_with_logits, ("logit",)),
         ([], torch.nn.CrossEntropyLoss(), ("logit",)),
+        ([], functools.partial(F.cross_entropy, label_smoothing=0.1), ("logit",)),
         ([], F.mse_loss, ("",)),
     ],
 )
