@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hvd_cluster.estimators.spec import called
+from hvd_cluster.estimators.torch.means import reset_states
 from hvd_cluster.estimators.torch.strategies.fsdp2 import FSDP2
 from hvd_cluster.lightning.installed import lightning
 
@@ -40,6 +41,18 @@ class LossModule(_LightningModule):
         for metric in (metric for group in self._spec.metrics for metric in group):
             if isinstance(metric, torch.nn.Module):
                 metric.to(self.device)
+
+    def on_train_epoch_end(self) -> None:
+        """Reset metrics with a state, which Lightning does for parts of the module."""
+        reset_states(metric for group in self._spec.metrics for metric in group)
+
+    def on_validation_epoch_start(self) -> None:
+        """Keep what the training has added to metrics with a state out of the validation."""
+        self.on_train_epoch_end()
+
+    def on_validation_epoch_end(self) -> None:
+        """Reset metrics with a state."""
+        self.on_train_epoch_end()
 
     def training_step(self, batch: Mapping[str, torch.Tensor], batch_idx: int) -> torch.Tensor:
         """The loss of a batch."""

@@ -15,6 +15,7 @@ import torch
 
 from hvd_cluster.data.reader import ParquetReader
 from hvd_cluster.errors import DataError
+from hvd_cluster.estimators.run import random_state
 from hvd_cluster.estimators.run.data_module import arguments, steps_of
 from hvd_cluster.estimators.run.finite_check import not_finite_text
 from hvd_cluster.estimators.run.reader_pool import PassReader, batches_from, in_pool, options_of_pool, start_method_of
@@ -65,7 +66,16 @@ class Readers(ABC):
 
     @abstractmethod
     def train_batches(self, epoch: int, done: int = 0) -> Iterator[dict[str, Tensor]]:
-        """The ``train_steps`` batches of an epoch, without the first ``done``."""
+        """The ``train_steps`` batches of an epoch, without the first ``done``: after :meth:`skip` has passed over them.
+
+        The global random generators are seeded for the epoch, or hold the state after those steps.
+        """
+
+    def skip(self, epoch: int, done: int) -> None:  # noqa: B027 - most find the batches that follow
+        """Pass over all batches before those that an epoch has left after its first ``done``.
+
+        Batches of a user's loader are taken for that, in which it may draw from the global random generators.
+        """
 
     def not_finite(self, epoch: int, step: int) -> str | None:
         """Which columns of a training batch hold NaN or infinities; empty if none does, None if that is unknown.
@@ -207,7 +217,7 @@ class DataModuleReaders(Readers):
 
     def __init__(self, spec: FitSpec, rank: int, size: int) -> None:
         self._inputs: Inputs = spec.inputs
-        self._size = size
+        self._seed, self._rank, self._size = spec.seed, rank, size
         self.train_steps, self._val_steps = steps_of(spec, size)
         self.padding_rows = 0
         self._module = spec.data_module(**arguments(spec, rank, size, self.train_steps, self._val_steps))
@@ -224,11 +234,22 @@ class DataModuleReaders(Readers):
         self._opened.__exit__(*exc_info)  # a module cannot suppress a failure
 
     def train_batches(self, epoch: int, done: int = 0) -> Iterator[dict[str, Tensor]]:
-        first = epoch * self.train_steps + done
-        for _ in range(first - self._taken):
-            self._next()
+        self.skip(epoch, done)
         for _ in range(self.train_steps - done):
             yield self._as_batch(self._next())
+
+    def skip(self, epoch: int, done: int) -> None:
+        """As in the base class. Each epoch begins with the seed that it had, or has, without an interruption."""
+        first = epoch * self.train_steps + done
+        if self._taken == first:
+            return
+        while True:
+            begun, step = divmod(self._taken, self.train_steps)
+            if step == 0:
+                random_state.seed_all(self._seed, begun, self._rank)
+            if self._taken >= first:
+                return
+            self._next()
 
     def validation_batches(self) -> Iterator[dict[str, Tensor]]:
         mine = self._validation()

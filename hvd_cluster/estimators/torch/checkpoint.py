@@ -7,11 +7,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from hvd_cluster.errors import DataError
-from hvd_cluster.estimators.run import early_stopping
+from hvd_cluster.estimators.run import early_stopping, random_state
 from hvd_cluster.estimators.run.checkpoint import Checkpoint, PartialEpoch, packed
 from hvd_cluster.estimators.run.worker_run import WorkerRun
 from hvd_cluster.estimators.spec import TrainSpec
-from hvd_cluster.estimators.torch import random_state
 from hvd_cluster.estimators.torch.means import Means
 from hvd_cluster.estimators.torch.steps import Steps
 from hvd_cluster.estimators.torch.train_state import unscaled_optimizer
@@ -72,7 +71,7 @@ class Checkpointing:
     def save_within(self, done: int, means: Means) -> None:
         """Save after ``done`` steps of an epoch; every rank takes part."""
         self._steps.share_model()
-        own = {"sums": means.sums, "random": random_state.capture()}
+        own = {"sums": means.sums, "metrics": means.names, "random": random_state.capture()}
         partial_epoch = self._run.partial(done, own)
         if self._takes_part:
             self._keep(self._current(partial_epoch))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -10,15 +10,18 @@ from torch import Tensor
 
 from hvd_cluster.estimators.run.world import Collectives
 
+#: :attr:`Means.sums`, and the :attr:`Means.names` of their metrics.
+Sums = tuple[Tensor, Sequence[Sequence[str]] | None]
+
 
 class Means:
     """Adds up the loss and the metrics of batches, weighted by their rows, without waiting for the device."""
 
     def __init__(self, names: Sequence[Sequence[str]], device: torch.device) -> None:
-        """``names``: for each group of metrics, a name for each label column."""
-        self._names = [list(group) for group in names]
+        #: For each group of metrics, a name for each label column.
+        self.names = [list(group) for group in names]
         #: The loss, every metric in the order of the names, and last the rows.
-        self._sums = torch.zeros(2 + sum(map(len, self._names)), dtype=torch.float64, device=device)
+        self._sums = torch.zeros(2 + sum(map(len, self.names)), dtype=torch.float64, device=device)
 
     def add(self, loss: Tensor, metrics: Sequence[Any], rows: float) -> None:
         """Add a batch: its mean loss, its mean metrics (tensors or numbers), and the rows that count in it."""
@@ -34,9 +37,9 @@ class Means:
         """The sums of this rank so far, float64 on the CPU."""
         return self._sums.cpu()
 
-    def restore(self, sums: Tensor) -> None:
-        """Continue from what :attr:`sums` was; start from zero if it was of other metrics."""
-        if sums.shape == self._sums.shape:
+    def restore(self, sums: Tensor, names: Sequence[Sequence[str]] | None = ()) -> None:
+        """Continue from what :attr:`sums` was of metrics with these names; start from zero if they are others."""
+        if names is not None and [list(group) for group in names] == self.names:
             self._sums.copy_(sums)
 
     def over_ranks(self, hvd: Collectives, name: str) -> dict[str, Any]:
@@ -44,4 +47,12 @@ class Means:
         sums = hvd.allreduce(self._sums, op=hvd.Sum, name=name).tolist()
         rows = sums.pop()
         means = iter([value / rows if rows else float("nan") for value in sums])
-        return {"loss": next(means), "all_metrics": [{name: next(means) for name in group} for group in self._names]}
+        return {"loss": next(means), "all_metrics": [{name: next(means) for name in group} for group in self.names]}
+
+
+def reset_states(metrics: Iterable[Any]) -> None:
+    """Reset the metrics that add up a state of their own, such as those of torchmetrics."""
+    for metric in metrics:
+        reset = getattr(metric, "reset", None)
+        if callable(reset):
+            reset()

@@ -7,16 +7,16 @@ import contextlib
 import torch
 
 from hvd_cluster.data.reading.to_device import ToDevice
+from hvd_cluster.estimators.run import random_state
 from hvd_cluster.estimators.run.finite_check import FiniteCheck
 from hvd_cluster.estimators.run.readers import Readers
 from hvd_cluster.estimators.run.scalars import scalar_log
 from hvd_cluster.estimators.run.worker_run import WorkerRun
 from hvd_cluster.estimators.run.world import Collectives, choose_device, initialized
 from hvd_cluster.estimators.spec import TrainResult, TrainSpec
-from hvd_cluster.estimators.torch import random_state
 from hvd_cluster.estimators.torch.checkpoint import Checkpointing
 from hvd_cluster.estimators.torch.class_weights import ClassWeights
-from hvd_cluster.estimators.torch.means import Means
+from hvd_cluster.estimators.torch.means import Means, Sums
 from hvd_cluster.estimators.torch.objective import Objective
 from hvd_cluster.estimators.torch.optimizer_state import scale_rates
 from hvd_cluster.estimators.torch.steps import Steps
@@ -96,7 +96,7 @@ def _train_epochs(worker: Worker, saving: Checkpointing) -> None:
     with scalar_log(spec) if hvd.rank() == 0 else contextlib.nullcontext() as log:
         while not run.is_over:
             random_state.seed_all(spec.seed, run.epoch, hvd.rank())
-            done, sums = _continued(run)
+            done, sums = _continued(run, worker.readers)
 
             def after_step(done: int, means: Means) -> None:
                 if run.is_checkpoint_due_within(done, worker.readers.train_steps):
@@ -120,7 +120,7 @@ def _train_epochs(worker: Worker, saving: Checkpointing) -> None:
                 callback(record, steps.model)
 
 
-def _continued(run: WorkerRun[TrainSpec]) -> tuple[int, torch.Tensor | None]:
+def _continued(run: WorkerRun[TrainSpec], readers: Readers) -> tuple[int, Sums | None]:
     """Steps that the epoch has made, and this rank's sums; restores its random generators.
 
     If the metrics are other ones now, the epoch's means are those of its remaining steps. Another number of ranks draws
@@ -132,13 +132,14 @@ def _continued(run: WorkerRun[TrainSpec]) -> tuple[int, torch.Tensor | None]:
     if partial is None:
         return 0, None
     done = partial.steps(spec, hvd.size())
+    readers.skip(run.epoch, done)
     own = partial.rank_state(hvd.rank(), hvd.size())
     if own is not None:
         random_state.restore(own["random"])
-        return done, own["sums"]
+        return done, (own["sums"], own.get("metrics"))
     kept = done * spec.batch_size * hvd.size() / partial.rows
     total = torch.stack([one["sums"] for one in partial.ranks]).sum(dim=0)
-    return done, total * kept if hvd.rank() == 0 else None
+    return done, (total * kept, partial.ranks[0].get("metrics")) if hvd.rank() == 0 else None
 
 
 def _objective(spec: TrainSpec, device: torch.device) -> Objective:

@@ -15,7 +15,7 @@ from hvd_cluster.estimators.run.readers import Readers, rows_of
 from hvd_cluster.estimators.run.worker_run import WorkerRun
 from hvd_cluster.estimators.spec import Features, TrainSpec
 from hvd_cluster.estimators.torch.class_weights import ClassWeights
-from hvd_cluster.estimators.torch.means import Means
+from hvd_cluster.estimators.torch.means import Means, Sums, reset_states
 from hvd_cluster.estimators.torch.steps import Steps
 
 #: Called after each step with the number of steps that the epoch has made, and its means so far.
@@ -33,20 +33,20 @@ class Worker:
     losses: FiniteCheck
     class_weights: ClassWeights | None = None
 
-    def train_epoch(self, after_step: AfterStep, done: int = 0, sums: Tensor | None = None) -> dict[str, Any]:
+    def train_epoch(self, after_step: AfterStep, done: int = 0, sums: Sums | None = None) -> dict[str, Any]:
         """Train on the batches of the current epoch; returns its record without validation, the same on every rank.
 
         Args:
             after_step: called after each step.
             done: steps of the epoch that an earlier start has made, and ``sums`` what they have added to the means.
-            sums: see :attr:`Means.sums`.
+            sums: what :meth:`Means.restore` takes.
         """
         run, steps = self.run, self.readers.train_steps
         epoch = run.epoch
         run.start_epoch()
         means = self._means()
         if sums is not None:
-            means.restore(sums)
+            means.restore(*sums)
         self.steps.model.train()
         batches = run.timed(self._on_device(self.readers.train_batches(epoch, done)), epoch, done)
         for step, batch in enumerate(batches, start=done):
@@ -64,6 +64,7 @@ class Worker:
             elif self.losses.is_due(step + 1):
                 self.losses.check(epoch)
             after_step(step + 1, means)
+        self._reset_metrics()
         return {**run.record(), "train": means.over_ranks(run.hvd, "hvd_cluster.train_means")}
 
     def has_finite_weights(self) -> bool:
@@ -83,6 +84,7 @@ class Worker:
                 inputs, labels, weights = self._arguments(batch)
                 outputs, loss = self.steps.validate(inputs, labels, weights, step)
                 means.add(loss, self._metrics(outputs, labels), rows_of(batch))
+        self._reset_metrics()
         return means.over_ranks(self.run.hvd, "hvd_cluster.validation_means")
 
     def _on_device(self, batches: Iterator[dict[str, Tensor]]) -> Iterator[dict[str, Tensor]]:
@@ -111,3 +113,6 @@ class Worker:
                 for group in groups
                 for metric, (output, label) in zip(group, pairs, strict=True)
             ]
+
+    def _reset_metrics(self) -> None:
+        reset_states(metric for group in self.run.spec.metrics for metric in group)

@@ -212,3 +212,75 @@ def test_our_module_follows_the_reader_params(tmp_path, pool):
     assert torch.cat([batch["row"] for batch in module.val_data()]).tolist() == list(range(32))
     (tmp_path / "data" / "a.parquet").unlink()
     assert torch.cat([batch["row"] for batch in module.val_data()]).tolist() == list(range(32))
+
+
+class Drawn(DataModule):
+    """Rows in an order, and with noise, that the random generators of the process give."""
+
+    def __enter__(self):
+        import pyarrow.parquet as pq
+
+        self.table = pq.read_table(self.train_dir)
+        return self
+
+    def train_data(self):
+        order = np.random.permutation(len(self.table))
+        x, y = (self.table[name].to_numpy()[order].astype("float32") / 40 for name in ("row", "y"))
+        for start in range(0, len(x), self.train_batch_size):
+            part = slice(start, start + self.train_batch_size)
+            yield {"row": x[part] + 0.1 * torch.randn(len(x[part])).numpy(), "y": y[part]}
+
+    def val_data(self):
+        return None
+
+
+class EndsIn:
+    """A callback that ends the fit after an epoch, once: in training, or between two epochs."""
+
+    def __init__(self, epoch):
+        self.epoch = epoch
+
+    def __call__(self, record, model):
+        if record["epoch"] == self.epoch:
+            raise RuntimeError("ended here")
+
+
+@pytest.mark.parametrize("every", [None, 3])
+def test_a_module_that_draws_random_numbers_continues_as_if_the_fit_had_not_been_interrupted(
+    one_worker, tmp_path, every
+):
+    """``every``: steps between checkpoints; an epoch has five, so that the third one is the last that is saved."""
+    write(tmp_path / "data" / "a.parquet", 0, 40)
+
+    def fit(name, *callbacks, epochs=3):
+        torch.manual_seed(0)
+        net = torch.nn.Sequential(torch.nn.Linear(1, 4), torch.nn.Dropout(0.3), torch.nn.Linear(4, 1))
+        return TorchEstimator(
+            model=net,
+            optimizer=torch.optim.SGD(net.parameters(), lr=0.01),
+            loss=F.mse_loss,
+            feature_cols=["row"],
+            label_cols=["y"],
+            input_shapes=[[-1, 1]],
+            label_shapes=[[-1, 1]],
+            batch_size=8,
+            epochs=epochs,
+            random_seed=3,
+            verbose=0,
+            backend=one_worker,
+            data_module=Drawn,
+            store=tmp_path / name,
+            run_id="one",
+            max_restarts=0,
+            callbacks=callbacks,
+            checkpoint_every_steps=every,
+            checkpoint_every_epochs=1 if every is None else 3,
+        ).fit(tmp_path / "data")
+
+    undisturbed = fit("undisturbed").getModel().state_dict()
+    with pytest.raises(WorkerFailedError, match="ended here"):
+        fit("interrupted", EndsIn(1))
+    resumed = fit("interrupted").getModel().state_dict()
+    assert {name: value.tolist() for name, value in resumed.items()} == {
+        name: value.tolist() for name, value in undisturbed.items()
+    }
