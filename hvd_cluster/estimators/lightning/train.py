@@ -102,9 +102,11 @@ def _data(saving: SaveRun, trainer: Any, module: Any) -> Iterator[dict[str, Any]
             cast = (floating(batch, spec.floating_dtype) for batch in batches)
             return to_device(cast if spec.objective is None else map(spec.inputs.checked, cast), ahead=readers.ahead)
 
-        train = BatchLoader(
-            lambda: saved_batches(prepared(readers.train_batches(run.epoch, saving.done)), saving), readers.train_steps
-        )
+        def training() -> Iterator[dict[str, torch.Tensor]]:
+            readers.skip(run.epoch, saving.done)  # before the saved state of random generators is restored
+            return saved_batches(prepared(readers.train_batches(run.epoch, saving.done)), saving)
+
+        train = BatchLoader(training, readers.train_steps)
         validation = None
         if spec.has_validation:
             # Equally many on every rank, so that modules may use collectives in each step.

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 
 from hvd_cluster.data.store import LocalStore
 from hvd_cluster.errors import WorkerFailedError
-from hvd_cluster.estimators import LightningEstimator
+from hvd_cluster.estimators import DataModule, LightningEstimator
 from hvd_cluster.estimators.run.checkpoint import Checkpoint
 from hvd_cluster.estimators.run.run_files import RunFiles
 
@@ -271,6 +271,25 @@ def test_the_loaders_of_a_users_data_module_continue_too(frame, two_workers, tmp
 
             return DataLoader(TensorDataset(x, y), batch_size=8, shuffle=True, collate_fn=collate, drop_last=True)
 
+    class Plain(DataModule):
+        """The same, without Lightning."""
+
+        def __enter__(self):
+            import pyarrow.parquet as pq
+
+            table = pq.read_table(self.train_dir)
+            self.x, self.y = (np.stack(table[name].to_numpy()).astype("float32") for name in ("x", "y"))
+            return self
+
+        def train_data(self):
+            order = np.random.permutation(len(self.x))
+            for start in range(0, len(order) - 7, 8):
+                rows = order[start : start + 8]
+                yield {"x": self.x[rows] + 0.01 * torch.randn(8, 4).numpy(), "y": self.y[rows]}
+
+        def val_data(self):
+            return [{"x": self.x[:8], "y": self.y[:8]}]
+
     class Several(PetastormDataModule):
         """More than one loader."""
 
@@ -281,7 +300,7 @@ def test_the_loaders_of_a_users_data_module_continue_too(frame, two_workers, tmp
         def training_step(self, batch, batch_idx):
             return super().training_step(batch[0] if isinstance(batch, list) else batch, batch_idx)
 
-    for name, module in {"ours": Ours, "drawn": Drawn}.items():
+    for name, module in {"ours": Ours, "drawn": Drawn, "plain": Plain}.items():
         params = {"data_module": module}
         undisturbed = fitted(frame, tmp_path, f"undisturbed {name}", two_workers, **params)
         found = interrupted(frame, tmp_path, two_workers, name, **params)
