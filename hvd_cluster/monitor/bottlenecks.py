@@ -24,6 +24,9 @@ _MIN_LAST_SHARE = 0.6
 _CAUSES = (DATA, COMPUTE, OPTIMIZER, SAVE, OTHER)
 #: A rank that waits for a core for this share of the time by which it is late is slowed down by other processes.
 _MIN_CORE_WAIT_SHARE = 0.5
+#: A place is forgotten at this weight. One that was seen once counts for another report: under load there are some
+#: without a look.
+_MIN_WEIGHT = 0.5
 
 #: What to call the activity of a straggler, or of all ranks.
 PHRASES = {
@@ -42,8 +45,8 @@ class RankSteps:
 
     #: By the number of the step.
     times: dict[int, StepTime] = field(default_factory=dict)
-    #: Where its training thread was while others waited for it, and how often it was seen there.
-    call_sites: Counter[CallSite] = field(default_factory=Counter)
+    #: Where its training thread was while others waited for it, and how often it was seen there, lately above all.
+    call_sites: dict[CallSite, float] = field(default_factory=dict)
     #: Seconds in which its training thread could have run and had no core, and of how many seconds.
     core_wait_s: float = 0.0
     observed_s: float = 0.0
@@ -52,9 +55,14 @@ class RankSteps:
 
     def fade(self) -> None:
         """Give less weight to what was seen before: a straggler may do something else now."""
-        self.call_sites = Counter({site: count // 2 for site, count in self.call_sites.items() if count > 1})
+        self.call_sites = {site: weight / 2 for site, weight in self.call_sites.items() if weight > _MIN_WEIGHT}
         self.core_wait_s /= 2
         self.observed_s /= 2
+
+    def add_call_sites(self, seen: Sequence[tuple[CallSite, int]]) -> None:
+        """The training thread was seen in these places so often."""
+        for site, count in seen:
+            self.call_sites[site] = self.call_sites.get(site, 0.0) + count
 
 
 @dataclass(frozen=True)
@@ -138,17 +146,16 @@ def _straggler(ranks: Mapping[int, RankSteps], times: Mapping[int, Sequence[Step
     straggler = ranks[worst]
     core_wait_share = straggler.core_wait_s / straggler.observed_s if straggler.observed_s else 0.0
     core_wait_s = core_wait_share * sum(time.total_s for time in times[worst])
-    sites = straggler.call_sites
     # While the thread is between two steps, the clock does not know yet whether it is computing.
     same = {activity, *({COMPUTE, OTHER} if activity in (COMPUTE, OTHER) else ())}
-    matching = [site for site, _ in sites.most_common() if site.activity in same]
+    matching = {site: weight for site, weight in straggler.call_sites.items() if site.activity in same}
     return Bottleneck(
         activity,
         cost_s,
         worst,
         last_shares,
         behind_s[worst] / num_last[worst],
-        matching[0].text if matching else "",
+        max(matching, key=matching.__getitem__).text if matching else "",
         activity in (COMPUTE, OPTIMIZER) and core_wait_s >= _MIN_CORE_WAIT_SHARE * excess_s[worst][activity] > 0,
     )
 

@@ -82,7 +82,7 @@ class JobMonitor:
                 steps.observed_s += report.interval_s
             elif self._is_behind(steps):
                 steps.num_idle_reports += 1
-            steps.call_sites.update(dict(report.call_sites))
+            steps.add_call_sites(report.call_sites)
             self._totals[report.rank] = report.totals
             if report.usage is not None:
                 self._usage[self._hosts[report.rank]] = report.usage

@@ -71,6 +71,17 @@ def test_what_a_straggler_did_before_is_forgotten() -> None:
     assert "read" not in last.line()
 
 
+def test_a_place_that_was_seen_once_is_remembered_through_a_report_without_a_look() -> None:
+    job = filled()
+    seen = ((CallSite("once (train.py:9)", DATA), 1),)
+    for turn, sites in enumerate([(), (), (), (), seen, ()], start=1):
+        job.add(report(0, 10 * turn + 1, [WAITING] * 10))
+        job.add(report(1, 10 * turn + 1, [LATE] * 10, call_sites=sites))
+    last = job.steps()
+    assert last is not None
+    assert last.verdict.endswith("it was in once (train.py:9).")
+
+
 def test_the_summary_counts_all_steps_and_who_was_last() -> None:
     job = JobMonitor(["a", "b"])
     assert job.summary() is None
