@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import hvd_cluster.torch as hvd
+from hvd_cluster.estimators.torch.model_pickling import with_versions
 from hvd_cluster.estimators.torch.strategies.checks import called_modules, require_divisible
 from hvd_cluster.estimators.torch.strategies.fsdp2 import FSDP2
 from hvd_cluster.estimators.torch.strategies.fully_sharded import reshard, shard, sharded_state, whole
@@ -78,7 +79,8 @@ class FSDP2Strategy(_HorovodStrategy):
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
         """The complete state, on rank 0."""
-        return whole(self.lightning_module.state_dict(), self.is_global_zero)  # type: ignore[no-any-return]
+        state = self.lightning_module.state_dict()
+        return with_versions(whole(state, self.is_global_zero), state)
 
     def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
         """Its complete state, on rank 0."""

@@ -25,7 +25,7 @@ from hvd_cluster.estimators.spec import TrainResult
 from hvd_cluster.estimators.torch import made_state
 from hvd_cluster.estimators.torch.initial_model import initial_model
 from hvd_cluster.estimators.torch.made_model import MadeModel
-from hvd_cluster.estimators.torch.model_pickling import on_cpu
+from hvd_cluster.estimators.torch.model_pickling import on_cpu, state_within
 
 if TYPE_CHECKING:
     from hvd_cluster.estimators.lightning.best_file import LightningBestFile
@@ -226,7 +226,7 @@ def _sharded_result(spec: LightningSpec, trainer: Any, best: LightningBestFile, 
         return b""
     state = best.weights(trainer) or state
     if spec.objective is not None:
-        state = {name.removeprefix("net."): value for name, value in state.items() if name.startswith("net.")}
+        state = state_within(state, "net")
     return _packed(trainer, state, optimizer, hooks)
 
 

@@ -118,6 +118,18 @@ def with_versions(entries: Mapping[str, Any], state: Mapping[str, Any]) -> dict[
     return found
 
 
+def state_within(state: Mapping[str, Any], path: str) -> dict[str, Any]:
+    """The state dict of the module at ``path`` in the module that ``state`` is of, with the versions of its modules."""
+
+    def within(entries: Mapping[str, Any]) -> dict[str, Any]:
+        return {name.removeprefix(f"{path}."): one for name, one in entries.items() if name.startswith(f"{path}.")}
+
+    found = OrderedDict(within(state))
+    if hasattr(state, "_metadata"):
+        found._metadata = {"": state._metadata.get(path, {}), **within(state._metadata)}  # type: ignore[attr-defined]
+    return found
+
+
 def unpicklable_text(name: str, module: torch.nn.Module) -> str:
     """Which attributes prevent ``module`` from being pickled, with the remedy; empty if it can be pickled.
 

@@ -131,6 +131,67 @@ def test_a_plain_net_is_trained_with_its_optimizer(frame, two_workers, sharding)
     torch.testing.assert_close(state, wanted, atol=1e-6, rtol=0)
 
 
+class Migrates(torch.nn.Module):
+    """As of version 2 the state holds the logarithm of the scale; older states are migrated, as torch suggests."""
+
+    _version = 2
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("log_scale", torch.full((4,), 0.5))
+
+    def _load_from_state_dict(self, state, prefix, metadata, *more):
+        if metadata.get("version", 1) < 2:
+            state[prefix + "log_scale"] = state[prefix + "log_scale"].clamp(min=1e-6).log()
+        super()._load_from_state_dict(state, prefix, metadata, *more)
+
+    def forward(self, x):
+        return x * self.log_scale.exp()
+
+
+class Versioned(Net):
+    """Has a version itself, and a layer that has one."""
+
+    _version = 3
+
+    def __init__(self):
+        super().__init__()
+        self.migrates = Migrates()
+
+    def forward(self, x, a):
+        return super().forward(self.migrates(x), a)
+
+    def _load_from_state_dict(self, state, prefix, metadata, *more):
+        assert metadata["version"] == 3
+        super()._load_from_state_dict(state, prefix, metadata, *more)
+
+
+class VersionedLayers(torch.nn.Sequential):
+    _version = 3
+
+    def _load_from_state_dict(self, state, prefix, metadata, *more):
+        assert metadata["version"] == 3
+        super()._load_from_state_dict(state, prefix, metadata, *more)
+
+
+@pytest.mark.parametrize("sharding", [DIVIDED, "zero1"])
+@pytest.mark.parametrize("is_plain", [True, False], ids=["a plain net", "a LightningModule"])
+def test_modules_learn_the_version_of_their_state(frame, two_workers, tmp_path, sharding, is_plain):
+    params = {"model": Versioned()}
+    if is_plain:
+        net = VersionedLayers(Migrates(), torch.nn.Linear(4, 16), torch.nn.Linear(16, 1))
+        params = {"model": net, "optimizer": torch.optim.AdamW(net.parameters(), lr=0.01)}
+        params |= {"loss": F.mse_loss, "feature_cols": ["x"]}
+    params |= {"store": str(tmp_path), "run_id": "r", "validation": 0.2}
+    for epochs in (1, 2):  # the second fit continues the first one
+        best = pl.callbacks.ModelCheckpoint(monitor="val_loss")
+        fitted = fit(frame, two_workers, sharding, epochs=epochs, callbacks=[best], **params).getModel()
+        migrates = fitted[0] if is_plain else fitted.migrates
+        assert migrates.log_scale.tolist() == [0.5] * 4
+    last = fit(frame, two_workers, sharding, epochs=1, **{**params, "run_id": "last"}).getModel()
+    assert (last[0] if is_plain else last.migrates).log_scale.tolist() == [0.5] * 4
+
+
 class Signed(torch.optim.Optimizer):
     """Keeps an option outside of ``defaults``."""
 

@@ -417,3 +417,43 @@ def test_callbacks_see_parts_of_parameters_after_a_validation(frame, two_workers
     params = {"validation": "v", "epochs": 3, "make": signed, "callbacks": [Kinds(), Kinds()]}
     model = fit(frame, two_workers, FSDP2(), checkpoint_every_epochs=10, **params)
     assert [record["kinds"] for record in model.getHistory()] == [[["DTensor"], ["DTensor"]]] * 3
+
+
+class Versioned(nn.Module):
+    """As of version 2 the state holds the logarithm of the scale; older states are migrated, as torch suggests."""
+
+    _version = 2
+
+    def __init__(self, device=None):
+        super().__init__()
+        self.inner, self.last = nn.Linear(5, 16, device=device), nn.Linear(16, 1, device=device)
+        self.log_scale = nn.Parameter(torch.zeros(16, device=device))
+        self.reset_parameters()
+
+    def reset_parameters(self):
+        nn.init.constant_(self.log_scale, 0.5)
+
+    def _load_from_state_dict(self, state, prefix, metadata, *more):
+        if metadata.get("version", 1) < 2:
+            state[prefix + "log_scale"] = state[prefix + "log_scale"].clamp(min=1e-6).log()
+        super()._load_from_state_dict(state, prefix, metadata, *more)
+
+    def forward(self, x):
+        return self.last(self.inner(x) * self.log_scale.exp())
+
+
+@pytest.mark.parametrize("sharding", [DIVIDED, "zero1"])
+@pytest.mark.parametrize("device", [None, "meta"])
+def test_modules_learn_the_version_of_their_state(frame, two_workers, tmp_path, sharding, device):
+    for epochs in (1, 2):  # the second fit continues the first one
+        model = fit(
+            frame,
+            two_workers,
+            sharding,
+            ModelFactory(Versioned, device) if device else Versioned(),
+            lambda net: torch.optim.SGD(net.parameters(), lr=0.0),
+            store=str(tmp_path),
+            run_id="r",
+            epochs=epochs,
+        )
+        assert model.getModel().log_scale.tolist() == [0.5] * 16

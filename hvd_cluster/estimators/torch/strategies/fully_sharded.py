@@ -63,7 +63,7 @@ def sharded_model(
     is_first = hvd.rank() == 0
     set_model_state_dict(
         empty,
-        whole.state_dict() if is_first else {},
+        whole.state_dict(),  # of the other ranks, only the versions of modules count
         options=StateDictOptions(full_state_dict=True, broadcast_from_rank0=True),
     )
     buffers = dict(empty.named_buffers())

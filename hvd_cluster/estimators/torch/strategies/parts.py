@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
+from hvd_cluster.estimators.torch.model_pickling import with_versions
 from hvd_cluster.estimators.torch.optimizer_state import holder
 from hvd_cluster.estimators.torch.strategies.shards import Shards
 
@@ -52,7 +53,7 @@ def rest_of(model: Mapping[str, Any], optimizer: Any) -> tuple[dict[str, Any], d
         positions = list(range(start, start + len(group["params"])))
         groups.append({**group, "params": positions})
         start += len(positions)
-    others = {name: value for name, value in model.items() if not isinstance(value, torch.Tensor)}
+    others = with_versions({name: one for name, one in model.items() if not isinstance(one, torch.Tensor)}, model)
     return others, {"state": {index: entry for index, entry in state.items() if entry}, "param_groups": groups}
 
 
