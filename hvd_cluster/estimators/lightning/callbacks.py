@@ -13,6 +13,7 @@ import torch
 from hvd_cluster.data.files.scratch import scratch_folder
 from hvd_cluster.estimators.lightning import rank_state
 from hvd_cluster.estimators.lightning.best_file import LightningBestFile
+from hvd_cluster.estimators.lightning.epoch_numbers import EpochNumbers, parted
 from hvd_cluster.estimators.lightning.layer_hooks import hooks_for, makes_layers
 from hvd_cluster.estimators.lightning.spec import LightningSpec
 from hvd_cluster.estimators.run import random_state
@@ -22,6 +23,7 @@ from hvd_cluster.estimators.run.worker_run import WorkerRun
 from hvd_cluster.estimators.run.world import Collectives
 from hvd_cluster.estimators.torch.made_model import MadeModel
 from hvd_cluster.estimators.torch.means import Means
+from hvd_cluster.estimators.view.history import flat
 from hvd_cluster.lightning.installed import submodule
 from hvd_cluster.lightning.optimizers import scale_rates
 from hvd_cluster.monitor.step_clock import SAVE, step_clock
@@ -54,6 +56,7 @@ class SaveRun(_callbacks.Checkpoint):
         self._best = best
         self._means = Means([], torch.device("cpu"))
         self._has_loss = False
+        self._numbers = EpochNumbers()
         self._trainer: Any = None
         self._losses = FiniteCheck(False, run.hvd, run.spec.run_id)
 
@@ -97,6 +100,7 @@ class SaveRun(_callbacks.Checkpoint):
         self.run.start_epoch()
         self._means = Means([], pl_module.device)
         self._has_loss = False
+        self._numbers.begin()
 
     def before_first_batch(self) -> None:
         """Continue the epoch if it was interrupted.
@@ -115,6 +119,8 @@ class SaveRun(_callbacks.Checkpoint):
         if own is not None:
             self._means.restore(own["means"])
             self._has_loss = own["has_loss"]
+            self._numbers.restore(own["numbers"])
+            self.run.timer.validation_left_out_rows = own["validation_left_out_rows"]
             rank_state.restore(own["lightning"], self._trainer, self._trainer.lightning_module)
 
     def between_batches(self) -> None:
@@ -157,18 +163,24 @@ class SaveRun(_callbacks.Checkpoint):
                     if parameter.grad is not None:
                         parameter.grad.mul_(batches / made)
 
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        """Note what the validation has logged, before Lightning resets it."""
+        self._numbers.add(trainer._results)
+        self._numbers.is_validated = True
+
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         """Record the epoch, and save the run."""
         run = self.run
         self._losses.check(run.epoch, self._has_finite_weights)
         record = run.record()
-        logged = {name: float(value) for name, value in trainer.callback_metrics.items()}
+        self._numbers.add(trainer._results)
+        logged, is_validated = self._numbers.of_epoch(trainer.callback_metrics), self._numbers.is_validated
         parts = parted(logged)
         means = self._means.over_ranks(self._hvd, "hvd_cluster.train_means")
         if self._has_loss and "loss" not in parts["train"]:
             parts["train"]["loss"] = means["loss"]
-        record |= {"train": parts["train"], "logged": logged, **run.left_out_rows()}
-        if self._spec.has_validation:
+        record |= {"train": parts["train"], "logged": logged, **run.left_out_rows(is_validated)}
+        if self._spec.has_validation and (is_validated or flat(parts["validation"])):
             record["validation"] = parts["validation"]
         run.history.append(record)
         self.done = 0
@@ -194,9 +206,12 @@ class SaveRun(_callbacks.Checkpoint):
             trainer.save_checkpoint(path)  # every rank takes part, and rank 0 writes
             partial = None
             if done is not None:
+                self._numbers.add(trainer.fit_loop.epoch_loop._results)
                 own = {
                     "means": self._means.sums,
                     "has_loss": self._has_loss,
+                    "numbers": self._numbers.state(),
+                    "validation_left_out_rows": self.run.timer.validation_left_out_rows,
                     "lightning": rank_state.capture(trainer, module),
                 }
                 partial = self.run.partial(done, own)
@@ -293,20 +308,3 @@ def _is_own(result: Any) -> bool:
     """Whether a logged number of an epoch is that of one rank; metrics of torchmetrics are those of all ranks."""
     sync = result.meta.sync
     return result.is_tensor and result.meta.on_epoch and not (sync.should or sync.rank_zero_only or result.has_reset)
-
-
-def parted(logged: dict[str, float]) -> dict[str, dict[str, Any]]:
-    """What a module logged, as the "train" and the "validation" part of a record.
-
-    Names that begin with ``val`` belong to the validation; ``train_``, ``val_`` and ``validation_`` are removed.
-    """
-    parts: dict[str, dict[str, Any]] = {"train": {"all_metrics": [{}]}, "validation": {"all_metrics": [{}]}}
-    for name, value in logged.items():
-        prefix, found, rest = name.replace("/", "_").partition("_")
-        part = "validation" if prefix in ("val", "valid", "validation") else "train"
-        short = rest if found and prefix in ("train", "val", "valid", "validation") else name
-        if short == "loss":
-            parts[part]["loss"] = value
-        else:
-            parts[part]["all_metrics"][0][short] = value
-    return parts

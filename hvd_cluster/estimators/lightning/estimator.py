@@ -50,7 +50,8 @@ class LightningEstimator(LightningEstimatorParams, ModuleEstimator):
     A batch for ``training_step(self, batch, batch_idx)`` is a dict column -> tensor of shape
     ``(rows, *shape of a row)``, with floating columns in the module's dtype and others as stored. ``model.history`` has
     what the module logs (``logged`` in ``getHistory()`` has it under the module's names); names that begin with ``val``
-    belong to the validation. The result's ``transform`` calls ``model(*feature columns)``.
+    belong to the validation, which epochs without one lack. The result's ``transform`` calls ``model(*feature
+    columns)``.
 
     ``callbacks`` are Lightning's. With a ``ModelCheckpoint`` that monitors a metric, the weights that it found best are
     returned; its files are in the run's folder in the store. After each epoch, and within epochs with

@@ -25,7 +25,7 @@ class EarlyStopping:
     Args:
         monitor: a column of ``model.history``, such as "validation_loss"; None for the validation loss, or the training
             loss if there are no validation rows.
-        patience: epochs without a better value that end the fit.
+        patience: epochs without a better value that end the fit. Epochs without any value do not count.
         min_delta: smaller improvements do not count.
         mode: "min" if lower values are better, "max" if higher ones are. None means "min", but a monitor named like a
             score needs a choice.
@@ -66,27 +66,37 @@ class EarlyStopping:
             )
 
     def is_over(self, records: Sequence[dict[str, Any]]) -> bool:
-        """Whether the last ``patience`` epochs were not better than the best before them."""
-        return len(records) - 1 - self.best_epoch(records) >= self.patience
+        """Whether the last ``patience`` epochs with the monitored number were not better than the best before them."""
+        best = self.best_epoch(records)
+        return sum(index > best for index, _ in self._values(records)) >= self.patience
 
     def best_epoch(self, records: Sequence[dict[str, Any]]) -> int:
         """Index of the best record, the earliest of equal ones; -1 if there are no records.
+
+        Epochs without the monitored number, such as those without a validation, are not the best.
 
         Raises:
             DataError: ``monitor`` is not in the history.
         """
         best, at = math.inf, -1
-        for index, row in enumerate(rows(records)):
-            value = self._value(row) * (-1 if self.mode == "max" else 1)
+        for index, given in self._values(records):
+            value = given * (-1 if self.mode == "max" else 1)
             if at < 0 or value < best - self.min_delta:
-                best, at = (value, index) if not math.isnan(value) else (best, max(at, 0))
+                best, at = (best if math.isnan(value) else value), index
         return at
 
-    def _value(self, row: dict[str, Any]) -> float:
-        name = self.monitor or ("validation_loss" if "validation_loss" in row else "train_loss")
-        if name not in row:
-            raise DataError(f"monitor={name!r} is not in the history, which has {', '.join(row)}: choose one of these")
-        return float(row[name])
+    def _values(self, records: Sequence[dict[str, Any]]) -> list[tuple[int, float]]:
+        """The indices of the records with the monitored number, and that number."""
+        table = rows(records)
+        has_validation = any("validation_loss" in row for row in table)
+        name = self.monitor or ("validation_loss" if has_validation else "train_loss")
+        found = [(index, float(row[name])) for index, row in enumerate(table) if name in row]
+        if table and not found:
+            known = dict.fromkeys(column for row in table for column in row)
+            raise DataError(
+                f"monitor={name!r} is not in the history, which has {', '.join(known)}: choose one of these"
+            )
+        return found
 
 
 #: Finds the best epoch if ``early_stopping`` is not set.

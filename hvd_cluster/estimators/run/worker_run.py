@@ -139,15 +139,18 @@ class WorkerRun(Generic[S]):
             self.timer.validation_left_out_rows += getattr(batch, "num_left_out", 0)
             yield batch
 
-    def left_out_rows(self) -> dict[str, int]:
+    def left_out_rows(self, is_validated: bool = True) -> dict[str, int]:
         """The part of an epoch's record about rows that were left out, once the epoch has been validated.
 
         The same on every rank; every rank takes part. Empty if a bad row ends the fit.
+
+        Args:
+            is_validated: the epoch has had a validation, if there are validation rows.
         """
         if self.spec.preprocess is None or self.spec.preprocess.on_error == "raise":
             return {}
         own = {"left_out_rows": self._left_out_before()}
-        if self.spec.has_validation:
+        if self.spec.has_validation and is_validated:
             own["validation_left_out_rows"] = self.timer.validation_left_out_rows
         gathered = self.hvd.allgather_object(own, name="hvd_cluster.left_out_rows")
         return {name: sum(rank[name] for rank in gathered) for name in own}

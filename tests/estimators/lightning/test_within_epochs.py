@@ -192,6 +192,10 @@ CASES = {
         "epoch": 1,
     },
     "so many steps": {"trainer_args": {"max_steps": 29}},
+    "without a validation in the epoch": {"trainer_args": {"check_val_every_n_epoch": 2}, "epoch": 2},
+    "without a validation in the epoch before": {"trainer_args": {"check_val_every_n_epoch": 2}},
+    "validations by batches": {"trainer_args": {"check_val_every_n_epoch": None, "val_check_interval": 15}, "epoch": 2},
+    "after the only validation": {"trainer_args": {"val_check_interval": 6}},
 }
 
 
@@ -319,6 +323,23 @@ def test_the_best_epoch_is_kept_when_a_run_continues_during_another(frame, two_w
     undisturbed = run(fitted, "undisturbed")
     run(interrupted, "interrupted")
     assert what_was_learned(run(fitted, "interrupted")) == what_was_learned(undisturbed)
+
+
+def test_bad_rows_of_a_validation_before_the_interruption_are_counted(frame, two_workers, tmp_path):
+    def small(batch):
+        if (np.abs(batch["a"]) > 1.5).any():
+            raise ValueError("too large")
+        return batch["a"][:, None].astype(np.float32)
+
+    net = torch.nn.Linear(1, 1)
+    params = {"net": net, "optimizer": torch.optim.SGD(net.parameters(), lr=0.01), "loss": F.mse_loss}
+    params |= {"feature_cols": ["a"], "preprocess": small, "on_error": "skip", "validation": "v"}
+    params |= {"trainer_args": {"val_check_interval": 6}, "train_steps_per_epoch": 11}
+    interrupted(frame, tmp_path, two_workers, **params)
+    bad = int((frame["a"].abs()[frame["v"]] > 1.5).sum())
+    records = fitted(frame, tmp_path, "interrupted", two_workers, **params).getHistory()
+    assert [record["validation_left_out_rows"] for record in records] == [bad] * 3
+    assert bad > 0
 
 
 @pytest.mark.slow
