@@ -18,6 +18,7 @@ from hvd_cluster.estimators.lightning.layer_hooks import hooks_for, makes_layers
 from hvd_cluster.estimators.lightning.spec import LightningSpec
 from hvd_cluster.estimators.run import random_state
 from hvd_cluster.estimators.run.best_file import file_tensor
+from hvd_cluster.estimators.run.checkpoint import PartialEpoch
 from hvd_cluster.estimators.run.finite_check import FiniteCheck, all_finite
 from hvd_cluster.estimators.run.worker_run import WorkerRun
 from hvd_cluster.estimators.run.world import Collectives
@@ -30,6 +31,9 @@ from hvd_cluster.monitor.step_clock import SAVE, step_clock
 from hvd_cluster.torch.functions import share_buffers
 
 _callbacks: Any = submodule("callbacks")
+
+#: Key of the ``accumulate_grad_batches`` that a callback or the module has set, in what a rank holds of an epoch.
+_PASSES = "accumulate_grad_batches"
 
 
 class SaveRun(_callbacks.Checkpoint):
@@ -57,6 +61,8 @@ class SaveRun(_callbacks.Checkpoint):
         self._means = Means([], torch.device("cpu"))
         self._has_loss = False
         self._numbers = EpochNumbers()
+        #: The Trainer's ``accumulate_grad_batches`` before the first epoch of this start of the run.
+        self._given_passes = 1
         self._trainer: Any = None
         self._losses = FiniteCheck(False, run.hvd, run.spec.run_id)
 
@@ -80,12 +86,14 @@ class SaveRun(_callbacks.Checkpoint):
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Prepare to continue an interrupted epoch: Lightning alone would skip hooks of its start."""
-        self._trainer = trainer
+        self._trainer, self._given_passes = trainer, trainer.accumulate_grad_batches
         has_scaler = getattr(trainer.precision_plugin, "scaler", None) is not None
         self._losses = FiniteCheck(self._spec.terminate_on_nan, self._hvd, self._spec.run_id, has_scaler, self.look)
         if self.run.partial_epoch is not None:
             # If ``train_steps_per_epoch`` is given, a smaller number of ranks may have no steps left.
             steps = self.run.partial_epoch.steps(self._spec, self._hvd.size())
+            # Another number of ranks begins with a group of batches too.
+            steps -= steps % (_changed_passes(self.run.partial_epoch) or 1)
             self.done = min(steps, trainer.num_training_batches - 1)
             trainer.fit_loop.restarting = False
             trainer.fit_loop.epoch_loop.restarting = False
@@ -115,6 +123,8 @@ class SaveRun(_callbacks.Checkpoint):
         batches = loop.epoch_loop.batch_progress.current
         batches.ready = batches.started = batches.processed = batches.completed = self.done
         loop._data_fetcher.fetched = self.done
+        if (passes := _changed_passes(partial)) is not None:
+            self._trainer.accumulate_grad_batches = passes
         own = partial.rank_state(self._hvd.rank(), self._hvd.size())
         if own is not None:
             self._means.restore(own["means"])
@@ -207,7 +217,9 @@ class SaveRun(_callbacks.Checkpoint):
             partial = None
             if done is not None:
                 self._numbers.add(trainer.fit_loop.epoch_loop._results)
+                passes = trainer.accumulate_grad_batches
                 own = {
+                    _PASSES: passes if passes != self._given_passes else None,
                     "means": self._means.sums,
                     "has_loss": self._has_loss,
                     "numbers": self._numbers.state(),
@@ -302,6 +314,12 @@ def _log_without_value(results: Any, key: str, value: Any, batch_size: int) -> N
     if result.meta.on_epoch:
         for name, state in before.items():
             setattr(result, name, state)
+
+
+def _changed_passes(partial: PartialEpoch) -> int | None:
+    """The ``accumulate_grad_batches`` of an interrupted epoch, equal on all ranks; None for those given to the fit."""
+    passes: int | None = partial.ranks[0][_PASSES]
+    return passes
 
 
 def _is_own(result: Any) -> bool:

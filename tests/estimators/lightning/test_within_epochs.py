@@ -88,6 +88,13 @@ class Net(pl.LightningModule):
         return [optimizer], schedulers
 
 
+class Accumulates(Net):
+    """Makes steps of as many batches as epochs have begun."""
+
+    def on_train_epoch_start(self):
+        self.trainer.accumulate_grad_batches = self.current_epoch + 1
+
+
 class Counts(pl.Callback):
     """Counts what it is called for, and goes on counting in a run that is resumed."""
 
@@ -192,6 +199,11 @@ CASES = {
         "epoch": 1,
     },
     "so many steps": {"trainer_args": {"max_steps": 29}},
+    "a callback changes the batches in a step": {
+        "trainer_args": {"callbacks": pl.callbacks.GradientAccumulationScheduler({1: 2})},
+        "at": 6,
+    },
+    "the module changes the batches in a step": {"net": Accumulates(), "epoch": 2, "at": 6},
     "without a validation in the epoch": {"trainer_args": {"check_val_every_n_epoch": 2}, "epoch": 2},
     "without a validation in the epoch before": {"trainer_args": {"check_val_every_n_epoch": 2}},
     "validations by batches": {"trainer_args": {"check_val_every_n_epoch": None, "val_check_interval": 15}, "epoch": 2},
@@ -244,6 +256,23 @@ def test_another_number_of_ranks_continues_where_the_rows_end(frame, two_workers
     assert seen["last batches"] == 3
     assert [record["epoch"] for record in again.getHistory()] == [0, 1, 2]
     assert again.getHistory()[2]["validation"]["loss"] < again.getHistory()[0]["validation"]["loss"]
+
+
+def test_another_number_of_ranks_makes_steps_of_as_many_batches(frame, two_workers, one_worker, tmp_path):
+    class Seen(pl.Callback):
+        def on_before_optimizer_step(self, trainer, pl_module, optimizer):
+            if trainer.world_size == 2:
+                ready = trainer.fit_loop.epoch_loop.batch_progress.current.ready
+                with (tmp_path / f"steps of {trainer.global_rank}").open("a") as file:
+                    file.write(f"{trainer.current_epoch}:{ready} ")
+
+    longer = pl.callbacks.GradientAccumulationScheduler({1: 4})
+    params = {"checkpoint_every_steps": 4, "epochs": 2, "trainer_args": {"callbacks": [longer, Seen()]}}
+    found = interrupted(frame, tmp_path, one_worker, batch=14, **params)
+    assert found.partial_epoch.rows == 12 * 8
+    fitted(frame, tmp_path, "interrupted", two_workers, **params)
+    # After 6 batches of two ranks a group would be half made: it is made again.
+    assert (tmp_path / "steps of 0").read_text() == "1:8 1:11 "
 
 
 def test_steps_of_which_nothing_would_be_left_leave_one(frame, two_workers, one_worker, tmp_path):
