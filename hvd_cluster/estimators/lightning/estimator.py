@@ -51,7 +51,7 @@ class LightningEstimator(LightningEstimatorParams, ModuleEstimator):
     ``(rows, *shape of a row)``, with floating columns in the module's dtype and others as stored. ``model.history`` has
     what the module logs (``logged`` in ``getHistory()`` has it under the module's names); names that begin with ``val``
     belong to the validation, which epochs without one lack. The result's ``transform`` calls ``model(*feature
-    columns)``.
+    columns)``, in the dtypes of a batch if the model takes these.
 
     ``callbacks`` are Lightning's. With a ``ModelCheckpoint`` that monitors a metric, the weights that it found best are
     returned; its files are in the run's folder in the store. After each epoch, and within epochs with
@@ -210,7 +210,10 @@ class LightningEstimator(LightningEstimatorParams, ModuleEstimator):
                 with suppress(DataError):  # a subclass of the model that predicts by itself has outputs of this shape
                     output_shapes = tried(transformed).output_shapes
         floating = floating_dtype(model)
-        dtypes = {name: floating if batch[name].is_floating_point() else "int64" for name in batch}
+        dtypes = {
+            name: floating if one.is_floating_point() else str(one.dtype).removeprefix("torch.")
+            for name, one in batch.items()
+        }
         known = dataclasses.replace(
             inputs,
             feature_dtypes=tuple(dtypes.get(name, floating) for name in inputs.feature_cols),

@@ -3,11 +3,13 @@
 The trial also chooses the dtype of each column: the model's floating dtype, which Horovod uses for every column, unless
 only int64 (bool for bools) works: embeddings, class labels. A feature with a whole number that the floating dtype
 cannot hold stays int64 if the model takes that. Bools, and whole numbers stored as floats such as those of
-StringIndexer, are tried as int64 last if they are labels.
+StringIndexer, are tried as int64 last if they are labels. Where training passes whole numbers as stored, each feature
+keeps its dtype if the model takes that, since arithmetic in another one has other results.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import itertools
@@ -53,6 +55,9 @@ class ProbeResult:
 class _Refused(Exception):
     """One choice of dtypes did not work; ``progress`` says how far the trial came."""
 
+    #: The dtypes of whole numbers in this choice.
+    whole = "int64"
+
     def __init__(self, text: str, progress: int) -> None:
         super().__init__(text)
         self.progress = progress
@@ -76,7 +81,7 @@ def probe(
         make_objective: None if the user's training step computes the loss; then only the model's input is tried.
         batch: columns of a few rows, as the reader yields them.
         weighted: rows will be weighted, even if no column has their weights.
-        as_stored: training passes whole numbers to the model as stored: these are tried first.
+        as_stored: training passes whole numbers to the model as stored: these dtypes are tried first, then int64.
         batch_size: rows of a training batch. No more rows are tried.
         output_fn: takes what counts of the model's outputs.
 
@@ -86,25 +91,32 @@ def probe(
     """
     trial = copied(model).to(_CPU)
     tried = [min(5, batch_size), min(7, batch_size)]
+
+    def shapes_with(candidate: Inputs) -> dict[str, tuple[int, ...]]:
+        with set_aside():
+            for rows in dict.fromkeys(tried):
+                # A model may keep what it concluded from the dtypes of an earlier trial.
+                tried_on = copied(trial) if inputs.label_keywords else trial
+                found = _try(tried_on, candidate, make_objective, metrics, with_rows(batch, rows), weighted, output_fn)
+                # With 5 rows an output of 5 values may fit by chance, so another number of rows is tried too.
+                if make_objective is None or not any(rows in shape for shape in found.values()):
+                    break
+        return found
+
     refusals: list[_Refused] = []
-    exact = list(_exact_choices(trial, inputs, batch, as_stored))
+    exact = list(dict.fromkeys(_exact_choices(trial, inputs, batch, as_stored)))
     choices = [choice for choice in _choices(trial, inputs, batch) if choice not in exact]
     for feature_dtypes, label_dtypes in (*exact, *choices):
         candidate = dataclasses.replace(inputs, feature_dtypes=feature_dtypes, label_dtypes=label_dtypes)
         try:
-            with set_aside():
-                for rows in dict.fromkeys(tried):
-                    # A model may keep what it concluded from the dtypes of an earlier trial.
-                    tried_on = copied(trial) if inputs.label_keywords else trial
-                    found = _try(
-                        tried_on, candidate, make_objective, metrics, with_rows(batch, rows), weighted, output_fn
-                    )
-                    # With 5 rows an output of 5 values may fit by chance, so another number of rows is tried too.
-                    if make_objective is None or not any(rows in shape for shape in found.values()):
-                        break
+            found = shapes_with(candidate)
         except _Refused as refusal:
+            whole = sorted({dtype for dtype in (*feature_dtypes, *label_dtypes) if "int" in dtype})
+            refusal.whole = ", ".join(whole) or refusal.whole
             refusals.append(refusal)
         else:
+            if as_stored:
+                candidate = _narrowed(candidate, batch, shapes_with)
             candidate.warn_of_inexact(batch)
             for name in candidate.float_labels_as_int64(batch):
                 logger.info("label %r: the loss takes no floats, so it is given the whole numbers as int64", name)
@@ -148,8 +160,12 @@ def _error_text(refusals: Sequence[_Refused]) -> str:
     One of them may be refused for its dtype only, and another for the mistake: a class that is out of bounds.
     """
     furthest = max(refusal.progress for refusal in refusals)
-    first, *others = dict.fromkeys(str(refusal) for refusal in refusals if refusal.progress == furthest)
-    return "\n".join([first, *(f"with whole numbers as int64: {text.splitlines()[0]}" for text in others)])
+    found: dict[str, str] = {}
+    for refusal in refusals:
+        if refusal.progress == furthest:
+            found.setdefault(str(refusal), refusal.whole)
+    (first, _), *others = found.items()
+    return "\n".join([first, *(f"with whole numbers as {whole}: {text.splitlines()[0]}" for text, whole in others)])
 
 
 def _choices(
@@ -188,15 +204,31 @@ def _exact_choices(
     if inputs.made is not None:
         return
     floating = floating_dtype(model)
-    dtypes = []
-    for name in inputs.feature_cols:
-        whole = not batch[name].is_floating_point()
-        keeps = whole and (as_stored or inexact_value(batch[name], floating) is not None)
-        dtypes.append(_name(_whole(batch[name].dtype)) if keeps else floating)
-    if set(dtypes) == {floating}:
+    kept = {
+        name: batch[name].dtype
+        for name in inputs.feature_cols
+        if not batch[name].is_floating_point() and (as_stored or inexact_value(batch[name], floating) is not None)
+    }
+    if not kept:
         return
-    for labels in dict.fromkeys(labels for _, labels in _choices(model, inputs, batch)):
-        yield tuple(dtypes), labels
+    widened = {name: _whole(dtype) for name, dtype in kept.items()}
+    for dtypes in (kept, widened) if as_stored else (widened,):
+        features = tuple(_name(dtypes[name]) if name in dtypes else floating for name in inputs.feature_cols)
+        for labels in dict.fromkeys(labels for _, labels in _choices(model, inputs, batch)):
+            yield features, labels
+
+
+def _narrowed(found: Inputs, batch: Mapping[str, Tensor], try_with: Callable[[Inputs], Any]) -> Inputs:
+    """The inputs with features as stored instead of int64, where the model takes that: another may need int64."""
+    for index, name in enumerate(found.arguments):
+        dtypes, stored = [*found.feature_dtypes], batch[name].dtype
+        if dtypes[index] == "int64" and not (stored.is_floating_point or stored == torch.int64):
+            dtypes[index] = _name(stored)
+            narrower = dataclasses.replace(found, feature_dtypes=tuple(dtypes))
+            with contextlib.suppress(_Refused):
+                try_with(narrower)
+                found = narrower
+    return found
 
 
 def _try(

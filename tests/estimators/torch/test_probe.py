@@ -46,6 +46,43 @@ def test_columns_come_in_the_dtype_of_the_model():
     assert found.inputs.feature_dtypes == ("int64",)
 
 
+class Apply(torch.nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, *inputs):
+        return self.function(*inputs)
+
+
+@pytest.mark.parametrize(
+    ("function", "stored", "chosen"),
+    [
+        (lambda x, c: x * 2, ("uint8", "int16"), ("uint8", "int16")),
+        (lambda x, c: x * F.one_hot(c, 9).sum(2), ("uint8", "int16"), ("uint8", "int64")),
+        (lambda x, c: F.one_hot(x, 9).sum(2) * c, ("uint8", "int16"), ("int64", "int16")),
+        (lambda x, c: F.one_hot(x * c, 9), ("int32", "int32"), ("int32", "int64")),
+        (lambda x, c: F.linear(x, torch.ones(1, 4)) + c, ("uint8", "bool"), ("float32", "float32")),
+    ],
+)
+def test_what_training_passes_as_stored_is_scored_as_stored_if_the_model_takes_it(function, stored, chosen):
+    batch = {name: torch.ones(ROWS, 4).to(getattr(torch, dtype)) for name, dtype in zip("xc", stored, strict=True)}
+    batch["y"] = torch.randn(ROWS)
+    schema = Schema(tuple(Column(name, Kind.NUMERIC, "int64", tuple(t.shape[1:])) for name, t in batch.items()))
+    inputs = Inputs(feature_cols=("x", "c"), label_cols=("y",))
+    found = probe(Apply(function), inputs, None, [], batch, schema, as_stored=True)
+    assert found.inputs.feature_dtypes == chosen
+
+
+def test_an_error_has_the_dtypes_in_which_whole_numbers_were_tried():
+    features = torch.ones(ROWS, 4, dtype=torch.uint8)
+    with pytest.raises(DataError) as caught:
+        run(torch.nn.Embedding(1, 2), None, features=features, as_stored=True)
+    text = str(caught.value)
+    assert "with whole numbers as uint8: the model does not take" in text
+    assert "with whole numbers as int64: the model does not take the feature columns: IndexError" in text
+
+
 def test_class_labels_stay_integers():
     found = run(torch.nn.Linear(4, 3), F.cross_entropy, label=torch.tensor([0, 1, 2]))
     assert found.inputs.label_dtypes == ("int64",)
