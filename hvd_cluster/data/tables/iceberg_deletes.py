@@ -16,7 +16,7 @@ import numpy.typing as npt
 from hvd_cluster.data.files.filesystems import as_filesystem
 from hvd_cluster.data.optional import load_extra, load_pyarrow
 from hvd_cluster.data.reading.common_schema import as_type
-from hvd_cluster.data.tables.snapshot_files import field_ids
+from hvd_cluster.data.tables.snapshot_files import FIELD_ID
 from hvd_cluster.data.tables.table_source import Snapshot
 from hvd_cluster.errors import DataError
 
@@ -118,8 +118,9 @@ class Deletes:
         """The rows of a data file that equal a row of a delete file in all of its columns; nulls equal nulls."""
         pyarrow = load_pyarrow()
         codes: Positions | None = None
-        deleted = self._columns(delete.data_file.file_path, tuple(delete.data_file.equality_ids))
-        stored = self._columns(data.data_file.file_path, tuple(delete.data_file.equality_ids))
+        ids = tuple(delete.data_file.equality_ids)
+        deleted = self._columns(delete.data_file.file_path, ids, is_whole=True)
+        stored = self._columns(data.data_file.file_path, ids)
         for one, other in zip(deleted, stored, strict=True):
             values = pyarrow.chunked_array([*one.chunks, *other.chunks], one.type).combine_chunks()
             indices = values.dictionary_encode(null_encoding="encode").indices.to_numpy().astype(np.int64)
@@ -129,34 +130,46 @@ class Deletes:
         num_deleted = len(deleted[0])
         return np.flatnonzero(np.isin(codes[num_deleted:], codes[:num_deleted])).astype(np.int64)
 
-    def _columns(self, url: str, ids: tuple[int, ...]) -> list[Any]:
+    def _columns(self, url: str, ids: tuple[int, ...], *, is_whole: bool = False) -> list[Any]:
         """Columns of a file, which is read once: see :meth:`_read_columns`."""
         if (url, ids) not in self._known:
-            self._known[url, ids] = self._read_columns(url, ids)
+            self._known[url, ids] = self._read_columns(url, ids, is_whole=is_whole)
         return self._known[url, ids]
 
-    def _read_columns(self, url: str, ids: tuple[int, ...]) -> list[Any]:
-        """Columns of a file by the ids of their fields, as ``pyarrow.ChunkedArray`` in the newest types."""
+    def _read_columns(self, url: str, ids: tuple[int, ...], *, is_whole: bool) -> list[Any]:
+        """Columns of a file by the ids of their fields, as ``pyarrow.ChunkedArray`` in the newest types.
+
+        Args:
+            url: the file.
+            ids: the fields, which may be inside of structs.
+            is_whole: the file must hold all of them; else those that are missing are nulls.
+        """
         parquet = load_pyarrow("pyarrow.parquet")
         with as_filesystem(self._places.filesystem).open_input_file(self._places.inside(url)) as stream:
             file = parquet.ParquetFile(stream)
-            by_id = field_ids(file.schema_arrow)
+            stored = file.schema_arrow
+            by_id = _paths(stored)
             if not by_id:
                 raise DataError(f"{self._snapshot}: {url} has no field ids, which its equality deletes need")
-            table = file.read(columns=[by_id[number] for number in ids if number in by_id])
+            names = {stored.names[by_id[number][0]] for number in ids if number in by_id}
+            table = file.read(columns=sorted(names))
             num_rows = file.metadata.num_rows
         columns = []
         for number in ids:
             field = self._field(number)
+            wanted = _stored_type(self._arrow_type(field))
             if number in by_id:
-                columns.append(as_type(table.column(by_id[number]), self._arrow_type(field), field.name, url))
+                first, *inner = by_id[number]
+                columns.append(as_type(_plain(table.column(stored.names[first]), inner), wanted, field.name, url))
                 continue
+            if is_whole:
+                raise DataError(f"{self._snapshot}: {url} deletes rows by {field.name!r}, which it does not hold")
             if field.initial_default is not None or number in self._identities:
                 raise DataError(
                     f"{self._snapshot} has equality deletes on {field.name!r}, which {url} does not hold: read it with "
                     "Spark, and give the DataFrame to fit() or materialize()"
                 )
-            columns.append(load_pyarrow().chunked_array([load_pyarrow().nulls(num_rows, self._arrow_type(field))]))
+            columns.append(load_pyarrow().chunked_array([load_pyarrow().nulls(num_rows, wanted)]))
         return columns
 
     @functools.cached_property
@@ -181,3 +194,30 @@ class Deletes:
         """Columns of a Parquet file."""
         with as_filesystem(self._places.filesystem).open_input_file(self._places.inside(url)) as stream:
             return load_pyarrow("pyarrow.parquet").read_table(stream, columns=list(names))
+
+
+def _paths(fields: Any, above: tuple[int, ...] = ()) -> dict[int, tuple[int, ...]]:
+    """Id -> the places, from the outside in, of a file's fields that have one; those inside of structs too."""
+    is_struct = load_pyarrow("pyarrow.types").is_struct
+    found = {}
+    for place, one in enumerate(fields):
+        if FIELD_ID in (one.metadata or {}):
+            found[int(one.metadata[FIELD_ID])] = (*above, place)
+        if is_struct(one.type):
+            found |= _paths(one.type, (*above, place))
+    return found
+
+
+def _plain(column: Any, inner: Sequence[int]) -> Any:
+    """A field inside of a column's structs, null where one of these is, without extension types and dictionaries."""
+    pyarrow = load_pyarrow()
+    if inner:
+        column = load_pyarrow("pyarrow.compute").struct_field(column, list(inner))
+    if isinstance(column.type, pyarrow.BaseExtensionType):  # such as UUIDs, of which Arrow computes nothing
+        column = pyarrow.chunked_array([chunk.storage for chunk in column.chunks], column.type.storage_type)
+    return column.cast(column.type.value_type) if pyarrow.types.is_dictionary(column.type) else column
+
+
+def _stored_type(arrow_type: Any) -> Any:
+    """The type in which the values of an extension type are stored; others as they are."""
+    return arrow_type.storage_type if isinstance(arrow_type, load_pyarrow().BaseExtensionType) else arrow_type

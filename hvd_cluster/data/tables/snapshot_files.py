@@ -17,7 +17,7 @@ from hvd_cluster.data.tables.table_source import Snapshot, gone_text
 from hvd_cluster.errors import DataError
 
 #: The name under which pyarrow keeps the id of a Parquet field.
-_FIELD_ID = b"PARQUET:field_id"
+FIELD_ID = b"PARQUET:field_id"
 #: Where a log does not say how many rows a file holds.
 UNKNOWN_ROWS = -1
 
@@ -49,7 +49,7 @@ class ListedFile:
 
 def field_ids(schema: Any) -> dict[int, str]:
     """Id -> name of the fields of a file's ``pyarrow.Schema`` that have one."""
-    return {int(one.metadata[_FIELD_ID]): one.name for one in schema if _FIELD_ID in (one.metadata or {})}
+    return {int(one.metadata[FIELD_ID]): one.name for one in schema if FIELD_ID in (one.metadata or {})}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ from iceberg_files import add_deletes, add_vector, as_version_3, catalog_in, dat
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.transforms import IdentityTransform
-from pyiceberg.types import DateType, DoubleType, LongType, NestedField
+from pyiceberg.types import DateType, DoubleType, LongType, NestedField, UUIDType
 from table_rows import expected, rows_read
 
 from hvd_cluster.data import ParquetReader, open_table
@@ -184,6 +184,33 @@ def test_equality_deletes_match_nulls_and_stay_in_their_partition(catalog: Any) 
     table.append(pa.table({"id": [1, 2, 3, 4], "x": [None, 1.0, None, float("nan")], "k": [0, 0, 1, 1]}))
     add_deletes(table, pa.table({"x": pa.array([None], pa.float64())}), equality=["x"], partition=[0])
     assert ids(table) == [2, 3, 4]
+
+
+def test_equality_deletes_on_fields_of_structs(catalog: Any) -> None:
+    structs = [{"a": 1, "b": {"c": "p"}}, {"a": 2, "b": None}, None, {"a": 3, "b": {"c": "q"}}]
+    table = made(catalog, pa.table({"id": [1, 2, 3, 4], "s": structs}))
+    add_deletes(table, pa.table({"s": [structs[3]]}), equality=["s.b.c"])
+    assert ids(table) == [1, 2, 3]
+    add_deletes(table, pa.table({"s": [{"a": 1, "b": {"c": "q"}}]}), equality=["s.a"])
+    table.append(pa.table({"id": [5], "s": [structs[0]]}))
+    assert ids(table) == [2, 3, 5]
+    add_deletes(table, pa.table({"s": structs[1:2]}), equality=["s.b.c"])  # the null of a struct that is null
+    assert ids(table) == [5]
+
+
+def test_a_delete_file_without_the_column_that_it_deletes_by_is_refused(catalog: Any) -> None:
+    table = made(catalog, numbers(0, 10))
+    add_deletes(table, pa.table({"x": [0.5]}), equality=["id"])
+    with pytest.raises(DataError, match="deletes rows by 'id', which it does not hold"):
+        ids(table)
+
+
+def test_equality_deletes_on_uuids(catalog: Any) -> None:
+    table = made(catalog, schema=Schema(NestedField(1, "id", LongType()), NestedField(2, "key", UUIDType())))
+    keys = pa.array([bytes([i] * 16) for i in range(3)] + [None], pa.binary(16))
+    table.append(pa.table({"id": [0, 1, 2, 3], "key": keys}).cast(table.schema().as_arrow()))
+    add_deletes(table, pa.table({"key": keys.take([1, 3])}), equality=["key"])
+    assert ids(table) == [0, 2]
 
 
 def test_deletion_vectors_take_the_place_of_position_deletes(catalog: Any) -> None:
