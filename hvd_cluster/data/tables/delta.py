@@ -5,8 +5,10 @@ What a reader must know of a table is in the "Delta Transaction Log Protocol" (P
 
 from __future__ import annotations
 
+import dataclasses
 import datetime as dt
 import json
+import zlib
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -110,9 +112,11 @@ def _source(table: Any, place: Any, path: str) -> SnapshotFiles:
         for one in fields
         if mode != "none" and _is_mapped_inside(one["type"], by_id=mode == "id")
     }
-    return SnapshotFiles(
-        place, pyarrow.schema(table.schema().to_arrow()), snapshot, _files(table, path, physical), names, refused
-    )
+    files, listed = _files(table, path, physical)
+    # Copies of a table have one id, and the numbers of versions go on in each of them.
+    content = json.dumps([fields, listed], sort_keys=True)
+    snapshot = dataclasses.replace(snapshot, table_id=f"{snapshot.table_id} files {zlib.crc32(content.encode()):08x}")
+    return SnapshotFiles(place, pyarrow.schema(table.schema().to_arrow()), snapshot, files, names, refused)
 
 
 def _require_features(table: Any, snapshot: Snapshot) -> None:
@@ -146,23 +150,27 @@ def _is_mapped_inside(delta_type: Any, *, by_id: bool) -> bool:
     return any(_is_mapped_inside(one, by_id=by_id) for one in inner)
 
 
-def _files(table: Any, path: str, physical: Mapping[str, str]) -> list[ListedFile]:
+def _files(table: Any, path: str, physical: Mapping[str, str]) -> tuple[list[ListedFile], list[list[Any]]]:
     """The files of the version, in the order in which they were written.
 
     Args:
         table: the ``deltalake.DeltaTable``.
         path: its folder inside the filesystem.
         physical: column -> its name in files.
+
+    Returns:
+        The files, and for each of them what identifies its rows: path, size, and a checksum of the deleted ones.
     """
     pyarrow = load_pyarrow()
     deleted = _deleted(table) if "deletionVectors" in (table.protocol().reader_features or ()) else {}
-    found = []
+    found, listed = [], []
     actions = pyarrow.table(table.get_add_actions(flatten=True)).sort_by(
         [("modification_time", "ascending"), ("path", "ascending")]
     )
     for action in actions.to_pylist():
         given = action["path"]
         rows = deleted.pop(unquote(given if _is_absolute(given) else f"{table.table_uri.rstrip('/')}/{given}"), None)
+        listed.append([given, action["size_bytes"], None if rows is None else zlib.crc32(rows.tobytes())])
         found.append(
             ListedFile(
                 path=_inside(given, path, table.table_uri),
@@ -176,7 +184,7 @@ def _files(table: Any, path: str, physical: Mapping[str, str]) -> list[ListedFil
         )
     if deleted:
         raise DataError(f"deletion vectors of {table.table_uri} belong to no file of it: {sorted(deleted)[:3]}")
-    return found
+    return found, listed
 
 
 def _inside(path: str, folder: str, url: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import json
 import pickle
+import shutil
 import time
 from decimal import Decimal
 from pathlib import Path
@@ -266,6 +267,33 @@ def test_a_position_belongs_to_its_version(tmp_path: Path) -> None:
     again = ParquetReader(open_table(tmp_path / "t", version=0), batch_size=4)
     again.load_state_dict(state)
     assert [batch["id"].tolist() for batch in again] == rest
+
+
+def test_copies_of_a_table_that_diverged_are_two_tables(tmp_path: Path) -> None:
+    write(tmp_path / "t", numbers(0, 2, v=[0, 1]))
+    shutil.copytree(tmp_path / "t", tmp_path / "u")
+    keys = [open_table(tmp_path / name).snapshot.key for name in "tu"]
+    assert keys[0] == keys[1] == open_table(tmp_path / "t").snapshot.key
+    for name, begin in (("t", 10), ("u", 20)):
+        write(tmp_path / name, numbers(begin, begin + 2, v=[0, 1]), mode="append")
+        dataset = materialize(tmp_path / name, tmp_path / "store", columns=["id"], validation="v", reuse=True)
+        assert ids(dataset) == [0, begin]
+    reader = ParquetReader(tmp_path / "t", batch_size=1)
+    next(iter(reader))
+    with pytest.raises(DataError, match="version 1"):
+        ParquetReader(tmp_path / "u", batch_size=1).load_state_dict(reader.state_dict())
+
+
+def test_deleted_rows_and_columns_are_part_of_a_tables_identity(tmp_path: Path) -> None:
+    write(tmp_path / "t", numbers(0, 9))
+    (path,) = live_adds(tmp_path / "t")
+    for name in "uvwx":
+        shutil.copytree(tmp_path / "t", tmp_path / name)
+    delete_rows(tmp_path / "t", path, [1, 2])
+    delete_rows(tmp_path / "u", path, [1, 3])
+    map_columns(tmp_path / "v", {})
+    map_columns(tmp_path / "w", {"id": "x", "x": "id"})
+    assert len({open_table(tmp_path / name).snapshot.key for name in "tuvw"}) == 4
 
 
 def test_ranks_that_open_a_path_by_themselves_are_refused(tmp_path: Path) -> None:
