@@ -16,11 +16,12 @@ from urllib.parse import unquote, urlsplit
 import numpy as np
 import numpy.typing as npt
 
+from hvd_cluster.data.files.filesystems import as_filesystem
 from hvd_cluster.data.filters import Statistics
 from hvd_cluster.data.optional import load_extra, load_pyarrow
 from hvd_cluster.data.tables import object_store
 from hvd_cluster.data.tables.snapshot_files import UNKNOWN_ROWS, FieldNames, ListedFile, SnapshotFiles
-from hvd_cluster.data.tables.table_source import Snapshot
+from hvd_cluster.data.tables.table_source import EPOCH, Snapshot, epoch_ms
 from hvd_cluster.errors import DataError
 
 #: Reader features (protocol, "Valid Feature Names in Table Features") that are understood: those of the log are
@@ -61,7 +62,9 @@ def at(
         storage_options: arguments for fsspec's filesystem.
     """
     options = object_store.options_of(storage_options)
-    return _source(_opened(url, version, moment, options), place, path)
+    opened = _opened(url, version, moment, options)
+    _require_not_later(opened, place, path, moment)
+    return _source(opened, place, path)
 
 
 def of_object(table: Any, version: int | str | None, moment: dt.datetime | None) -> SnapshotFiles:
@@ -71,6 +74,7 @@ def of_object(table: Any, version: int | str | None, moment: dt.datetime | None)
     # The library percent-encodes the path. Of a local one, that is undone where any local URL is.
     is_local = (urlsplit(url).scheme or "file") == "file"
     place, path = object_store.place_of((url if is_local else unquote(url)).rstrip("/"), options)
+    _require_not_later(opened, place, path, moment)
     return _source(opened, place, path)
 
 
@@ -87,6 +91,28 @@ def _opened(url: str, version: int | str | None, moment: dt.datetime | None, opt
         which = "" if version is None and moment is None else f" as of {moment or f'version {version}'}"
         raise DataError(f"cannot open the Delta table in {url!r}{which}: {error}") from error
     return table
+
+
+def _require_not_later(table: Any, place: Any, path: str, moment: dt.datetime | None) -> None:
+    """Refuse the version that deltalake has loaded for a time before any that is in the log.
+
+    Args:
+        table: the ``deltalake.DeltaTable``.
+        place: the Store or filesystem that serves it.
+        path: its folder inside that.
+        moment: None where the version was not chosen by time.
+    """
+    if moment is None:
+        return
+    commit = f"{path.rstrip('/')}/_delta_log/{table.version():020}.json"
+    # By this time deltalake chooses, in milliseconds; fsspec's filesystems may not say it.
+    time_ns = as_filesystem(place).get_file_info(commit).mtime_ns
+    committed_ms = table.history(1)[0].get("timestamp") if time_ns is None else time_ns // 1_000_000
+    if committed_ms is not None and committed_ms > epoch_ms(moment):
+        raise DataError(
+            f"the Delta table {table.table_uri!r} has no version as of {moment}: version {table.version()}, the "
+            f"oldest in its log, is of {EPOCH + dt.timedelta(milliseconds=committed_ms)}"
+        )
 
 
 def _source(table: Any, place: Any, path: str) -> SnapshotFiles:

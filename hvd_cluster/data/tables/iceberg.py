@@ -16,7 +16,7 @@ from hvd_cluster.data.optional import load_extra, load_pyarrow
 from hvd_cluster.data.store import Store
 from hvd_cluster.data.tables.iceberg_deletes import Deletes, entries_of
 from hvd_cluster.data.tables.snapshot_files import FieldNames, ListedFile, SnapshotFiles
-from hvd_cluster.data.tables.table_source import Snapshot, gone_text
+from hvd_cluster.data.tables.table_source import Snapshot, epoch_ms, gone_text
 from hvd_cluster.errors import DataError
 
 _FORMAT_VERSIONS = (1, 2, 3)
@@ -77,7 +77,7 @@ def of_object(table: Any, version: int | str | None, moment: dt.datetime | None)
 
 def _chosen(table: Any, version: int | str | None, moment: dt.datetime | None) -> Any:
     if moment is not None:
-        return table.snapshot_as_of_timestamp(int(moment.timestamp() * 1000))
+        return table.snapshot_as_of_timestamp(epoch_ms(moment))
     if version is None:
         return table.current_snapshot()
     if isinstance(version, int) or version.isdecimal():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,13 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from hvd_cluster.data.row_group import RowGroup
+
+EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc)
+
+
+def epoch_ms(moment: dt.datetime) -> int:
+    """Whole milliseconds from 1970 to a time with a zone."""
+    return (moment - EPOCH) // dt.timedelta(milliseconds=1)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -64,6 +64,18 @@ def test_an_earlier_version_is_read_by_number_and_by_time(tmp_path: Path) -> Non
         open_table(tmp_path / "t", version=1, as_of=between)
 
 
+def test_a_time_before_the_first_version_is_refused(tmp_path: Path) -> None:
+    before = dt.datetime.now(dt.timezone.utc) - dt.timedelta(seconds=1)
+    write(tmp_path / "t", numbers(0, 10))
+    first = (tmp_path / "t" / "_delta_log" / f"{0:020}.json").stat().st_mtime_ns // 1_000_000
+    created = dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc) + dt.timedelta(milliseconds=first)
+    for source in (tmp_path / "t", deltalake.DeltaTable(str(tmp_path / "t"))):
+        assert ids(open_table(source, as_of=created)) == [*range(10)]
+        for moment in (before, created - dt.timedelta(milliseconds=1)):
+            with pytest.raises(DataError, match=r"no version as of .*: version 0, the oldest in its log, is of 20"):
+                open_table(source, as_of=moment)
+
+
 def test_what_a_delta_table_object_has_loaded_is_read(tmp_path: Path) -> None:
     write(tmp_path / "t", numbers(0, 10))
     write(tmp_path / "t", numbers(10, 20), mode="append")
