@@ -80,9 +80,9 @@ def _chosen(table: Any, version: int | str | None, moment: dt.datetime | None) -
         return table.snapshot_as_of_timestamp(epoch_ms(moment))
     if version is None:
         return table.current_snapshot()
-    if isinstance(version, int) or version.isdecimal():
-        return table.snapshot_by_id(int(version))
-    return table.snapshot_by_name(version)
+    if isinstance(version, str) and (version in table.metadata.refs or not version.isdecimal()):
+        return table.snapshot_by_name(version)
+    return table.snapshot_by_id(int(version))
 
 
 @contextlib.contextmanager

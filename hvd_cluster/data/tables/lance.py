@@ -6,7 +6,7 @@ import contextlib
 import datetime as dt
 import functools
 import zlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hvd_cluster.data.filters import RowFilter
@@ -38,8 +38,8 @@ def at(
         storage_options: arguments for fsspec's filesystem, or options of lance.
     """
     options = object_store.options_of(storage_options)
-    number = _number(version)
     try:
+        number = _number(version, lambda: _library().dataset(url, storage_options=options))
         dataset = _library().dataset(url, version=number, asof=_local(moment), storage_options=options)
     except (OSError, ValueError) as error:
         raise _unopened(url, version, moment, error) from error
@@ -50,16 +50,18 @@ def of_object(dataset: Any, version: int | str | None, moment: dt.datetime | Non
     """What a ``lance.LanceDataset`` has loaded, or another version of its branch."""
     options = object_store.options_of(dataset.initial_storage_options)
     try:
-        number = _number(version) if moment is None else _version_at(dataset, moment)
+        number = _number(version, lambda: dataset) if moment is None else _version_at(dataset, moment)
         loaded = dataset if number is None else dataset.checkout_version(number)
     except (OSError, ValueError) as error:
         raise _unopened(dataset.uri, version, moment, error) from error
     return LanceTable(_in_its_branch(loaded, options), options)
 
 
-def _number(version: int | str | None) -> int | str | None:
-    """The number of a version, or its tag."""
-    return int(version) if isinstance(version, str) and version.isdecimal() else version
+def _number(version: int | str | None, dataset: Callable[[], Any]) -> int | str | None:
+    """The number of a version, or its tag; digits are a tag where the data set has it."""
+    if isinstance(version, str) and version.isdecimal() and version not in dataset().tags.list():
+        return int(version)
+    return version
 
 
 def _local(moment: dt.datetime | None) -> dt.datetime | None:

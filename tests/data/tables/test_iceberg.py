@@ -71,6 +71,14 @@ def test_removed_files_and_earlier_snapshots(catalog: Any) -> None:
     assert ids(loaded) == [*range(30, 150)]
 
 
+def test_a_tag_of_digits_comes_before_the_number(catalog: Any) -> None:
+    table = made(catalog, numbers(0, 10), numbers(10, 20))
+    first, second = (one.snapshot_id for one in table.metadata.snapshots)
+    table.manage_snapshots().create_tag(first, "20240501").create_tag(first, str(second)).commit()
+    assert ids(open_table(table, version="20240501")) == ids(open_table(table, version=str(second))) == [*range(10)]
+    assert ids(open_table(table, version=second)) == [*range(20)]
+
+
 def test_a_folder_is_opened_where_it_says_which_metadata_is_current(catalog: Any) -> None:
     table = made(catalog, numbers(0, 10))
     folder = Path(table.location().removeprefix("file://"))

@@ -66,6 +66,17 @@ def test_an_earlier_version_is_read_by_number_tag_and_time(tmp_path: Path) -> No
         open_table(tmp_path / "t", version=9)
 
 
+@pytest.mark.parametrize("name", ["3", "20240501"])
+def test_a_tag_of_digits_comes_before_the_number(tmp_path: Path, name: str) -> None:
+    for first in range(3):
+        table = write(tmp_path / "t", numbers(first, first + 1), mode="append" if first else "create")
+    table.tags.create(name, 1)
+    for source in (tmp_path / "t", table):
+        assert ids(open_table(source, version=name)) == [0]
+        assert ids(open_table(source, version=3)) == [0, 1, 2]
+        assert ids(open_table(source, version="2")) == [0, 1]
+
+
 def test_versions_of_branches_are_read_through_objects_tags_and_urls(tmp_path: Path) -> None:
     root = write(tmp_path / "t", numbers(0, 10))
     branch = root.create_branch("dev/b")
