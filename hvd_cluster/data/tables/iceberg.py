@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -55,24 +56,47 @@ def of_object(table: Any, version: int | str | None, moment: dt.datetime | None)
     metadata, place = table.metadata, table.location()
     if metadata.format_version not in _FORMAT_VERSIONS:
         raise DataError(f"the Iceberg table {place!r} has format version {metadata.format_version}: 1 to 3 are read")
-    chosen = _chosen(table, version, moment)
+    named, of_schema = _of_schema(table, version)
+    chosen = _chosen(table, named, moment)
     if chosen is None:
         if version is None and moment is None:
             raise DataError(f"the Iceberg table {place!r} has no rows yet")
         when = f"snapshot {version!r}" if moment is None else f"snapshot as of {moment}"
         known = [one.snapshot_id for one in table.snapshots()]
         raise DataError(f"the Iceberg table {place!r} has no {when}: its snapshots are {known}")
-    schema = table.schema()
-    if (version is not None or moment is not None) and chosen.schema_id is not None:
-        schema = table.schemas()[chosen.schema_id]
+    # What is current, a branch too, has the table's schema, and what is past has that of its time.
+    is_past = moment is not None or (version is not None and not _is_branch(table, version))
+    own = table.schemas().get(chosen.schema_id, table.schema())
+    schema = of_schema or (own if is_past else table.schema())
+    suffix = "" if schema.schema_id == own.schema_id else f"@schema{schema.schema_id}"
     snapshot = Snapshot(
         format="Iceberg",
         table=place,
-        version=str(chosen.snapshot_id),
+        version=f"{chosen.snapshot_id}{suffix}",
         table_id=f"{metadata.table_uuid} schema {schema.schema_id}",
     )
     with _clear_errors(snapshot):
         return _source(table, snapshot, chosen, schema)
+
+
+def _is_branch(table: Any, version: int | str) -> bool:
+    """Whether a version is the name of a branch, whose newest snapshot it means."""
+    found = table.metadata.refs.get(version)
+    return found is not None and found.snapshot_ref_type.value == "branch"
+
+
+def _of_schema(table: Any, version: int | str | None) -> tuple[int | str | None, Any]:
+    """A version as ``Snapshot.version`` has it -> the snapshot, and the schema that it names, or None."""
+    found = re.fullmatch(r"(\d+)@schema(\d+)", version) if isinstance(version, str) else None
+    if found is None or version in table.metadata.refs:
+        return version, None
+    known = table.schemas()
+    schema = known.get(int(found[2]))
+    if schema is None:
+        raise DataError(
+            f"the Iceberg table {table.location()!r} has no schema {found[2]}: its schemas are {sorted(known)}"
+        )
+    return int(found[1]), schema
 
 
 def _chosen(table: Any, version: int | str | None, moment: dt.datetime | None) -> Any:

@@ -60,8 +60,8 @@ def open_table(
         source: path or URL of a Delta, Iceberg or Lance table or of Parquet (a list of paths is Parquet); or a
             ``deltalake.DeltaTable``, ``pyiceberg.table.Table``, ``lance.LanceDataset`` or ``pyarrow.dataset.Dataset``.
         version: version of a Delta or Lance table, or id of a snapshot of an Iceberg table; as text also a tag (Lance,
-            Iceberg) or a branch (Iceberg), even one of digits. Default is the newest, and for an object what it has
-            loaded.
+            Iceberg) or a branch (Iceberg), even one of digits, or what messages call a version, such as "7@schema1".
+            Default is the newest, and for an object what it has loaded.
         as_of: a time, as a ``datetime`` or in ISO 8601 (UTC where it names no zone): the state of the table then.
         filesystem: a pyarrow or fsspec filesystem in which ``source`` is a path, or a ``Store``; None uses the URL.
         storage_options: credentials and the like: options of the format's library (``aws_access_key_id`` of deltalake

@@ -79,6 +79,34 @@ def test_a_tag_of_digits_comes_before_the_number(catalog: Any) -> None:
     assert ids(open_table(table, version=second)) == [*range(20)]
 
 
+def test_a_version_names_the_schema_if_that_is_newer_than_the_snapshot(catalog: Any) -> None:
+    table = made(catalog, numbers(0, 10))
+    first = table.current_snapshot().snapshot_id
+    table.manage_snapshots().create_branch(first, "dev").create_tag(first, "golden").commit()
+    with table.update_schema() as change:
+        change.rename_column("x", "y")
+    opened = open_table(table)
+    assert opened.snapshot.version == f"{first}@schema1"
+    for branch in ("main", "dev"):
+        assert open_table(table, version=branch).arrow_schema.names == ["id", "y"]
+    for past in (first, str(first), "golden"):
+        assert open_table(table, version=past).arrow_schema.names == ["id", "x"]
+    reader = ParquetReader(opened, batch_size=2)
+    batches = iter(reader)
+    next(batches)
+    state = reader.state_dict()
+    rest = [batch["y"].tolist() for batch in batches]
+    table.append(pa.table({"id": [10], "y": [5.0]}))
+    assert open_table(table).snapshot.version == str(table.current_snapshot().snapshot_id)
+    with pytest.raises(DataError, match=f"version {first}@schema1'"):
+        ParquetReader(open_table(table), batch_size=2).load_state_dict(state)
+    again = ParquetReader(open_table(table, version=f"{first}@schema1"), batch_size=2)
+    again.load_state_dict(state)
+    assert [batch["y"].tolist() for batch in again] == rest
+    with pytest.raises(DataError, match=r"no schema 7: its schemas are \[0, 1\]"):
+        open_table(table, version=f"{first}@schema7")
+
+
 def test_a_folder_is_opened_where_it_says_which_metadata_is_current(catalog: Any) -> None:
     table = made(catalog, numbers(0, 10))
     folder = Path(table.location().removeprefix("file://"))
