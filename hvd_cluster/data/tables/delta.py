@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import datetime as dt
 import json
+import re
 import zlib
 from collections.abc import Mapping
 from typing import Any
@@ -202,7 +203,9 @@ def _files(table: Any, path: str, physical: Mapping[str, str]) -> tuple[list[Lis
                 path=_inside(given, path, table.table_uri),
                 rows=_rows(action),
                 constants={
-                    key[len(_PARTITION) :]: value for key, value in action.items() if key.startswith(_PARTITION)
+                    key[len(_PARTITION) :]: _constant(value)
+                    for key, value in action.items()
+                    if key.startswith(_PARTITION)
                 },
                 statistics=_statistics(action, physical, is_exact=rows is None),
                 deleted=rows,
@@ -211,6 +214,13 @@ def _files(table: Any, path: str, physical: Mapping[str, str]) -> tuple[list[Lis
     if deleted:
         raise DataError(f"deletion vectors of {table.table_uri} belong to no file of it: {sorted(deleted)[:3]}")
     return found, listed
+
+
+def _constant(value: Any) -> Any:
+    """A partition value; deltalake writes bytes as "\\u00FF" of each of them, and hands these texts on."""
+    if isinstance(value, bytes) and re.fullmatch(rb"(\\u00[0-9A-Fa-f]{2})+", value):
+        return bytes.fromhex(value.decode().replace("\\u00", ""))
+    return value
 
 
 def _inside(path: str, folder: str, url: str) -> str:

@@ -98,6 +98,7 @@ PARTITIONS = pa.table(
         "flag": [True, False, None, True],
         "money": pa.array([Decimal("1.5"), None, Decimal("-2"), Decimal("3")], pa.decimal128(10, 2)),
         "moment": pa.array([0, 1_500_000, None, 1_700_000_000_123_456], pa.timestamp("us", "UTC")),
+        "bytes": [b"\0\xff", b"ab", None, b"\\u0041"],
         "real": pa.array([0.5, None, -1e30, 3.0]),
     }
 )
