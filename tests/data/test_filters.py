@@ -234,6 +234,13 @@ def test_texts_are_read_as_the_type_of_their_column(tmp_path: Path) -> None:
     assert filtered_rows(tmp_path, ("t", "==", "1970-01-01 00:00:00.000000001")) == [1]
 
 
+def test_bounds_of_decimals_beside_floats_decide_nothing(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"x": [decimal.Decimal("0.3000000000000000000001")]}), tmp_path / "a.parquet")
+    pq.write_table(pa.table({"x": [0.5]}), tmp_path / "b.parquet")
+    with ParquetReader(tmp_path, batch_size=1, filters=[("x", "==", 0.3)]) as reader:
+        assert [batch["x"].tolist() for batch in reader] == [[0.3]]
+
+
 def test_bounds_beyond_the_years_of_python_decide_nothing(tmp_path: Path) -> None:
     table = pa.table({"id": range(3), "t": pa.array([-(2**62), 0, 2**62], pa.timestamp("us"))})
     pq.write_table(table, tmp_path / "a.parquet")

@@ -126,6 +126,23 @@ def common_type(one: Any, other: Any) -> Any:
     return None
 
 
+def keeps_values(stored: Any, wanted: Any) -> bool:
+    """Whether values of one Arrow type stay the same in another, unless the cast fails: bounds of them are bounds."""
+    types = load_pyarrow("pyarrow.types")
+    both = [kind.value_type if types.is_dictionary(kind) else kind for kind in (stored, wanted)]
+    narrow, wide = both
+    if narrow == wide or all(map(types.is_integer, both)):
+        return True
+    if all(map(types.is_floating, both)):
+        return bool(wide.bit_width >= narrow.bit_width)
+    if all(map(types.is_decimal, both)):
+        return bool(wide.scale >= narrow.scale)
+    if all(map(types.is_timestamp, both)):
+        return narrow.tz == wide.tz and _finer(narrow, wide) == wide.unit
+    is_text = [types.is_string(kind) or types.is_large_string(kind) for kind in both]
+    return all(is_text) or all(map(_is_bytes, both))
+
+
 def as_type(array: Any, wanted: Any, name: str, file: str) -> Any:
     """A ``pyarrow.ChunkedArray`` of a file's column in the type that all files have in common.
 

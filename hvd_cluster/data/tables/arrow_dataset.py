@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import pickle
 import zlib
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from hvd_cluster.data.cache import source_of
 from hvd_cluster.data.filters import RowFilter, Statistics
 from hvd_cluster.data.optional import load_pyarrow
+from hvd_cluster.data.reading.common_schema import keeps_values
 from hvd_cluster.data.reading.footers import memory_bytes, row_group_bytes
 from hvd_cluster.data.reading.hive import Partition
 from hvd_cluster.data.reading.parquet_files import NUM_THREADS, leaves_of, require_plain, statistics_of
@@ -112,6 +114,7 @@ class ArrowDataset(TableSource):
             raise DataError("the pyarrow data set holds rows in memory: give the pyarrow.Table itself, or write files")
         _warn_of_tables(map(self._reader.file, self._reader.fragments))
         self._footers: dict[str, Any] = {}
+        self._types = {field.name: field.type for field in dataset.schema}
 
     @property
     def footers_bytes(self) -> tuple[int, ...]:
@@ -140,7 +143,8 @@ class ArrowDataset(TableSource):
         return [(footer.row_group(index).num_rows, row_group_bytes(footer, index, leaves)) for index in ids]
 
     def statistics(self, fragment: RowGroup, names: Sequence[str]) -> Callable[[str], Statistics]:
-        constants = dict(self._constants(self._reader.fragments[fragment.path]))
+        whole = self._reader.fragments[fragment.path]
+        constants = dict(self._constants(whole))
         rows = fragment.rows
         stored = [name for name in names if name not in constants]
         footer = self._footers.get(fragment.path)
@@ -150,7 +154,12 @@ class ArrowDataset(TableSource):
             if name in constants:
                 value = constants[name]
                 return Statistics(rows=rows, nulls=rows if value is None else 0, low=value, high=value)
-            return Statistics(rows=rows) if of_stored is None else of_stored(name)
+            if of_stored is None:
+                return Statistics(rows=rows)
+            found = of_stored(name)
+            if found.low is None or keeps_values(whole.physical_schema.field(name).type, self._types[name]):
+                return found
+            return dataclasses.replace(found, low=None, high=None)
 
         return of
 

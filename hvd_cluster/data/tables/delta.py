@@ -10,7 +10,7 @@ import datetime as dt
 import json
 import re
 import zlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -42,6 +42,7 @@ _MAPPING_MODE = "delta.columnMapping.mode"
 _PARTITION = "partition."
 _PHYSICAL_NAME = "delta.columnMapping.physicalName"
 _FIELD_ID = "delta.columnMapping.id"
+_TYPE_CHANGES = "delta.typeChanges"
 
 
 def at(
@@ -139,7 +140,7 @@ def _source(table: Any, place: Any, path: str) -> SnapshotFiles:
         for one in fields
         if mode != "none" and _is_mapped_inside(one["type"], by_id=mode == "id")
     }
-    files, listed = _files(table, path, physical)
+    files, listed = _files(table, path, physical, {one["name"] for one in fields if _was_float(one)})
     # Copies of a table have one id, and the numbers of versions go on in each of them.
     content = json.dumps([fields, listed], sort_keys=True)
     snapshot = dataclasses.replace(snapshot, table_id=f"{snapshot.table_id} files {zlib.crc32(content.encode()):08x}")
@@ -177,13 +178,21 @@ def _is_mapped_inside(delta_type: Any, *, by_id: bool) -> bool:
     return any(_is_mapped_inside(one, by_id=by_id) for one in inner)
 
 
-def _files(table: Any, path: str, physical: Mapping[str, str]) -> tuple[list[ListedFile], list[list[Any]]]:
+def _was_float(field: Mapping[str, Any]) -> bool:
+    """Whether a column was widened from float, of which the log has the shortest text: 0.1 is not equal to the row."""
+    return any(change["fromType"] == "float" for change in field["metadata"].get(_TYPE_CHANGES, ()))
+
+
+def _files(
+    table: Any, path: str, physical: Mapping[str, str], unbounded: Collection[str]
+) -> tuple[list[ListedFile], list[list[Any]]]:
     """The files of the version, in the order in which they were written.
 
     Args:
         table: the ``deltalake.DeltaTable``.
         path: its folder inside the filesystem.
         physical: column -> its name in files.
+        unbounded: columns whose bounds in the log are not those of the rows.
 
     Returns:
         The files, and for each of them what identifies its rows: path, size, and a checksum of the deleted ones.
@@ -207,7 +216,7 @@ def _files(table: Any, path: str, physical: Mapping[str, str]) -> tuple[list[Lis
                     for key, value in action.items()
                     if key.startswith(_PARTITION)
                 },
-                statistics=_statistics(action, physical, is_exact=rows is None),
+                statistics=_statistics(action, physical, unbounded, is_exact=rows is None),
                 deleted=rows,
             )
         )
@@ -258,7 +267,9 @@ def _deleted(table: Any) -> dict[str, npt.NDArray[np.int64]]:
     return found
 
 
-def _statistics(action: Mapping[str, Any], physical: Mapping[str, str], *, is_exact: bool) -> dict[str, Statistics]:
+def _statistics(
+    action: Mapping[str, Any], physical: Mapping[str, str], unbounded: Collection[str], *, is_exact: bool
+) -> dict[str, Statistics]:
     """What the log says about the values of a file: of numbers, text and days.
 
     Moments are left out, since the log cuts them to milliseconds. With a deletion vector, bounds may be those of rows
@@ -267,7 +278,7 @@ def _statistics(action: Mapping[str, Any], physical: Mapping[str, str], *, is_ex
     found = {}
     for name, stored in physical.items():
         low, high = (action.get(f"{end}.{stored}") for end in ("min", "max"))
-        if not all(_is_bound(value) for value in (low, high)):
+        if name in unbounded or not all(_is_bound(value) for value in (low, high)):
             low = high = None
         nulls = action.get(f"null_count.{stored}") if is_exact else None
         found[name] = Statistics(rows=_rows(action), nulls=nulls, low=low, high=high)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import math
 from abc import abstractmethod
 from collections import Counter
@@ -19,7 +21,7 @@ from hvd_cluster.data.files.retry import retried
 from hvd_cluster.data.filters import RowFilter, Statistics
 from hvd_cluster.data.optional import load_pyarrow
 from hvd_cluster.data.reading import hive
-from hvd_cluster.data.reading.common_schema import CommonSchema
+from hvd_cluster.data.reading.common_schema import CommonSchema, keeps_values
 from hvd_cluster.data.reading.footers import FooterCache, memory_bytes, row_group_bytes
 from hvd_cluster.data.reading.hive import Partition
 from hvd_cluster.data.reading.parquet_files import INT96_UNIT, arrow_schema_of, footers_of, leaves_of, statistics_of
@@ -177,9 +179,28 @@ class ParquetTable(TableSource):
     def statistics(self, fragment: RowGroup, names: Sequence[str]) -> Callable[[str], Statistics]:
         constants, stored = dict(fragment.partition), dict(fragment.stored_names)
         of_constant = super().statistics(fragment, names)
-        kept = [stored.get(name, name) for name in names if name not in constants]
-        of_stored = statistics_of(self.footers[fragment.path], fragment.index, kept)
-        return lambda name: of_constant(name) if name in constants else of_stored(stored.get(name, name))
+        kept = {name: stored.get(name, name) for name in names if name not in constants}
+        types, own = self.reader.types, self._own_schema(fragment.path)
+        whole = [name for name in kept if name not in types or keeps_values(own.field(kept[name]).type, types[name])]
+        of_stored = statistics_of(self.footers[fragment.path], fragment.index, list(kept.values()))
+
+        def of(name: str) -> Statistics:
+            if name in constants:
+                return of_constant(name)
+            found = of_stored(kept[name])
+            return found if name in whole else dataclasses.replace(found, low=None, high=None)
+
+        return of
+
+    def _own_schema(self, path: str) -> Any:
+        """The ``pyarrow.Schema`` of a file."""
+        if path not in self._own_schemas:
+            self._own_schemas[path] = arrow_schema_of(self.footers[path])
+        return self._own_schemas[path]
+
+    @functools.cached_property
+    def _own_schemas(self) -> dict[str, Any]:
+        return {}
 
     def is_clean(self, fragment: RowGroup, column: Column, shape: tuple[int, ...]) -> bool:
         constants = dict(fragment.partition)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import pickle
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +54,25 @@ def test_files_of_partitions_that_a_filter_rules_out_are_not_opened(tmp_path: Pa
         file.write_bytes(b"")
     rows = [row for row in ROWS if row["k"] == 0]
     assert rows_read(dataset, ["id"], filters=[("k", "==", 0)]) == expected(rows, ["id"])
+
+
+@pytest.mark.parametrize(
+    ("stored", "wanted", "condition"),
+    [
+        (pa.array([0.1]), pa.float32(), ("x", ">", 0.1)),
+        (pa.array([0.1], pa.float32()), pa.float16(), ("x", "<", 0.1)),
+        (pa.array([Decimal("0.3000000000000000000001")]), pa.float64(), ("x", "==", 0.3)),
+        (pa.array([0.126]), pa.decimal128(9, 2), ("x", ">", Decimal("0.129"))),
+        (pa.array([1_704_085_200], pa.timestamp("s")), pa.date32(), ("x", "==", dt.date(2024, 1, 1))),
+        (pa.array([1 << 40]), pa.int64(), ("x", "==", 1 << 40)),
+    ],
+)
+def test_bounds_in_another_type_than_the_rows_decide_nothing(
+    tmp_path: Path, stored: pa.Array, wanted: pa.DataType, condition: Any
+) -> None:
+    pq.write_table(pa.table({"id": [7], "x": stored}), tmp_path / "a.parquet")
+    dataset = ds.dataset(tmp_path, schema=pa.schema([("id", pa.int64()), ("x", wanted)]))
+    assert rows_read(dataset, ["id"], size=1, filters=[condition]) == expected([{"id": 7}], ["id"])
 
 
 def test_columns_that_files_lack_are_null(tmp_path: Path) -> None:

@@ -225,6 +225,20 @@ def test_a_widened_type_is_read_as_the_new_one(tmp_path: Path) -> None:
     assert ids(table) == [1, 2]
 
 
+def test_bounds_of_a_column_that_was_widened_from_float_decide_nothing(tmp_path: Path) -> None:
+    write(tmp_path / "t", pa.table({"id": [1, 2], "x": pa.array([0.1, 0.05], pa.float32())}))
+    (add,) = live_adds(tmp_path / "t").values()
+    bounds = {"minValues": {"x": 0.05}, "maxValues": {"x": 0.1}}  # as Spark writes them
+    commit(tmp_path / "t", {"add": {**add, "stats": json.dumps({"numRecords": 2, **bounds, "nullCount": {"x": 0}})}})
+    metadata = newest(tmp_path / "t", "metaData")
+    schema = json.loads(metadata["schemaString"])
+    changes = [{"fromType": "float", "toType": "double"}]
+    schema["fields"][1] |= {"type": "double", "metadata": {"delta.typeChanges": changes}}
+    changed = {**metadata, "schemaString": json.dumps(schema)}
+    commit(tmp_path / "t", protocol(tmp_path / "t", "typeWidening"), {"metaData": changed})
+    assert ids(tmp_path / "t", size=1, filters=[("x", ">", 0.1)]) == [1]
+
+
 def test_a_vacuumed_version_says_which_file_is_gone(tmp_path: Path) -> None:
     write(tmp_path / "t", numbers(0, 10))
     old = open_table(tmp_path / "t")
