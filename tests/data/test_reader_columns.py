@@ -96,6 +96,27 @@ def test_lists_without_a_declared_shape_have_the_length_of_the_first(tmp_path: P
     assert "pad or cut" in str(caught.value)
 
 
+@pytest.mark.parametrize("row_group_size", [40, 1000])
+def test_lists_have_the_length_of_the_rows_that_a_filter_lets_through(tmp_path: Path, row_group_size: int) -> None:
+    table = pa.table({"kind": ["a"] * 100 + ["b"] * 5, "x": [[1.0, 2.0]] * 100 + [[1.0, 2.0, 3.0]] * 5})
+    pq.write_table(table, tmp_path / "data.parquet", row_group_size=row_group_size)
+    for kind, length in (("a", 2), ("b", 3)):
+        reader = ParquetReader(tmp_path, ["x"], batch_size=2, filters=[("kind", "==", kind)])
+        assert reader.schema["x"].shape == (length,)
+        assert {batch["x"].shape[1] for batch in reader} == {length}
+
+
+@pytest.mark.parametrize("options", [{"drop_nulls": True}, {"filters": [("x", "is valid")]}])
+def test_every_batch_of_lists_has_their_length_where_the_first_rows_are_null(tmp_path: Path, options: Any) -> None:
+    pq.write_table(pa.table({"x": pa.array([None] * 100 + [[1.0, 2.0]] * 5)}), tmp_path / "data.parquet")
+    shapes = []
+    for rank in range(2):
+        reader = ParquetReader(tmp_path, ["x"], batch_size=2, rank=rank, size=2, remainder="partial", **options)
+        assert reader.schema["x"].shape == (2,)
+        shapes += [tuple(batch["x"].shape) for batch in reader]
+    assert sorted(shapes) == [(0, 2), (1, 2), (2, 2), (2, 2)]
+
+
 def vectors(rows: list[Any]) -> pa.Array:
     """Dense vectors of lists, sparse ones of (size, indices, values)."""
     dicts = [

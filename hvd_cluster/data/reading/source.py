@@ -98,7 +98,7 @@ def open_source(
         row_filter = row_filters.parse(filters, valid)
         groups = chosen.row_groups if row_filter is None else chosen.filtered(row_filter)
         _require_filled(groups, {*chosen.schema.names} - {*rules.fill_nulls, *raw})
-        schema = chosen.with_lengths(rules.applied(chosen.schema))
+        schema = chosen.with_lengths(rules.applied(chosen.schema), groups, row_filter)
         rows = sum(group.rows for group in groups)
         split = Split(groups, rows, size if lanes is None else lanes, row_filter, table.reader, table.snapshot)
         found = Source(

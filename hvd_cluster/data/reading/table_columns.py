@@ -90,15 +90,21 @@ class TableColumns:
             return True
         return not self.table.is_clean(group, column, stats.shape(column.name))
 
-    def with_lengths(self, schema: Schema) -> Schema:
-        """The schema with the lengths of the first rows' lists and vectors in place of UNKNOWN ones."""
+    def with_lengths(self, schema: Schema, groups: Sequence[RowGroup], row_filter: RowFilter | None = None) -> Schema:
+        """The schema with the lengths of the first rows' lists and vectors in place of UNKNOWN ones.
+
+        Args:
+            schema: of these columns.
+            groups: the row groups that are read, as :meth:`filtered` returns them where there is a filter.
+            row_filter: which of their rows are read; lists of other rows may have other lengths.
+        """
         doubtful = Schema(tuple(column for column in schema if UNKNOWN in column.shape))
-        if not doubtful.columns or not self.row_groups:
+        if not doubtful.columns or not groups:
             return schema
-        first = self.row_groups[0]
+        first = groups[0]
         sample = RowRange(first, 0, min(_SAMPLE_ROWS, first.rows))
         stats = TableStats()
-        stats.add(self._tables(doubtful.names).read([sample]), doubtful)
+        stats.add(self._tables(doubtful.names, row_filter=row_filter).read([sample]), doubtful)
         lengths = stats.with_lengths(doubtful)
         return Schema(tuple(lengths[column.name] if column.name in doubtful else column for column in schema))
 
@@ -106,8 +112,10 @@ class TableColumns:
         """Columns of a row group as an Arrow table; text as dictionaries."""
         return self._tables(columns, self.texts).read([RowRange(group, 0, group.rows)])
 
-    def _tables(self, columns: Sequence[str], texts: Collection[str] = ()) -> RowGroupTables:
-        return RowGroupTables(self.table.reader, columns, texts=texts, snapshot=self.table.snapshot)
+    def _tables(
+        self, columns: Sequence[str], texts: Collection[str] = (), row_filter: RowFilter | None = None
+    ) -> RowGroupTables:
+        return RowGroupTables(self.table.reader, columns, row_filter, texts=texts, snapshot=self.table.snapshot)
 
     def filtered(self, row_filter: RowFilter) -> tuple[RowGroup, ...]:
         """The row groups that have rows which a filter lets through; their ``rows`` count these alone.
