@@ -161,10 +161,24 @@ class RowGroupTables:
         return self._encoded(self._typed(array, name, path), name)
 
     def _encoded(self, array: Any, name: str) -> Any:
-        """A column as dictionaries, if it is one that files of another type give so."""
-        is_encoded = name in self._texts or is_text_dictionary(self._types.get(name))
-        is_dictionary = load_pyarrow("pyarrow.types").is_dictionary(array.type)
-        return array.dictionary_encode() if is_encoded and not is_dictionary else array
+        """A column as dictionaries in one type, if it is one that files of another type give so."""
+        if not load_pyarrow("pyarrow.types").is_dictionary(array.type):
+            is_encoded = name in self._texts or is_text_dictionary(self._types.get(name))
+            return array.dictionary_encode() if is_encoded else array
+        return _with_int32_indices(array) if is_text_dictionary(array.type) else array
+
+
+def _with_int32_indices(array: Any) -> Any:
+    """Dictionaries as Arrow makes them; those of pandas have the narrowest indices, and may be ordered."""
+    pyarrow = load_pyarrow()
+    wanted = pyarrow.dictionary(pyarrow.int32(), array.type.value_type)
+    if array.type == wanted:
+        return array
+    chunks = [
+        pyarrow.DictionaryArray.from_arrays(chunk.indices.cast(pyarrow.int32()), chunk.dictionary)
+        for chunk in array.chunks
+    ]
+    return pyarrow.chunked_array(chunks, type=wanted)
 
 
 def _hides_nulls(array: Any) -> bool:

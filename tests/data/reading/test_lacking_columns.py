@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -46,6 +47,7 @@ def check(folder: Path, store: Path, name: str, wanted: list[Any]) -> None:
         pa.array(["a", "b"]),
         pa.array([b"a", b"b"], pa.large_binary()),
         pa.array(["a", "b"]).dictionary_encode(),
+        pa.array(pd.Categorical(["a", "b"])),
         pa.array([1.5, 2.5]).dictionary_encode(),
         pa.array([[1, 2], [3]]),
     ],
@@ -111,3 +113,12 @@ def test_parts_that_hold_a_column_in_types_without_a_common_one_are_refused(tmp_
     with pytest.raises(DataError, match="columns of .* have other types than those of .*: 'x' is string and was int64"):
         materialize(parts_of(pa.array([1, 2]), pa.array(["a", "b"])), tmp_path, columns=["x"], raw=["x"])
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_categories_of_pandas_are_decoded_beside_a_file_that_lacks_them(tmp_path: Path, ordered: bool) -> None:
+    pd.DataFrame({"s": pd.Categorical(["a", "bb"], ordered=ordered)}).to_parquet(tmp_path / "0.parquet")
+    pq.write_table(pa.table({"y": [1]}), tmp_path / "1.parquet")
+    options: dict[str, Any] = {"decode": {"s": len}, "fill_nulls": {"s": "none"}}
+    reader = ParquetReader(tmp_path, ["s"], batch_size=3, shuffle=False, **options)
+    assert [batch["s"].tolist() for batch in reader] == [[1, 2, 4]]
