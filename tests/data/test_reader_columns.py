@@ -86,6 +86,26 @@ def test_lists_take_their_declared_shape(tmp_path: Path) -> None:
     assert np.array_equal(batch["nested"], values.reshape(5, 3, 4))
 
 
+@pytest.mark.parametrize("shape", [(6,), (3, 2), (1, 2, 3)])
+@pytest.mark.parametrize("kind", [None, pa.list_(pa.list_(pa.float64(), 3), 2), pa.large_list(pa.list_(pa.int16()))])
+def test_nested_lists_take_a_declared_shape_of_as_many_elements(tmp_path: Path, shape: Any, kind: Any) -> None:
+    values = np.arange(30).reshape(5, 2, 3)
+    table = pa.table({"x": pa.array(values.tolist(), kind)})
+    assert np.array_equal(one_batch(tmp_path, table, shapes={"x": shape})["x"], values.reshape(5, *shape))
+    with pytest.raises(DataError, match="'x' holds lists of different lengths, 8 and 6"):
+        one_batch(tmp_path, table, shapes={"x": (4, 2)})
+
+
+def test_nested_lists_of_other_lengths_and_with_nulls_do_not_take_a_shape(tmp_path: Path) -> None:
+    for rows, message in (
+        ([[[1], [2, 3, 4]], [[1, 2], [3, 4]]], "different lengths, 1 and 3"),
+        ([[[1, 2], [3, 4]], [[1, 2], None]], "1 null inside its lists"),
+        ([[[1, 2], [3, 4]], None], "holds 1 null"),
+    ):
+        with pytest.raises(DataError, match=message):
+            one_batch(tmp_path, pa.table({"x": rows}), shapes={"x": (4,)})
+
+
 def test_lists_without_a_declared_shape_have_the_length_of_the_first(tmp_path: Path) -> None:
     table = pa.table({"l": [[1, 2], [3, 4], [5, 6], [7, 8]], "v": vectors([[1.0, 2.0, 3.0]] * 4)})
     batch = one_batch(tmp_path, table)

@@ -60,6 +60,25 @@ def to_numpy(array: pa.Array, column: Column) -> npt.NDArray[Any]:
     return values.reshape((n, *shape))
 
 
+def flat_lists(array: pa.Array, column: Column) -> pa.Array:
+    """Nested lists as one list for each row, of as many elements as a declared shape has; nulls stay for the reader.
+
+    Raises:
+        DataError: there are nulls inside, or lists of unequal length.
+    """
+    pyarrow, types = load_pyarrow(), load_pyarrow("pyarrow.types")
+    if array.null_count:
+        return array
+    values, length = array, math.prod(column.shape)
+    while is_list(types, values.type):
+        values, _ = _flatten(types, values, column.name, UNKNOWN)
+        if values.null_count:
+            raise DataError(inner_nulls_text(column.name, values.null_count))
+    if len(values) != len(array) * length:
+        raise DataError(ragged_text(column.name, length, len(values) // len(array)))
+    return pyarrow.FixedSizeListArray.from_arrays(values, length)
+
+
 def stores_as_is(arrow_type: Any, column: Column) -> bool:
     """Whether values of an Arrow type are numbers of the column's dtype, bit for bit."""
     types = load_pyarrow("pyarrow.types")

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from hvd_cluster.data.columns.arrays import flat_lists
 from hvd_cluster.data.columns.arrow_values import inner_nulls_text, is_list, list_depth, list_lengths, view
 from hvd_cluster.data.optional import load_pyarrow
 from hvd_cluster.data.schema import UNKNOWN, Column, Kind, Schema
@@ -128,7 +129,7 @@ class ColumnConfig:
         return texts
 
     def prepared(self, array: Any, column: Column) -> Any:
-        """An Arrow array of a column with its nulls filled and its lists padded."""
+        """An Arrow array of a column with its nulls filled, its lists padded, and nested ones flat for a shape."""
         types = load_pyarrow("pyarrow.types")
         if column.name in self.fill_nulls:
             array = _without_view(array)
@@ -136,7 +137,8 @@ class ColumnConfig:
             array = _filled(array, column.name, self.fill_nulls[column.name])
         if is_list(types, array.type) and (column.name in self.pad or column.name in self.fill_nulls):
             array = self._even_lists(array, column)
-        return array
+        is_shaped = column.name in self.shapes and column.name not in self.decode
+        return flat_lists(array, column) if is_shaped and list_depth(array.type) > 1 else array
 
     def _even_lists(self, array: Any, column: Column) -> Any:
         """Lists without nulls; of one length, where they are to be padded."""

@@ -65,7 +65,7 @@ class RowGroupReader:
         return joined
 
     def table(self, pieces: Sequence[RowRange]) -> Any:
-        """The rows of ranges of one file as an Arrow table, with nulls filled and lists padded."""
+        """The rows of ranges of one file as an Arrow table, prepared as the rules say."""
         table = self._tables.read(pieces).combine_chunks()
         for index, column in enumerate(self._schema):
             table = table.set_column(index, column.name, self._prepared(table.column(index), column))
@@ -103,7 +103,8 @@ class RowGroupReader:
         return found
 
     def _prepared(self, array: Any, column: Column) -> Any:
-        if column.name not in self._rules.fill_nulls and column.name not in self._rules.pad:
+        rules = self._rules
+        if not any(column.name in rule for rule in (rules.fill_nulls, rules.pad, rules.shapes)):
             return array
         pyarrow = load_pyarrow()
         chunks = [self._rules.prepared(chunk, column) for chunk in array.chunks]
