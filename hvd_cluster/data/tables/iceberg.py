@@ -131,6 +131,7 @@ def _source(table: Any, snapshot: Snapshot, chosen: Any, schema: Any) -> Snapsho
         names={one.name: mapping[one.field_id] for one in schema.fields if one.field_id in mapping},
         ids={one.name: one.field_id for one in schema.fields},
         nested={one.name: one.type for one in with_ids if load_pyarrow("pyarrow.types").is_nested(one.type)},
+        filled={number for number in schema.field_ids if schema.find_field(number).initial_default is not None},
     )
     entries = [entry for manifest in chosen.manifests(table.io) for entry in entries_of(manifest, table.io)]
     data = [entry for entry in entries if int(entry.data_file.content) == 0]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -62,6 +62,8 @@ class FieldNames:
     ids: Mapping[str, int] | None = None
     #: Column of structs, lists or maps -> its Arrow type with the ids of the fields in it.
     nested: Mapping[str, Any] = field(default_factory=dict)
+    #: Ids of the fields inside of columns that are not null in files which lack them.
+    filled: Collection[int] = ()
 
     def stored_in(self, schema: Any) -> dict[str, str]:
         """Column -> its name in a file with this ``pyarrow.Schema``, for the columns that the file holds.
@@ -84,17 +86,25 @@ class FieldNames:
         }
 
 
-def _has_other_fields(wanted: Any, stored: Any) -> bool:
-    """Whether a file's nested type has, or may have, other fields under the names of a table's type."""
+def _has_other_fields(wanted: Any, stored: Any, filled: Collection[int]) -> bool:
+    """Whether a file's nested type has, or may have, other fields under the names of a table's type.
+
+    A field that the file lacks is null in its rows, which the cast to the table's type does, unless its id is among
+    ``filled``.
+    """
     types = load_pyarrow("pyarrow.types")
     if types.is_struct(wanted) and types.is_struct(stored):
-        ids = field_ids(stored)
-        return any(
-            ids.get(number) != name or _has_other_fields(wanted.field(name).type, stored.field(name).type)
+        ids, names = field_ids(stored), {one.name for one in stored}
+        return not ids or any(
+            ids[number] != name or _has_other_fields(wanted.field(name).type, stored.field(name).type, filled)
+            if number in ids
+            else name in names or number in filled
             for number, name in field_ids(wanted).items()
         )
     children = [[one.field(index).type for index in range(one.num_fields)] for one in (wanted, stored)]
-    return len(children[0]) != len(children[1]) or any(map(_has_other_fields, *children))
+    return len(children[0]) != len(children[1]) or any(
+        _has_other_fields(one, other, filled) for one, other in zip(*children, strict=True)
+    )
 
 
 class SnapshotFiles(ParquetTable):
@@ -164,10 +174,12 @@ class SnapshotFiles(ParquetTable):
             raise DataError(f"cannot read {file.path} of {self.name}: {error}") from error
         for name in names:
             wanted = self._fields.nested.get(name)
-            if wanted is not None and name in stored and _has_other_fields(wanted, schema.field(stored[name]).type):
+            if wanted is None or name not in stored:
+                continue
+            if _has_other_fields(wanted, schema.field(stored[name]).type, self._fields.filled):
                 raise DataError(
-                    f"column {name!r} of {self.name}: its fields have other names in {file.path}, which is not "
-                    "supported: leave the column out, or read the table with Spark"
+                    f"column {name!r} of {self.name}: its fields have other names or defaults in {file.path}, which is "
+                    "not supported: leave the column out, or read the table with Spark"
                 )
         lacking = {
             name: file.defaults.get(name)

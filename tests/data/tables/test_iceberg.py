@@ -20,6 +20,7 @@ from table_rows import expected, rows_read
 
 from hvd_cluster.data import ParquetReader, open_table
 from hvd_cluster.data.cache import DiskCache, MemoryCache
+from hvd_cluster.data.reading.table_columns import TableColumns
 from hvd_cluster.errors import DataError
 
 
@@ -275,6 +276,44 @@ def test_nested_fields_that_were_renamed_are_refused_when_they_are_read(catalog:
     assert ids(table) == [1, 2]
     with pytest.raises(DataError, match="'s'.*other names"):
         ParquetReader(table, ["id", "s"], batch_size=1, decode={"s": lambda value: value["b"]})
+
+
+def structs(table: Any) -> list[Any]:
+    """The values of the column "s", as Python has them."""
+    chosen = TableColumns(open_table(table), ["s"], raw=["s"])
+    return [value for group in chosen.row_groups for value in chosen.read(group, ["s"]).column("s").to_pylist()]
+
+
+def test_fields_that_were_added_inside_of_structs_are_null_in_older_files(catalog: Any) -> None:
+    values = [{"a": 1, "in": [{"b": 2}]}, None]
+    table = made(catalog, pa.table({"id": [1, 2], "s": values}))
+    with table.update_schema() as change:
+        change.add_column(("s", "new"), LongType())
+        change.add_column(("s", "in", "element", "new"), LongType())
+        change.move_first(("s", "new"))
+    newer = {"new": 3, "a": 4, "in": [{"b": 5, "new": 6}]}
+    table.append(pa.Table.from_pylist([{"id": 3, "s": newer}], table.schema().as_arrow()))
+    assert structs(table) == [{"new": None, "a": 1, "in": [{"b": 2, "new": None}]}, None, newer]
+
+
+def test_fields_inside_of_structs_that_are_others_of_their_name_or_have_defaults_are_refused(catalog: Any) -> None:
+    table = made(catalog, pa.table({"id": [1], "s": pa.array([{"a": 1, "b": 2}])}))
+    with table.update_schema(allow_incompatible_changes=True) as change:
+        change.delete_column("s.a")
+    assert structs(table) == [{"b": 2}]
+    with table.update_schema() as change:
+        change.add_column(("s", "new"), LongType())
+
+    def default(metadata: dict[str, Any]) -> None:
+        metadata["schemas"][-1]["fields"][1]["type"]["fields"][-1]["initial-default"] = 42
+
+    assert structs(table) == [{"b": 2, "new": None}]
+    with pytest.raises(DataError, match="'s'.*other names or defaults"):
+        structs(as_version_3(table, default))
+    with table.update_schema() as change:
+        change.add_column(("s", "a"), LongType())
+    with pytest.raises(DataError, match="'s'.*other names or defaults"):
+        structs(table)
 
 
 def test_expired_snapshots_say_what_is_gone(catalog: Any) -> None:
