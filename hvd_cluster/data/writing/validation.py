@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from hvd_cluster.data.comparison import compare
 from hvd_cluster.data.optional import load_pyarrow
 from hvd_cluster.data.writing.column_stats import ColumnStats, TableStats
 from hvd_cluster.errors import DataError
@@ -90,7 +91,7 @@ def column_mask(array: pa.Array, name: str, stats: TableStats) -> npt.NDArray[np
     compute, types = load_pyarrow("pyarrow.compute"), load_pyarrow("pyarrow.types")
     check_column(name, array.type)
     stats.columns.setdefault(name, ColumnStats()).nulls += array.null_count
-    marked = array if types.is_boolean(array.type) else compute.greater(array.cast("float64"), 0)
+    marked = array if types.is_boolean(array.type) else compare(array, ">", 0)
     return np.asarray(compute.fill_null(marked, False).to_numpy(zero_copy_only=False), dtype=np.bool_)
 
 

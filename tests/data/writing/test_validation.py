@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -69,6 +70,21 @@ def test_a_column_marks_what_is_true_or_above_zero_and_its_nulls_are_counted(arr
     stats = TableStats()
     assert column_mask(array, "held", stats).tolist() == [True, False, False, True]
     assert "column 'held' holds 1 null" in stats.problems()[0]
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        pa.array([(1 << 60) + 1, 0]),
+        pa.array([(1 << 64) - 1, 0], pa.uint64()),
+        pa.array([Decimal((1 << 60) + 1), Decimal(0)], pa.decimal128(38, 0)),
+        pa.array([Decimal("0.01"), Decimal("-0.01")]),
+        pa.array(np.array([1, 0], np.float16)),
+    ],
+    ids=lambda array: str(array.type),
+)
+def test_a_column_is_compared_in_its_own_type(array: pa.Array) -> None:
+    assert column_mask(array, "held", TableStats()).tolist() == [True, False]
 
 
 def test_a_column_of_text_marks_nothing() -> None:
