@@ -147,7 +147,7 @@ def files_at(filesystem: Any, path: str, checked: set[str]) -> tuple[list[tuple[
 
 def _is_hidden(below: str) -> bool:
     """Whether a name begins with "_" or ".", and does not name a column (``_year=2024``), as in Spark."""
-    return any(part[0] in "_." and "=" not in part for part in below.split("/"))
+    return any(part.startswith(("_", ".")) and "=" not in part for part in below.split("/"))
 
 
 def files_of(

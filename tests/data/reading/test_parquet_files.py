@@ -7,6 +7,7 @@ import struct
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -57,3 +58,17 @@ def test_row_groups_with_nan_for_a_bound_are_not_passed_over(tmp_path: Path) -> 
     assert np.isnan([statistics.min, statistics.max]).all()
     for condition, rows in ((("x", "<", 2.0), 1), (("x", ">", 2.0), 2), (("x", "==", 2.25), 1)):
         assert ParquetReader(path, batch_size=1, filters=[condition]).rows == rows
+
+
+def test_keys_with_an_empty_part_are_read_as_others(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"x": [1, 2]}), tmp_path / "a.parquet")
+    content = (tmp_path / "a.parquet").read_bytes()
+    memory = fsspec.filesystem("memory")
+    folder = f"/{tmp_path.name}"
+    for key in ("b.parquet", "deep//c.parquet", "deep//_hidden/d.parquet"):
+        memory.pipe(f"{folder}/{key}", content)
+    try:
+        reader = ParquetReader(folder, batch_size=2, shuffle=False, filesystem=memory)
+        assert [batch["x"].tolist() for batch in reader] == [[1, 2], [1, 2]]
+    finally:
+        memory.rm(folder, recursive=True)
