@@ -63,7 +63,7 @@ def at(
         moment: the version at this time.
         storage_options: arguments for fsspec's filesystem.
     """
-    options = object_store.options_of(storage_options)
+    options = object_store.options_of(url, storage_options)
     opened = _opened(url, version, moment, options)
     _require_not_later(opened, place, path, moment)
     return _source(opened, place, path)

@@ -10,11 +10,13 @@ import datetime as dt
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+from urllib.parse import urlsplit
 
-from hvd_cluster.data.files.filesystems import normalize
+from hvd_cluster.data.files.filesystems import as_filesystem, normalize
 from hvd_cluster.data.filters import Statistics
 from hvd_cluster.data.optional import load_extra, load_pyarrow
 from hvd_cluster.data.store import Store
+from hvd_cluster.data.tables import object_store
 from hvd_cluster.data.tables.iceberg_deletes import Deletes, entries_of
 from hvd_cluster.data.tables.snapshot_files import FieldNames, ListedFile, SnapshotFiles
 from hvd_cluster.data.tables.table_source import Snapshot, epoch_ms, gone_text
@@ -35,11 +37,11 @@ def at(
         url: path or URL of the folder, or of a ``.metadata.json`` file.
         version: None for the newest.
         moment: the snapshot at this time.
-        storage_options: properties of pyiceberg's ``FileIO``.
+        storage_options: properties of pyiceberg's ``FileIO``, or arguments for fsspec's filesystem.
     """
     module = load_extra("pyiceberg.table", "iceberg", "to read Iceberg tables")
     try:
-        table = module.StaticTable.from_metadata(url, dict(storage_options or {}))
+        table = module.StaticTable.from_metadata(url, object_store.iceberg_properties(url, storage_options))
     except FileNotFoundError as error:
         raise DataError(
             f"cannot open the Iceberg table in {url!r}: without a file metadata/version-hint.text, only its catalog "
@@ -174,24 +176,37 @@ class _Places:
     def __init__(self, table: Any) -> None:
         self._io = table.io
         self._url = table.location()
-        self._store = None if hasattr(self._io, "fs_by_scheme") else Store.create(self._url)
-        if self._store is not None:
-            #: The Store or ``pyarrow.fs.FileSystem`` of the files.
-            self.filesystem: Any = self._store
-        else:
-            self._scheme, self._netloc, _ = self._io.parse_location(self._url, self._io.properties)
-            self.filesystem = self._io.fs_by_scheme(self._scheme, self._netloc)
+        self._place, _ = self._found(self._url)
+        #: The Store or ``pyarrow.fs.FileSystem`` of the files.
+        self.filesystem: Any = self._opened()
+
+    def _opened(self) -> Any:
+        """What serves the table's own folder, with the credentials of its ``FileIO``."""
+        if hasattr(self._io, "fs_by_scheme"):  # of pyarrow
+            return self._io.fs_by_scheme(*self._place)
+        if hasattr(self._io, "get_fs"):  # of fsspec
+            return as_filesystem(self._io.get_fs(self._place[0] or "file", urlsplit(self._url).hostname))
+        return Store.create(self._url)
+
+    def _found(self, url: str) -> tuple[tuple[str, str], str]:
+        """Scheme and host of a file, and its path inside the filesystem of these."""
+        if hasattr(self._io, "fs_by_scheme"):
+            scheme, netloc, path = self._io.parse_location(url, self._io.properties)
+            return (scheme, netloc), str(path)
+        parts = urlsplit(url)
+        if hasattr(self._io, "get_fs"):
+            place = (parts.scheme, parts.netloc)
+            return place, str(self._io.get_fs(parts.scheme or "file", parts.hostname)._strip_protocol(url))
+        return ("", ""), Store.create(self._url).get_localized_path(normalize(url))
 
     def inside(self, url: str) -> str:
         """The path of a file inside the filesystem."""
-        if self._store is not None:
-            return self._store.get_localized_path(normalize(url))
-        scheme, netloc, path = self._io.parse_location(url, self._io.properties)
-        if (scheme, netloc) != (self._scheme, self._netloc):
+        place, path = self._found(url)
+        if place != self._place:
             raise DataError(
                 f"the Iceberg table {self._url!r} has a file in another place, which is not supported: {url}"
             )
-        return str(path)
+        return path
 
 
 def _listed(entry: Any, table: Any, schema: Any, arrow_schema: Any, path: str, deletes: Deletes) -> ListedFile:

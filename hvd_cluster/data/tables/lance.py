@@ -37,7 +37,7 @@ def at(
         moment: the version at this time.
         storage_options: arguments for fsspec's filesystem, or options of lance.
     """
-    options = object_store.options_of(storage_options)
+    options = object_store.options_of(url, storage_options)
     try:
         number = _number(version, lambda: _library().dataset(url, storage_options=options))
         dataset = _library().dataset(url, version=number, asof=_local(moment), storage_options=options)
@@ -48,7 +48,7 @@ def at(
 
 def of_object(dataset: Any, version: int | str | None, moment: dt.datetime | None) -> LanceTable:
     """What a ``lance.LanceDataset`` has loaded, or another version of its branch."""
-    options = object_store.options_of(dataset.initial_storage_options)
+    options = object_store.options_of(dataset.uri, dataset.initial_storage_options)
     try:
         number = _number(version, lambda: dataset) if moment is None else _version_at(dataset, moment)
         loaded = dataset if number is None else dataset.checkout_version(number)

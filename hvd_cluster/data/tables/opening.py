@@ -65,7 +65,8 @@ def open_table(
         as_of: a time, as a ``datetime`` or in ISO 8601 (UTC where it names no zone): the state of the table then.
         filesystem: a pyarrow or fsspec filesystem in which ``source`` is a path, or a ``Store``; None uses the URL.
         storage_options: credentials and the like: options of the format's library (``aws_access_key_id`` of deltalake
-            and lance, ``s3.access-key-id`` of pyiceberg), or arguments for the fsspec filesystem of the URL.
+            and lance, ``s3.access-key-id`` of pyiceberg), or arguments for the fsspec filesystem of the URL. None are
+            those of a ``Store`` that is given as ``filesystem``.
 
     Raises:
         DataError: nothing can be read there, or the table has a feature that is not supported, which is named.
@@ -83,11 +84,13 @@ def open_table(
     if library is not None:
         return _of_object(library, source, version, moment)
     place, paths, url = _open_paths(source, filesystem, storage_options)
+    if storage_options is None and isinstance(filesystem, Store) and object_store.is_in_one(url):
+        storage_options = filesystem.storage_options  # the format's library opens the URL by itself
     is_one = isinstance(source, (str, os.PathLike))
     opened = as_filesystem(place)
     found = _format_at(opened, paths[0]) if is_one else None
     if found in _READ:
-        by_url = isinstance(place, Store) or object_store.is_of_a_format(storage_options)
+        by_url = isinstance(place, Store) or object_store.is_of_a_format(url, storage_options)
         if not by_url and not is_local(opened):
             raise DataError(
                 f"the {found} table in {paths[0]!r} is opened by its URL: leave filesystem out, or give a Store"
@@ -188,8 +191,11 @@ def _open_paths(source: Any, filesystem: Any, storage_options: Mapping[str, Any]
         # The type, and not all rows of a DataFrame.
         shown = repr(source) if _is_list(source) and not several else f"data of type {type(source).__name__}"
         raise DataError(f"cannot read {shown}: give a path or URL of Parquet data, a list of such, or a Dataset")
-    if filesystem is None and len(several) == 1 and object_store.is_of_a_format(storage_options):
-        url = normalize(several[0])
+    if (
+        filesystem is None
+        and len(several) == 1
+        and object_store.is_of_a_format(url := normalize(several[0]), storage_options)
+    ):
         place, path = object_store.place_of(url, storage_options)
         return place, [path], url
     if filesystem is None:

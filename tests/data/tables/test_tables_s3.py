@@ -50,6 +50,24 @@ def test_a_delta_table_on_s3(bucket: str, endpoint: str, monkeypatch: pytest.Mon
     assert dataset.train.rows == 50
 
 
+def test_a_delta_table_with_the_short_names_of_options(
+    bucket: str, endpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {
+        "access_key_id": "test",
+        "secret_access_key": "test",
+        "region": "us-east-1",
+        "endpoint": endpoint,
+        "allow_http": "true",
+        "conditional_put": "etag",
+    }
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL"):
+        monkeypatch.delenv(name)
+    deltalake.write_deltalake(f"{bucket}/t", ROWS, storage_options=options)
+    assert ids(deltalake.DeltaTable(f"{bucket}/t", storage_options=options)) == [*range(100)]
+    assert ids(open_table(f"{bucket}/t", storage_options=options)) == [*range(100)]
+
+
 def test_a_lance_table_on_s3(bucket: str, endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
     options = {
         "aws_access_key_id": "test",
