@@ -138,7 +138,7 @@ def keeps_values(stored: Any, wanted: Any) -> bool:
     if all(map(types.is_decimal, both)):
         return bool(wide.scale >= narrow.scale)
     if all(map(types.is_timestamp, both)):
-        return narrow.tz == wide.tz and _finer(narrow, wide) == wide.unit
+        return bool(narrow.tz == wide.tz and _finer(narrow, wide) == wide.unit)
     is_text = [types.is_string(kind) or types.is_large_string(kind) for kind in both]
     return all(is_text) or all(map(_is_bytes, both))
 
