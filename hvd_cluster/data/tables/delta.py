@@ -141,7 +141,7 @@ def _source(table: Any, place: Any, path: str) -> SnapshotFiles:
         if mode != "none" and _is_mapped_inside(one["type"], by_id=mode == "id")
     }
     files, listed = _files(table, path, physical, {one["name"] for one in fields if _was_float(one)})
-    # Copies of a table have one id, and the numbers of versions go on in each of them.
+    # Copies of a table have one id, and each of them counts its versions on.
     content = json.dumps([fields, listed], sort_keys=True)
     snapshot = dataclasses.replace(snapshot, table_id=f"{snapshot.table_id} files {zlib.crc32(content.encode()):08x}")
     return SnapshotFiles(place, pyarrow.schema(table.schema().to_arrow()), snapshot, files, names, refused)
