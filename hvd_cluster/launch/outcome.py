@@ -31,8 +31,11 @@ from hvd_cluster.launch.pickling import Dumps, References, dumps, loads
 
 logger = logging.getLogger(__name__)
 
-#: Texts of errors that the network libraries raise on a rank whose peer has died.
+#: Texts of errors that the network libraries raise on a rank whose peer has died. Errors of the user's own connections,
+#: to a database or an object store, have the same texts but other types.
 _PEER_LOST_TEXTS = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "remote process has exited")
+#: The packages of the RuntimeErrors of these libraries: gloo raises plain ones, torch.distributed its Dist*Error.
+_NETWORK_PACKAGES = frozenset({"builtins", "torch", "jaxlib"})
 
 #: The last line of a program that imports horovod where nothing serves it, and what its user can do.
 _NO_HOROVOD_TEXT = "ModuleNotFoundError: No module named 'horovod'"
@@ -75,8 +78,9 @@ class ErrorReport:
             message = str(error)
         except Exception as broken:  # noqa: BLE001 - so does __str__
             message = f"<its __str__ raised {type(broken).__name__}>"
-        is_secondary = isinstance(error, HorovodInternalError) and not isinstance(error, _CAUSES)
-        return cls(_name_of(type(error)), message, _traceback_text(error), pickled, is_secondary, references)
+        return cls(
+            _name_of(type(error)), message, _traceback_text(error), pickled, _is_peer_loss(error, message), references
+        )
 
     def exception(self) -> BaseException | None:
         """The exception; None if it cannot be rebuilt in this process."""
@@ -135,7 +139,7 @@ class Outcome:
             return True
         if self.error is None:
             return self.exit_code == 1 and ends_in_peer_loss(self.output_tail)
-        return self.error.is_secondary or any(text in self.error.message for text in _PEER_LOST_TEXTS)
+        return self.error.is_secondary
 
     @property
     def is_own_fault(self) -> bool:
@@ -151,6 +155,21 @@ class Outcome:
         if self.error is not None and self.exit_code is None:
             return f"raised {self.error.type_name}"
         return self.ending_text or describe_exit(self.exit_code)
+
+
+def _is_peer_loss(error: BaseException, message: str) -> bool:
+    """Whether an error only says that another rank has failed."""
+    if isinstance(error, HorovodInternalError):
+        return not isinstance(error, _CAUSES)
+    package = type(error).__module__.partition(".")[0]
+    if not isinstance(error, RuntimeError) or package not in _NETWORK_PACKAGES:
+        return False
+    # A RuntimeError raised for an error of the user's own connection has that error as its context. That of a
+    # DataLoader's process has only its text, below the first line.
+    context = error.__cause__ or error.__context__
+    return any(text in message.partition("\n")[0] for text in _PEER_LOST_TEXTS) and (
+        context is None or _is_peer_loss(context, str(context))
+    )
 
 
 def ends_in_peer_loss(output: str) -> bool:
@@ -203,7 +222,7 @@ def collect(outcomes: Sequence[Outcome]) -> list[Any]:
                 cause = failed.error.rebuilt()
             except Exception as why:  # noqa: BLE001 - see ErrorReport.exception()
                 text += f"\n\nThis error has no __cause__: {failed.error.type_name} cannot be rebuilt here ({why})."
-        died = failed.error is None or failed.is_secondary
+        died = failed.error is None or failed.is_secondary or bool(failed.ending_text)
         raise WorkerFailedError(text, failed.rank, failed.exit_code, died) from cause
     return [_value(outcome) for outcome in sorted(outcomes, key=lambda outcome: outcome.rank)]
 

@@ -7,6 +7,7 @@ import threading
 
 import cloudpickle
 import pytest
+from torch.distributed import DistNetworkError
 
 from hvd_cluster import errors
 from hvd_cluster.errors import HorovodInternalError, LaunchError, WorkerFailedError
@@ -80,7 +81,11 @@ def test_the_failure_that_came_first_is_told_and_the_others_are_summed_up() -> N
 
 @pytest.mark.parametrize(
     "echo",
-    [HorovodInternalError("gone"), RuntimeError("[/x/pair.cc:534] Connection closed by peer [127.0.0.1]:1")],
+    [
+        HorovodInternalError("gone"),
+        RuntimeError("[/x/pair.cc:534] Connection closed by peer [127.0.0.1]:1"),
+        DistNetworkError("recvBytes: Connection reset by peer\nException raised from recvBytes"),
+    ],
 )
 def test_an_error_that_another_ranks_death_caused_is_not_the_cause_even_if_it_came_first(
     echo: Exception,
@@ -88,6 +93,47 @@ def test_an_error_that_another_ranks_death_caused_is_not_the_cause_even_if_it_ca
     failed = first_failure([raised(0, echo, at=1.0), dead(1, -signal.SIGKILL, at=2.0)])
     assert failed is not None
     assert failed.rank == 1
+
+
+class StoreError(RuntimeError):
+    """As an object store's client raises it."""
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        ConnectionResetError(104, "Connection reset by peer"),
+        BrokenPipeError(32, "Broken pipe"),
+        StoreError("GET bucket/part-0: Connection reset by peer"),
+        RuntimeError("Caught StoreError in DataLoader worker process 0.\nStoreError: Connection reset by peer"),
+    ],
+)
+def test_a_lost_connection_of_the_user_is_the_cause(own: Exception) -> None:
+    assert not raised(0, own).is_secondary
+    with pytest.raises(WorkerFailedError) as caught:
+        collect([raised(0, own, at=2.0), raised(1, HorovodInternalError("gone"), at=1.0)])
+    assert (caught.value.rank, caught.value.died) == (0, False)
+
+
+def test_a_host_whose_connection_was_reset_has_died_and_is_the_cause() -> None:
+    why = "lost its host b: Connection reset by peer"
+    lost = Outcome(0, "b", error=ErrorReport("LaunchError", why, f"LaunchError: {why}\n"), ending_text=why)
+    assert not lost.is_secondary
+    with pytest.raises(WorkerFailedError) as caught:
+        collect([lost])
+    assert caught.value.died
+
+
+def test_an_error_raised_for_a_lost_connection_of_the_user_is_the_cause() -> None:
+    def reads() -> None:
+        try:
+            raise ConnectionResetError(104, "Connection reset by peer")
+        except ConnectionResetError as error:
+            raise RuntimeError(f"cannot read the data: {error}") from None
+
+    with pytest.raises(RuntimeError) as caught:
+        reads()
+    assert not ErrorReport.of(caught.value).is_secondary
 
 
 def test_a_secondary_failure_is_reported_when_nothing_else_failed() -> None:

@@ -20,6 +20,11 @@ def test_what_the_function_raises_counts_however_long_it_takes() -> None:
     assert "3 times workers raised an exception; spark.task.maxFailures, now 3" in failures.record(RAISED, 20_000.0)
 
 
+def test_a_lost_connection_of_the_users_own_counts() -> None:
+    error = ErrorReport.of(ConnectionResetError(104, "Connection reset by peer"))
+    assert "1 times workers raised" in Failures(1).record(Outcome(0, "a", error=error), 0.0)
+
+
 def test_deaths_count_only_when_they_follow_each_other_fast() -> None:
     failures = Failures(3)
     assert [failures.record(DEATH, 100.0 * number) for number in range(20)] == [""] * 20
