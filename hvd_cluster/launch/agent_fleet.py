@@ -121,7 +121,7 @@ class AgentFleet(Fleet):
         return found_interface_variables(self.interface(name), inherited_env(), task.env)
 
     def probe(self) -> dict[str, str]:
-        living = [entry for entry in self._hosts.values() if entry.remote is None or not entry.remote.gone]
+        living = [entry for entry in list(self._hosts.values()) if entry.remote is None or not entry.remote.gone]
         lost = self._find_addresses(living)
         for entry in living:
             entry.is_probed = True

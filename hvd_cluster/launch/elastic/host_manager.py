@@ -7,7 +7,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
 from hvd_cluster.errors import LaunchError
@@ -19,6 +19,10 @@ logger = logging.getLogger(__name__)
 
 #: Seconds until a host that could not be reached is tried again; it may be starting.
 _RETRY_S = 10.0
+#: Seconds that the hosts of the first discovery get to connect before the job starts without those that have not.
+_FIRST_WAIT_S = 10.0
+#: Seconds in which a host answers that is connected already.
+_CONNECTED_S = 0.1
 
 
 class HostManager:
@@ -40,11 +44,15 @@ class HostManager:
         self._lock = threading.Lock()
         self._hosts: dict[str, int] = {}  # in the order of their first appearance
         self._try_at_s: dict[str, float] = {}
+        #: Connections that :meth:`Fleet.add` is making.
+        self._pending: dict[str, Future[str]] = {}
+        # It has a thread for each of the hosts that do not answer, so that the others do not wait for them.
+        self._pool = ThreadPoolExecutor(max_workers=256, thread_name_prefix="hvd-connect")
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="hvd-discovery", daemon=True)
 
     def start(self) -> None:
-        """Run the discovery once now, and then in the thread.
+        """Run the discovery once now, and then in the thread. Waits for a host, and a short time for the others.
 
         Raises:
             LaunchError: the first discovery fails, so the script is probably wrong.
@@ -53,7 +61,12 @@ class HostManager:
             found = self._discovery.find_available_hosts_and_slots()
         except (OSError, ValueError) as error:
             raise LaunchError(f"the hosts cannot be discovered: {error}") from error
-        self._update(found)
+        self._connect(found)
+        wait(self._pending.values(), _FIRST_WAIT_S)
+        self._publish(found)
+        while not self._hosts and self._pending:
+            wait(self._pending.values(), return_when=FIRST_COMPLETED)
+            self._publish(found)
         self._thread.start()
 
     def close(self) -> None:
@@ -63,6 +76,7 @@ class HostManager:
         self._fleet.give_up()
         if self._thread.is_alive():
             self._thread.join()
+        self._pool.shutdown(cancel_futures=True)
 
     def usable(self) -> dict[str, int]:
         """Host -> slots, in the order in which they were found; without lost hosts until they are reached again."""
@@ -89,45 +103,57 @@ class HostManager:
     def _run(self) -> None:
         while not self._stopped.wait(self._interval_s):
             try:
-                self._update(self._discovery.find_available_hosts_and_slots())
+                found = self._discovery.find_available_hosts_and_slots()
+                self._connect(found)
+                wait(self._pending.values(), _CONNECTED_S)
+                self._publish(found)
             except Exception as error:  # noqa: BLE001 - from the user's own discovery; the next one may succeed
                 if self._stopped.is_set():
                     return
                 logger.warning("the hosts could not be discovered this time: %s: %s", type(error).__name__, error)
 
-    def _update(self, found: Mapping[str, int]) -> None:
+    def _connect(self, found: Mapping[str, int]) -> None:
+        """Have the pool connect the hosts that are not being connected; an existing connection costs nothing."""
+        now_s = time.monotonic()
         with self._lock:
-            now_s = time.monotonic()
-            known = [host for host in self._hosts if host in found]
-            order = [*known, *(host for host in found if host not in self._hosts)]
-            to_connect = [Host(name, found[name]) for name in order if not self._blacklist.holds(name, now_s)]
-        to_connect = [host for host in to_connect if self._try_at_s.get(host.name, 0.0) <= now_s]
-        with ThreadPoolExecutor(max_workers=16, thread_name_prefix="hvd-connect") as pool:
-            try:
-                reasons = list(pool.map(self._fleet.add, to_connect))
-            except BaseException as error:  # re-raised; an interrupt must not wait for hosts that do not answer
-                # After an ordinary error the fleet may still connect later.
-                if not isinstance(error, Exception):
-                    self._fleet.give_up()
-                raise
-        broken = {host.name: why for host, why in zip(to_connect, reasons, strict=True) if why}
+            free = [Host(name, slots) for name, slots in found.items() if not self._blacklist.holds(name, now_s)]
+        for host in free:
+            if host.name not in self._pending and self._try_at_s.get(host.name, 0.0) <= now_s:
+                self._pending[host.name] = self._pool.submit(self._fleet.add, host)
+
+    def _publish(self, found: Mapping[str, int]) -> None:
+        """Make the hosts usable whose connections are finished. Others remain pending, and delay nothing."""
+        now_s = time.monotonic()
+        finished = {name: _reason(future) for name, future in self._pending.items() if future.done()}
+        for name in finished:
+            del self._pending[name]
+        broken = {name: why for name, why in finished.items() if why and name in found}
         # A host that is reached again is also new: no worker of the job remains on it.
-        new = {host.name for host in to_connect if host.name not in self._hosts} | self._fleet.unprobed()
-        if new:
-            broken |= {name: why for name, why in self._fleet.probe().items() if name in new}
+        unprobed = self._fleet.unprobed() - self._pending.keys()
+        if unprobed or any(name not in self._hosts for name, why in finished.items() if not why):
+            settled = self._hosts.keys() - unprobed - self._pending.keys()
+            broken |= {name: why for name, why in self._fleet.probe().items() if name not in settled}
         if self._stopped.is_set():
             return
         for name, why in broken.items():
             logger.warning("host %s cannot be used; trying again in %g s: %s", name, _RETRY_S, why)
             self._try_at_s[name] = time.monotonic() + _RETRY_S
         late = {name for name, at_s in self._try_at_s.items() if at_s > now_s}
+        connected = self._hosts.keys() | finished.keys()
         with self._lock:
             before = dict(self._hosts)
-            self._hosts = {name: found[name] for name in order if name not in late}
+            order = [*(name for name in before if name in found), *(name for name in found if name not in before)]
+            self._hosts = {name: found[name] for name in order if name in connected and name not in late}
             changed = before != self._hosts
         if changed:
             logger.info("hosts: %s", ", ".join(f"{name}:{slots}" for name, slots in self._hosts.items()) or "none")
         self._on_change()
+
+
+def _reason(connecting: Future[str]) -> str:
+    """Why a host could not be connected; empty if it was."""
+    error = connecting.exception()
+    return connecting.result() if error is None else f"{type(error).__name__}: {error}"
 
 
 @dataclass

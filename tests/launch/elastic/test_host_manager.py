@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -138,6 +139,65 @@ def test_an_end_does_not_wait_for_a_host_that_does_not_answer(loopback_ssh: Path
         began_s = time.monotonic()
         manager.close()
         assert time.monotonic() - began_s < 10
+
+
+class PartlyDeaf(SshFleet):
+    """Its host "deaf" connects when it is allowed to, or when the job ends."""
+
+    def __init__(self) -> None:
+        super().__init__(new_secret())
+        self.may_connect = threading.Event()
+
+    def add(self, host: Host) -> str:
+        if host.name != "deaf":
+            return super().add(host)
+        self.may_connect.wait()
+        self._add_local(host)
+        return ""
+
+    def give_up(self) -> None:
+        super().give_up()
+        self.may_connect.set()
+
+
+class Listed(HostDiscovery):
+    """The hosts that a test lists."""
+
+    def __init__(self, *names: str) -> None:
+        self.names: tuple[str, ...] = names
+
+    def find_available_hosts_and_slots(self) -> Mapping[str, int]:
+        return dict.fromkeys(self.names, 1)
+
+
+def test_a_host_that_does_not_answer_delays_no_other_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hvd_cluster.launch.elastic.host_manager._FIRST_WAIT_S", 0.5)
+    discovery = Listed("localhost", "deaf")
+    with PartlyDeaf() as fleet:
+        fleet.open(others=False)
+        manager = HostManager(discovery, fleet, None, 0.05, lambda: None)
+        manager.start()
+        try:
+            assert manager.usable() == {"localhost": 1}
+            discovery.names = ("deaf", "127.0.0.1")
+            wait_for(lambda: manager.usable() == {"127.0.0.1": 1})
+            fleet.may_connect.set()
+            wait_for(lambda: manager.usable() == {"127.0.0.1": 1, "deaf": 1})
+        finally:
+            manager.close()
+
+
+def test_a_start_waits_for_its_only_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hvd_cluster.launch.elastic.host_manager._FIRST_WAIT_S", 0.0)
+    with PartlyDeaf() as fleet:
+        fleet.open(others=False)
+        manager = HostManager(Listed("deaf"), fleet, None, 0.05, lambda: None)
+        timer = threading.Timer(0.5, fleet.may_connect.set)
+        timer.start()
+        manager.start()
+        assert manager.usable() == {"deaf": 1}
+        manager.close()
+        timer.join()
 
 
 def test_a_failed_host_is_kept_out_forever_without_a_cool_down() -> None:
