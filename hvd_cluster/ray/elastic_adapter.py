@@ -83,7 +83,7 @@ class ElasticAdapter(Adapter):
                     fleet,
                     discovery,
                     settings.options({}).callbacks(),
-                    lambda ended: fatal_reason(ended, fleet.has_world),
+                    lambda ended: fatal_reason(ended, fleet.has_world, bool(controller.hosts.usable())),
                 )
             )
             watch = StartWatch(
@@ -136,9 +136,20 @@ class ElasticAdapter(Adapter):
         return ElasticSpec.of(options, task, options.settings(), is_discovered=True)
 
 
-def fatal_reason(outcome: Outcome, has_world: bool) -> str:
-    """Why a job should end because of one worker's failure: another node would not help. Empty if it might. Pure."""
+def fatal_reason(outcome: Outcome, has_world: bool, has_other_nodes: bool) -> str:
+    """Why a job should end because of one worker's failure: another node would not help. Empty if it might. Pure.
+
+    Args:
+        has_other_nodes: there are usable nodes on which no worker has failed.
+    """
     error = outcome.error
-    if has_world or error is None or isinstance(error.exception(), (OSError, HorovodInternalError)):
+    if has_world or error is None:
         return ""
-    return f"rank {outcome.rank} raised {error.type_name} before the first world, and would do so on any node"
+    raised = error.exception()
+    if isinstance(raised, (ConnectionError, TimeoutError, HorovodInternalError)):
+        return ""
+    if not isinstance(raised, OSError):
+        return f"rank {outcome.rank} raised {error.type_name} before the first world, and would do so on any node"
+    if has_other_nodes:
+        return ""  # a file that is missing on this node, or a full disk
+    return f"rank {outcome.rank} raised {error.type_name} before the first world, and there is no other node to try"

@@ -14,7 +14,7 @@ from typing import Any, cast
 import pytest
 
 from hvd_cluster.errors import WorkerFailedError
-from hvd_cluster.launch.outcome import Outcome, collect
+from hvd_cluster.launch.outcome import ErrorReport, Outcome, collect
 from hvd_cluster.launch.wire.listener import listen_for_handshakes
 from hvd_cluster.launch.worker_group import Callbacks, WorkerGroup
 from hvd_cluster.ray import actor
@@ -270,6 +270,25 @@ def test_what_a_worker_writes_before_its_death_comes_with_its_loss(
     assert ended(group).output_tail == "Fatal Python error"
 
 
+@pytest.mark.parametrize(
+    ("error", "has_other_nodes", "reason"),
+    [
+        (FileNotFoundError(2, "No such file or directory", "/data/train.parquet"), False, "no other node to try"),
+        (FileNotFoundError(2, "No such file or directory", "/data/train.parquet"), True, ""),
+        (ConnectionRefusedError(111, "Connection refused"), False, ""),
+        (TimeoutError("no answer"), False, ""),
+        (ValueError("wrong"), True, "would do so on any node"),
+    ],
+)
+def test_an_error_before_the_first_world_ends_the_job_if_no_node_can_help(
+    error: Exception, has_other_nodes: bool, reason: str
+) -> None:
+    outcome = Outcome(0, "a", error=ErrorReport.of(error))
+    why = fatal_reason(outcome, has_world=False, has_other_nodes=has_other_nodes)
+    assert reason in why
+    assert bool(why) == bool(reason)
+
+
 LOSSES = [
     ("ActorPlacementGroupRemoved", (), "ended with its placement group"),
     ("ActorUnschedulableError", ("The node doesn't exist any more.",), "could not be started"),
@@ -291,7 +310,7 @@ def test_a_worker_that_ray_has_lost_did_not_raise_what_ray_raises(
     stub.has_result("handshake", news)
     for outcome in (ended(group), ended(stub.group())):
         assert ending_text in outcome.ending()
-        assert fatal_reason(outcome, has_world=False) == ""
+        assert fatal_reason(outcome, has_world=False, has_other_nodes=False) == ""
         with pytest.raises(WorkerFailedError) as raised:
             collect([outcome])
         assert raised.value.died
