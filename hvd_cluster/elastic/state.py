@@ -9,10 +9,26 @@ from collections.abc import Callable, Sequence
 from enum import IntFlag
 from typing import Any
 
+import cloudpickle
+
 from hvd_cluster.errors import HostsUpdatedInterrupt
 from hvd_cluster.monitor.step_clock import SAVE, step_clock
 
 logger = logging.getLogger(__name__)
+
+
+def copied(value: Any) -> Any:
+    """A copy of ``value`` that shares nothing with it, through pickle if ``copy.deepcopy`` fails.
+
+    ``deepcopy`` refuses a tensor that was computed, such as a loss, and some objects that can be pickled.
+
+    Raises:
+        Exception: of any kind: pickle fails too.
+    """
+    try:
+        return copy.deepcopy(value)
+    except Exception:  # noqa: BLE001 - copying runs user code, which may raise anything
+        return cloudpickle.loads(cloudpickle.dumps(value))
 
 
 class HostUpdateResult(IntFlag):
@@ -133,12 +149,12 @@ class ObjectState(State):
 
     def save(self) -> None:
         """Keep copies of the attributes."""
-        self._saved_state = {name: copy.deepcopy(getattr(self, name)) for name in self._saved_state}
+        self._saved_state = {name: copied(getattr(self, name)) for name in self._saved_state}
 
     def restore(self) -> None:
         """Set the attributes to the values that were saved last."""
         for name, value in self._saved_state.items():
-            setattr(self, name, copy.deepcopy(value))
+            setattr(self, name, copied(value))
 
     def sync(self) -> None:
         """Set the attributes to those of rank 0, and save them."""

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
@@ -29,6 +30,32 @@ def test_values_go_back_to_the_last_commit() -> None:
     made.history.append(5)  # what was restored is no part of what was saved
     made.restore()
     assert made.history == [1]
+
+
+class Log:
+    """Can be pickled, but not copied."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def __deepcopy__(self, memo: object) -> Log:
+        raise RuntimeError("this object cannot be copied")
+
+
+def test_a_value_that_can_only_be_pickled_goes_back_to_the_last_commit() -> None:
+    made = state(log=Log())
+    made.log.lines.append("one")
+    made.commit()
+    made.log.lines.append("two")
+    made.restore()
+    assert made.log.lines == ["one"]
+
+
+def test_a_value_that_cannot_be_copied_at_all_is_refused() -> None:
+    made = state(lock=None)
+    made.lock = threading.Lock()
+    with pytest.raises(TypeError, match="cannot pickle"):
+        made.commit()
 
 
 def test_a_state_takes_over_what_rank_0_has_and_keeps_it() -> None:

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from hvd_cluster.elastic.state import copied as copied_value
+
 
 def copied(value: Any, before: Any = None) -> Any:
     """A copy of ``value`` that shares no tensor with it.
@@ -29,7 +31,7 @@ def copied(value: Any, before: Any = None) -> Any:
     if isinstance(value, (list, tuple)) and type(value) in (list, tuple):
         olds = before if isinstance(before, (list, tuple)) and len(before) == len(value) else [None] * len(value)
         return type(value)(copied(entry, old) for entry, old in zip(value, olds, strict=True))
-    return copy.deepcopy(value)
+    return copied_value(value)
 
 
 def _fits(value: torch.Tensor, before: Any) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable
 from typing import Any
 
@@ -10,6 +9,7 @@ import torch
 
 from hvd_cluster.elastic.notification import agree_on_update
 from hvd_cluster.elastic.state import ObjectState
+from hvd_cluster.elastic.state import copied as copied_value
 from hvd_cluster.engine import basics
 from hvd_cluster.errors import HorovodInternalError
 from hvd_cluster.torch.elastic.sampler import ElasticSampler
@@ -98,17 +98,17 @@ class ContainerStateHandler(StateHandler):
         self.value = value
         #: By index or key.
         self._handlers = handlers
-        self._saved = copy.deepcopy(self._plain())
+        self._saved = copied_value(self._plain())
 
     def save(self) -> None:
         for handler in self._handlers.values():
             handler.save()
-        self._saved = copy.deepcopy(self._plain())
+        self._saved = copied_value(self._plain())
 
     def restore(self) -> None:
         for handler in self._handlers.values():
             handler.restore()
-        self._set_plain(copy.deepcopy(self._saved))
+        self._set_plain(copied_value(self._saved))
 
     def sync(self) -> None:
         for handler in self._handlers.values():
@@ -121,7 +121,7 @@ class ContainerStateHandler(StateHandler):
 
     def set_value(self, value: Any) -> None:
         self.value, self._handlers = value, _handlers_in(value)
-        self._saved = copy.deepcopy(self._plain())
+        self._saved = copied_value(self._plain())
 
     def _plain(self) -> dict[Any, Any]:
         """The values that have no handlers; a tuple keeps its own."""

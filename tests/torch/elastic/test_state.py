@@ -376,6 +376,20 @@ def test_a_dict_of_tensors_and_a_list_that_contains_itself_are_plain_values() ->
     assert state.loop[1] is state.loop
 
 
+def test_a_loss_that_still_has_its_graph_is_saved_and_restored() -> None:
+    model, optimizer = trained(1)
+    state = hvd.elastic.TorchState(model, optimizer, loss=torch.tensor(0.0), nets=[model, None], nested={"loss": 0.0})
+    loss = model(torch.ones(5, 3)).mean()
+    state.loss, state.nets[1], state.nested = loss, loss, {"loss": loss}
+    state.commit()
+    state.loss, state.nets[1], state.nested = None, None, None
+    for _ in range(2):  # restoring leaves what was saved alone
+        state.restore()
+        assert state.loss.item() == state.nets[1].item() == state.nested["loss"].item() == loss.item()
+        with torch.no_grad():
+            state.loss += 1
+
+
 def test_a_class_and_a_missing_entry_are_plain_values() -> None:
     net = torch.nn.Linear(1, 1)
     state = hvd.elastic.TorchState(kind=torch.nn.Linear, kinds=[torch.nn.Linear, Warmup], nets=[net, None])
