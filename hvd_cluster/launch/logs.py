@@ -255,11 +255,15 @@ HOLD_S = 5.0
 #: The first line of a traceback; a syntax error in a script has no headline.
 _HEADLINE = re.compile(r'\s*(\+ Exception Group )?Traceback \(most recent call last\):$|  File ".*", line \d+$')
 
+#: The line before a traceback that belongs to the one before it: of a chain, or quoted from another process.
+_CONTINUATION = re.compile(r'(During handling of|The above exception was) .*:$|"""$')
+
 
 class Tracebacks:
-    """Passes lines on, but holds the tracebacks that a rank writes to stderr. Thread-safe.
+    """Passes lines on, but holds the last traceback that a rank writes to stderr. Thread-safe.
 
-    When it is known whether they end the rank, a mistake that all ranks made is shown once.
+    When it is known whether it ends the rank, a mistake that all ranks made is shown once. The rank has survived every
+    traceback before the last one, so those are passed on, and what follows them.
     """
 
     def __init__(self, on_line: OnLine, hold_s: float = HOLD_S) -> None:
@@ -272,9 +276,12 @@ class Tracebacks:
     def __call__(self, rank: int, stream: str, line: str) -> None:
         """Handle one line of a rank."""
         with self._lock:
+            starts = stream == "stderr" and _HEADLINE.match(line) is not None
+            if starts and "Traceback" in line and not self._continues(rank):
+                self.release(rank)
             if stream == "stderr" and rank in self._held:
                 self._held[rank].append(line)
-            elif stream == "stderr" and _HEADLINE.match(line):
+            elif starts:
                 self._held[rank] = [line]
                 timer = self._timers[rank] = threading.Timer(self._hold_s, self.release, (rank,))
                 timer.daemon = True
@@ -282,15 +289,22 @@ class Tracebacks:
             else:
                 self._on_line(rank, stream, line)
 
+    def _continues(self, rank: int) -> bool:
+        """Whether a traceback that ``rank`` writes now is a part of the one that is held."""
+        last = next((line for line in reversed(self._held.get(rank, [])) if line), "")
+        return _CONTINUATION.match(last) is not None
+
     def release(self, rank: int) -> None:
         """Pass on the held lines of ``rank``."""
-        for line in self._take(rank):
-            self._on_line(rank, "stderr", line)
+        with self._lock:  # also while they are written: the rank's next lines must follow them
+            for line in self._take(rank):
+                self._on_line(rank, "stderr", line)
 
     def close(self) -> None:
         """Pass on all held lines."""
-        for rank in sorted(self._held):
-            self.release(rank)
+        with self._lock:
+            for rank in sorted(self._held):
+                self.release(rank)
 
     def take(self, ranks: Collection[int]) -> list[tuple[list[int], str]]:
         """Remove the held lines of some ranks. Returns each text once, with the ranks that wrote it in order."""

@@ -194,3 +194,54 @@ def test_the_traceback_of_an_exception_group_is_held_too() -> None:
     held(0, "stderr", headline)
     assert held.take([0]) == [([0], headline)]
     assert lines == []
+
+
+def test_what_a_rank_writes_before_its_last_traceback_is_passed_on() -> None:
+    lines: list[tuple[int, str, str]] = []
+    held = Tracebacks(lambda *line: lines.append(line))
+    survived = [HEADLINE, "WorldEndedError: gone", "checkpoint written"]
+    for line in (*survived, HEADLINE, "WorldEndedError: gone"):
+        held(0, "stderr", line)
+    assert lines == [(0, "stderr", line) for line in survived]
+    assert held.take([0]) == [([0], f"{HEADLINE}\nWorldEndedError: gone")]
+
+
+@pytest.mark.parametrize(
+    "link", ["During handling of the above exception, another exception occurred:", 'RemoteTraceback:\n"""']
+)
+def test_a_chain_of_tracebacks_is_held_as_one(link: str) -> None:
+    held = Tracebacks(lambda *line: pytest.fail("passed on"))
+    text = f"{HEADLINE}\nKeyError: 1\n\n{link}\n\n{HEADLINE}\nValueError: x"
+    for line in text.split("\n"):
+        held(0, "stderr", line)
+    assert held.take([0]) == [([0], text)]
+
+
+def test_a_syntax_error_at_the_end_of_a_traceback_is_held_with_it() -> None:
+    held = Tracebacks(lambda *line: pytest.fail("passed on"))
+    text = f'{HEADLINE}\n  File "a.py", line 1, in f\n  File "<string>", line 1\n    1 +\nSyntaxError: invalid syntax'
+    for line in text.split("\n"):
+        held(0, "stderr", line)
+    assert held.take([0]) == [([0], text)]
+
+
+def test_lines_that_follow_a_released_traceback_come_after_it() -> None:
+    lines: list[str] = []
+    is_writing, may_write = threading.Event(), threading.Event()
+
+    def slow(_rank: int, _stream: str, line: str) -> None:
+        if line == HEADLINE:
+            is_writing.set()
+            may_write.wait(30)
+        lines.append(line)
+
+    held = Tracebacks(slow, hold_s=0.0)
+    held(0, "stderr", HEADLINE)
+    assert is_writing.wait(30)
+    later = threading.Thread(target=held, args=(0, "stderr", "later"))
+    later.start()
+    later.join(0.5)  # it must wait for the headline
+    may_write.set()
+    later.join()
+    held.close()
+    assert lines == [HEADLINE, "later"]
