@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import re
 import shlex
 import shutil
@@ -83,8 +84,10 @@ def make_plan(parsed: argparse.Namespace, environ: Mapping[str, str], *, as_horo
     if parsed.nics and spec.hosts and all(is_local(host.name) for host in spec.hosts):
         text = "--network-interfaces has no effect: all workers are on this host and use its loopback interface"
         notes.append(text + _missing_interfaces(interface_names(parsed.nics)))
-    program = next((word for word in parsed.command if not _ASSIGNMENT.match(word)), "env")
-    if any(is_local(host.name) for host in spec.hosts) and shutil.which(program) is None:
+    assigned = list(itertools.takewhile(_ASSIGNMENT.match, parsed.command))
+    path = dict(word.split("=", 1) for word in assigned).get("PATH")
+    program, path = (parsed.command[len(assigned)], path) if parsed.command[len(assigned) :] else ("env", None)
+    if any(is_local(host.name) for host in spec.hosts) and shutil.which(program, path=path) is None:
         raise ValueError(_not_a_program(program))
     return LaunchPlan(spec, tuple(notes))
 

@@ -105,6 +105,20 @@ def test_interfaces_cost_a_line_where_no_worker_is_on_another_host() -> None:
     assert notes("-np", "2", "--host-discovery-script", "./find.sh") == ()  # nobody knows yet where they will be
 
 
+def test_a_path_before_the_command_says_where_its_program_is(tmp_path: Path) -> None:
+    (tmp_path / "mytool").touch(mode=0o755)
+
+    def made(*command: str) -> LaunchPlan:
+        return make_plan(parse_args(["-np", "1", *command]), {}, as_horovod=False)
+
+    assert made("A=1", f"PATH={tmp_path}", "mytool").spec.task.command == ("env", "A=1", f"PATH={tmp_path}", "mytool")
+    assert made(f"PATH={tmp_path}").spec.task.command == ("env", f"PATH={tmp_path}")  # prints the variables
+    with pytest.raises(ValueError, match="the program 'true' does not exist on this host"):
+        made(f"PATH={tmp_path}", "true")
+    with pytest.raises(ValueError, match="the program 'mytool' does not exist on this host"):
+        made("mytool", f"PATH={tmp_path}")
+
+
 def test_slots_are_those_of_a_host_for_which_the_hostfile_states_none(tmp_path: Path) -> None:
     (tmp_path / "hosts").write_text("a\nb slots=1\n")
     made = plan("-np", "4", "--slots", "3", "--hostfile", str(tmp_path / "hosts"))
