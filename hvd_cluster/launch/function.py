@@ -76,7 +76,8 @@ def run(
         ssh_identity_file: the private key for ssh.
         disable_cache: accepted; hvd_cluster does not cache Horovod's checks of remote hosts.
         output_filename: a directory for each worker's output: ``rank.<rank>/stdout`` and ``rank.<rank>/stderr``.
-        verbose: 0 does not show the workers' output; 2 shows every line, also if a rank writes very many.
+        verbose: 0 does not show the workers' output; 2 shows every line, also if a rank writes very many. False and
+            True, which programs for Horovod pass, show it as usual.
         use_gloo, use_mpi: accepted for compatibility, but not both; hvd_cluster does not use MPI.
         mpi_args: accepted without effect.
         network_interface: deprecated; ``network_interfaces`` as one text.
@@ -100,6 +101,7 @@ def run(
         WorkerFailedError: a worker raised an exception or died; the message starts with the user's own traceback.
     """
     del disable_cache
+    verbose = 1 if isinstance(verbose, bool) else verbose
     num_proc = renamed("np", np, "num_proc", num_proc)
     min_num_proc = renamed("min_np", min_np, "min_num_proc", min_num_proc)
     max_num_proc = renamed("max_np", max_np, "max_num_proc", max_num_proc)

@@ -24,6 +24,14 @@ def test_horovods_names_of_the_arguments_work() -> None:
         assert len(hvd_cluster.run(os.getpid, np=1)) == 1
 
 
+@pytest.mark.parametrize(("verbose", "shown"), [(False, "[0]<stdout>:here\n"), (0, "")])
+def test_horovods_verbose_false_does_not_hide_the_output(
+    verbose: int, shown: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    hvd_cluster.run(print, ("here",), verbose=verbose)
+    assert capfd.readouterr().out == shown
+
+
 def test_variables_are_the_workers_and_not_the_callers(capfd: pytest.CaptureFixture[str]) -> None:
     def fn() -> tuple[str | None, bool]:
         print("here")

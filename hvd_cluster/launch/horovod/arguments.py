@@ -50,9 +50,8 @@ def _run(args: Any) -> list[Any] | None:
     options = _HorovodArgs(**vars(args))
     if options.run_func is not None:
         given = {name: getattr(options, name) for name in _FOR_FUNCTIONS if getattr(options, name) is not None}
-        return run(
-            options.run_func, network_interfaces=options.nics or None, verbose=int(options.verbose or 0), **given
-        )
+        verbose = max(1, int(options.verbose or 0))  # Horovod shows the workers' lines in any case
+        return run(options.run_func, network_interfaces=options.nics or None, verbose=verbose, **given)
     if not options.command:
         raise ValueError("args.command is empty: set it to the words of a command, or args.run_func to a function")
     if options.config_file is not None:

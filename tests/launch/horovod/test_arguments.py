@@ -20,6 +20,15 @@ def test_a_function_runs_on_each_worker() -> None:
 
 
 @pytest.mark.processes
+@pytest.mark.parametrize("verbose", [None, False, 0, 2])
+def test_what_a_function_prints_is_shown_however_verbose_the_launcher_is(
+    verbose: int | None, capfd: pytest.CaptureFixture[str]
+) -> None:
+    _run(_HorovodArgs(num_proc=1, run_func=lambda: print("hello"), verbose=verbose))
+    assert capfd.readouterr().out == "[0]<stdout>:hello\n"
+
+
+@pytest.mark.processes
 def test_a_command_runs_on_each_worker(capfd: pytest.CaptureFixture[str]) -> None:
     code = "import os; print('rank', os.environ['HOROVOD_RANK'], 'of', os.environ['HOROVOD_SIZE'])"
     assert _run(_HorovodArgs(num_proc=2, hosts="localhost:2", command=[sys.executable, "-c", code])) is None
