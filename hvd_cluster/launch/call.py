@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from importlib.abc import FileLoader
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 from hvd_cluster.errors import LaunchError
@@ -236,14 +236,23 @@ def _parts_of(fn: Any) -> list[tuple[str, Any]]:
         return [("the object that the method is bound to", fn.__self__), *_parts_of(fn.__func__)]
     if not inspect.isfunction(fn):
         return [("the callable object", fn)]
-    try:
-        captured = inspect.getclosurevars(fn)
-    except ValueError:  # a cell that is still empty
-        return []
-    names = [(f"captured variable {name!r}", value) for name, value in captured.nonlocals.items()]
-    names += [(f"global variable {name!r}", value) for name, value in captured.globals.items()]
+    enclosing, module = captured(fn)
+    names = [(f"captured variable {name!r}", value) for name, value in enclosing.items()]
+    names += [(f"global variable {name!r}", value) for name, value in module.items()]
     defaults = [*(fn.__defaults__ or ()), *(fn.__kwdefaults__ or {}).values()]
     return names + [("a default argument", value) for value in defaults]
+
+
+def captured(fn: FunctionType) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The variables that a function uses, of the functions around it and of its module.
+
+    ``inspect.getclosurevars`` does not return any if one of them is not set yet; here only that one is missing.
+    """
+    enclosing: dict[str, Any] = {}
+    for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True):
+        with contextlib.suppress(ValueError):
+            enclosing[name] = cell.cell_contents
+    return enclosing, {name: fn.__globals__[name] for name in fn.__code__.co_names if name in fn.__globals__}
 
 
 def _culprits(parts: Sequence[tuple[str, Any]], seen: set[int], depth: int, dumps: Dumps) -> Iterator[tuple[str, Any]]:

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from hvd_cluster.launch.call import pack
+from hvd_cluster.launch.call import captured, pack
 from hvd_cluster.launch.local import run as run_here
 from hvd_cluster.spark.driver_log import show
 from hvd_cluster.spark.function import run as run_on_spark
@@ -76,14 +76,14 @@ class HorovodRunner:
 def _described(main: Callable[..., Any], kwargs: dict[str, Any]) -> str:
     """What a call sends to the workers, in words."""
     name = getattr(main, "__qualname__", type(main).__qualname__)
-    captured = ", ".join(_captured(main)) or "nothing"
+    names = ", ".join(_captured(main)) or "nothing"
     size = len(pack(main, (), kwargs))
-    return f"{name} and its arguments are {size:,} bytes when pickled; it captures {captured}."
+    return f"{name} and its arguments are {size:,} bytes when pickled; it captures {names}."
 
 
 def _captured(main: Callable[..., Any]) -> list[str]:
     """The names of the variables that a function captures."""
     if not inspect.isfunction(main):
         return []
-    found = inspect.getclosurevars(main)
-    return sorted({*found.nonlocals, *found.globals})
+    enclosing, module = captured(main)
+    return sorted({*enclosing, *module})

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,20 @@ def test_below_zero_the_processes_are_here_and_need_no_spark(capfd: pytest.Captu
 def test_a_long_message_is_cut(capsys: pytest.CaptureFixture[str]) -> None:
     log_to_driver("x" * 5000)
     assert capsys.readouterr().out == "x" * MAX_CHARS + "\n"
+
+
+def test_a_function_with_a_variable_that_is_not_set_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    def made(uses_extra: bool, base: int) -> Callable[[], int]:
+        if uses_extra:
+            extra = 5
+
+        def train() -> int:
+            return base + (extra if uses_extra else 0)
+
+        return train
+
+    assert HorovodRunner(np=-1).run(made(False, 1)) == 1
+    assert "it captures base, uses_extra." in capsys.readouterr().out
 
 
 @pytest.mark.slow
