@@ -32,4 +32,14 @@ class LogCallback(keras.callbacks.Callback):
 
 
 def _formatted(logs: Mapping[str, Any] | None) -> str:
-    return ", ".join(f"{name} {float(value):.4g}" for name, value in (logs or {}).items())
+    return ", ".join(f"{name} {_text_of(value)}" for name, value in (logs or {}).items())
+
+
+def _text_of(value: Any) -> str:
+    """A metric as text: a number, or a list of numbers for one that has a value for each class."""
+    try:
+        array = keras.ops.convert_to_numpy(value)
+        numbers = [f"{float(number):.4g}" for number in array.reshape(-1)]
+    except (TypeError, ValueError, RuntimeError):  # what a callback of the user's own has put there
+        return str(value)
+    return numbers[0] if array.size == 1 else f"[{', '.join(numbers)}]"

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from hvd_cluster.errors import LaunchError, WorkerFailedError
@@ -90,6 +91,24 @@ def test_a_function_with_a_variable_that_is_not_set_runs(capsys: pytest.CaptureF
 
     assert HorovodRunner(np=-1).run(made(False, 1)) == 1
     assert "it captures base, uses_extra." in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("logs", "text"),
+    [
+        ({"loss": 0.5, "f1": np.array([0.25, 1 / 3], "float32")}, "epoch 1: loss 0.5, f1 [0.25, 0.3333]"),
+        ({"confusion": [[1, 2], [3, 4]], "one": np.array([2.0])}, "epoch 1: confusion [1, 2, 3, 4], one 2"),
+        ({"phase": "warm-up", "none": None}, "epoch 1: phase warm-up, none None"),
+    ],
+)
+def test_the_keras_callback_reports_metrics_of_every_shape(
+    logs: dict[str, object], text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("keras", reason="keras is not installed")
+    from hvd_cluster.spark.log_callback import LogCallback
+
+    LogCallback().on_epoch_end(0, logs)
+    assert capsys.readouterr().out == f"{text}\n"
 
 
 @pytest.mark.slow
