@@ -48,6 +48,7 @@ class ElasticWorker:
         self.worker: Worker | None = None
         #: It was told to exit, so its end needs no reaction.
         self.is_leaving = False
+        self._is_stopping = False
         self._kill_at_s: float | None = None
 
     @property
@@ -66,10 +67,11 @@ class ElasticWorker:
         return WorkerView(self.key, self.host, self.phase, self.rank, self.has_state)
 
     def stop(self) -> None:
-        """End it: SIGTERM now, SIGKILL after the grace period."""
-        if self.worker is not None and not self.is_leaving:
-            self.is_leaving = True
-            self._kill_at_s = time.monotonic() + STOP_GRACE_S
+        """End it: SIGTERM now, SIGKILL after the grace period. A worker that is leaving gets no more time than others."""
+        if self.worker is not None and not self._is_stopping:
+            self.is_leaving = self._is_stopping = True
+            kill_at_s = time.monotonic() + STOP_GRACE_S
+            self._kill_at_s = min(kill_at_s, self._kill_at_s or kill_at_s)
             self.worker.terminate()
 
     def expect_exit(self) -> None:

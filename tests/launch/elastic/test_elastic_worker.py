@@ -1,0 +1,58 @@
+"""How the controller of an elastic job ends a worker, which is played by the test."""
+
+from __future__ import annotations
+
+import time
+from typing import cast
+
+import pytest
+
+from hvd_cluster.launch.elastic.elastic_worker import LEAVE_GRACE_S, ElasticWorker
+from hvd_cluster.launch.worker_group import STOP_GRACE_S, Worker
+
+
+class Signals:
+    """A worker that ignores what it gets."""
+
+    def __init__(self) -> None:
+        self.received: list[str] = []
+
+    def terminate(self) -> None:
+        self.received.append("SIGTERM")
+
+    def kill(self) -> None:
+        self.received.append("SIGKILL")
+
+
+@pytest.fixture
+def now_s(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    return now
+
+
+@pytest.mark.parametrize("is_leaving", [False, True])
+def test_a_stop_takes_no_longer_for_a_worker_that_is_leaving(is_leaving: bool, now_s: list[float]) -> None:
+    signals = Signals()
+    member = ElasticWorker(0, "w", "localhost", 0, 0)
+    member.worker = cast(Worker, signals)
+    if is_leaving:
+        member.expect_exit()
+    member.stop()
+    member.stop()
+    assert signals.received == ["SIGTERM"]
+    now_s[0] += STOP_GRACE_S + 0.1
+    member.kill_if_overdue()
+    assert signals.received == ["SIGTERM", "SIGKILL"]
+
+
+def test_a_stop_gives_a_leaving_worker_no_more_time(now_s: list[float]) -> None:
+    signals = Signals()
+    member = ElasticWorker(0, "w", "localhost", 0, 0)
+    member.worker = cast(Worker, signals)
+    member.expect_exit()
+    now_s[0] += LEAVE_GRACE_S - 1
+    member.stop()
+    now_s[0] += 1.1
+    member.kill_if_overdue()
+    assert signals.received == ["SIGTERM", "SIGKILL"]
