@@ -10,7 +10,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from hvd_cluster.launch import guard
@@ -23,6 +23,9 @@ logger = logging.getLogger(__name__)
 STACK_SIGNAL = signal.SIGRTMIN + 9
 #: How long a worker gets for that.
 _STACK_S = 1.0
+#: Seconds that the processes that a child has left behind get to end before SIGKILL. Python's resource tracker, which
+#: ignores SIGTERM, unlinks shared memory and semaphores in ``/dev/shm`` when all processes that use it have ended.
+_GROUP_GRACE_S = 2.0
 
 
 class ChildProcess:
@@ -52,6 +55,8 @@ class ChildProcess:
         self.rank = rank
         #: The process id, which is also the process group's; 0 before :meth:`start`.
         self.pid = 0
+        #: ``time.time()`` when it ended; 0 while it runs. What it has left behind may run a little longer.
+        self.ended_at = 0.0
         #: The last lines of its output.
         self.tail = Tail()
         self._argv = list(argv)
@@ -128,9 +133,9 @@ class ChildProcess:
         with contextlib.suppress(ChildProcessError):
             ended = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
             assert ended is not None
+            self.ended_at = time.time()
             exit_code = ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
-            # The child is not reaped yet, so the id cannot be reused: kill the processes that it has left behind.
-            self.signal(signal.SIGKILL)
+            self._end_group()
         guard.release(process.pid)
         with self._reap_lock:
             process.wait()
@@ -138,6 +143,19 @@ class ChildProcess:
             output.end()
         output.join()
         self._on_exit(exit_code)
+
+    def _end_group(self) -> None:
+        """End the processes that the child has left behind. It is not reaped yet, so the group's id is not reused."""
+        left: list[int] = []
+        with contextlib.suppress(OSError):  # too many open files
+            left = _living(self.pid, (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()))
+        if left:
+            self.signal(signal.SIGTERM)
+        deadline_s = time.monotonic() + _GROUP_GRACE_S
+        while left and time.monotonic() < deadline_s:
+            time.sleep(0.01)
+            left = _living(self.pid, left)
+        self.signal(signal.SIGKILL)
 
     def _fork(self) -> tuple[subprocess.Popen[bytes], OutputReader]:
         with contextlib.ExitStack() as on_failure:
@@ -174,6 +192,16 @@ class ChildProcess:
                 self._on_line(self.rank, stream, line)
             except Exception:  # a caller's broken sink must not block the worker on a full pipe
                 logger.exception("a line of rank %d could not be passed on", self.rank)
+
+
+def _living(group: int, pids: Iterable[int]) -> list[int]:
+    """Those of some processes that are in a group and are not zombies."""
+    found: list[int] = []
+    for pid in pids:
+        with contextlib.suppress(OSError):  # it has ended
+            if os.getpgid(pid) == group and Path(f"/proc/{pid}/stat").read_bytes().rpartition(b") ")[2][:1] != b"Z":
+                found.append(pid)
+    return found
 
 
 def _has_signal(pid: int, mask: str) -> bool:

@@ -49,12 +49,14 @@ class ChildWorker(Worker):
         self._child.write_stack()
 
     def terminate(self) -> None:
-        self._stopping = True
-        self._child.signal(signal.SIGTERM)
+        self._stop(signal.SIGTERM)
 
     def kill(self) -> None:
-        self._stopping = True
-        self._child.signal(signal.SIGKILL)
+        self._stop(signal.SIGKILL)
+
+    def _stop(self, number: int) -> None:
+        self._stopping |= not self._child.ended_at  # processes that it has left behind may still run
+        self._child.signal(number)
 
 
 class WorkerProcess(ChildWorker):
@@ -228,7 +230,7 @@ class WorkerProcess(ChildWorker):
             self.rank,
             self.topology.host,
             exit_code=exit_code,
-            finished_at=time.time(),
+            finished_at=self._child.ended_at or time.time(),
             output_tail=self.output_tail,
             stopped=self._stopping,
         )
@@ -289,7 +291,7 @@ class ProgramProcess(ChildWorker):
             self.topology.host,
             value=_NONE if exit_code == 0 else None,
             exit_code=exit_code,
-            finished_at=time.time(),
+            finished_at=self._child.ended_at or time.time(),
             output_tail=self.output_tail,
             stopped=self._stopping and exit_code != 0,
         )

@@ -52,6 +52,46 @@ def test_what_the_child_leaves_behind_is_killed_with_its_group(tmp_path: Path) -
     assert gone(int((tmp_path / "pid").read_text()))
 
 
+_SHARES_MEMORY = """
+import os, signal, sys, time
+from multiprocessing import Process, shared_memory
+memory = shared_memory.SharedMemory(create=True, size=1 << 16)
+Process(target=time.sleep, args=(300,), daemon=True).start()  # it holds the pipe to the resource tracker open
+print(memory.name, flush=True)
+if sys.argv[1] == "dies":
+    os.kill(os.getpid(), signal.SIGKILL)
+if sys.argv[1] == "raises":
+    raise ValueError("x")
+time.sleep(300)
+"""
+
+
+@pytest.mark.parametrize("end", ["dies", "raises", "is stopped"])
+def test_the_shared_memory_of_a_child_ends_with_it(end: str, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(_SHARES_MEMORY)
+    run = Run(f"exec {sys.executable} {tmp_path}/train.py '{end}'")
+    deadline_s = time.monotonic() + 60
+    while not run.lines:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+    if end == "is stopped":
+        run.child.signal(signal.SIGTERM)
+    assert run.end() == {"dies": -signal.SIGKILL, "raises": 1, "is stopped": -signal.SIGTERM}[end]
+    assert not Path("/dev/shm", run.lines[0][2]).exists()
+
+
+def test_the_end_of_a_child_is_known_while_what_it_has_left_behind_still_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(child, "_GROUP_GRACE_S", 60.0)
+    run = Run("trap '' TERM; sleep 300 & exit 3")
+    deadline_s = time.monotonic() + 30
+    while not run.child.ended_at:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+    assert run.exits.empty()
+    run.child.signal(signal.SIGKILL)
+    assert run.end() == 3
+
+
 def test_a_grandchild_that_escaped_the_group_does_not_delay_the_end(tmp_path: Path) -> None:
     run = Run(f"setsid sleep 60 & echo $! > {tmp_path}/pid; echo done")
     assert run.end() == 0

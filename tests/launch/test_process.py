@@ -108,6 +108,29 @@ def test_what_a_worker_forked_dies_with_it_and_does_not_hide_its_death() -> None
     assert (outcome.exit_code, outcome.output_tail, outcome.stopped) == (-signal.SIGKILL, "forked", False)
 
 
+def test_a_worker_that_is_stopped_after_its_death_died_by_itself_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    def parent() -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        if os.fork() == 0:
+            time.sleep(300)
+        os._exit(3)
+
+    monkeypatch.setattr("hvd_cluster.launch.child._GROUP_GRACE_S", 60.0)
+    worker = WorkerProcess(TOPOLOGY, pack(parent), Callbacks())
+    deadline_s = time.monotonic() + 60
+    while not worker._child.ended_at:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+    died_at = time.time()
+    time.sleep(0.1)
+    worker.terminate()
+    worker.kill()
+    outcome = worker.wait(60)
+    assert outcome is not None
+    assert (outcome.exit_code, outcome.stopped) == (3, False)
+    assert outcome.finished_at <= died_at
+
+
 def test_a_worker_without_the_secret_gets_no_call() -> None:
     worker = WorkerProcess(TOPOLOGY, pack(lambda: 1), Callbacks(), env={"_HOROVOD_SECRET_KEY": (b"x" * 32).hex()})
     outcome = worker.wait(60)

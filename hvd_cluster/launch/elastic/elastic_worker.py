@@ -67,7 +67,7 @@ class ElasticWorker:
         return WorkerView(self.key, self.host, self.phase, self.rank, self.has_state)
 
     def stop(self) -> None:
-        """End it: SIGTERM now, SIGKILL after the grace period. A worker that is leaving gets no more time than others."""
+        """End it: SIGTERM now, SIGKILL after the grace period, which is the same for a worker that is leaving."""
         if self.worker is not None and not self._is_stopping:
             self.is_leaving = self._is_stopping = True
             kill_at_s = time.monotonic() + STOP_GRACE_S
