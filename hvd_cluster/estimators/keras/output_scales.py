@@ -29,8 +29,10 @@ def output_scales(model: Any, loss: Any, count: int, keys: Sequence[str] | None)
 
 def _by_loss(loss: Any) -> str:
     if isinstance(loss, str) or (callable(loss) and hasattr(loss, "__name__")):
+        # Strings name Keras's own losses. Any other function may take logits, whatever its name is.
+        is_of_keras = isinstance(loss, str) or (loss.__module__ or "").startswith("keras.")
         name = loss if isinstance(loss, str) else loss.__name__
-        return "probability" if "crossentropy" in name.replace("_", "").lower() else ""
+        return "probability" if is_of_keras and "crossentropy" in name.replace("_", "").lower() else ""
     return {True: "logit", False: "probability", None: ""}[getattr(loss, "from_logits", None)]
 
 

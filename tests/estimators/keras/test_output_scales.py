@@ -30,6 +30,14 @@ def test_by_the_loss_or_the_last_layer(layers, loss, scales):
     assert output_scales(sequential(*layers), loss, 1, None) == scales
 
 
+@pytest.mark.parametrize(("last", "scale"), [(None, ""), ("sigmoid", "probability")])
+def test_the_name_of_a_users_loss_says_nothing(last, scale):
+    def smoothed_crossentropy(label, output):
+        return keras.losses.binary_crossentropy(label, output, from_logits=last is None, label_smoothing=0.1)
+
+    assert output_scales(sequential(keras.layers.Dense(1, last)), smoothed_crossentropy, 1, None) == (scale,)
+
+
 def test_each_output_of_a_dict_in_the_order_of_its_keys():
     x = keras.layers.Input((3,))
     model = keras.Model(x, {"a": keras.layers.Dense(1, "sigmoid")(x), "b": keras.layers.Dense(1)(x)})
