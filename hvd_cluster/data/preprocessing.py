@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from hvd_cluster.data.columns.arrow_values import without_dictionaries
 from hvd_cluster.data.columns.raw_arrays import raw_array
 from hvd_cluster.data.optional import load_pyarrow
 from hvd_cluster.data.reading.tensors import to_tensors
@@ -100,7 +101,8 @@ class Preprocess:
             DataError: the function raised (its exception is the cause), or returned something else than a row of
                 numbers for each row.
         """
-        rows = table.select(list(self.columns))
+        # Rows that a fit wrote hold no dictionaries, unlike Parquet that it read where it is, and unlike pandas.
+        rows = without_dictionaries(table.select(list(self.columns)))
         try:
             return self._call(rows, seeds), None
         except Exception as error:  # the user's own code, which may raise anything

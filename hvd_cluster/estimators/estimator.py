@@ -160,11 +160,12 @@ class DistributedEstimator(ColumnRoles, EstimatorParams, Estimator):
                 self._check_resumed(ready.checkpoint, spec, prepared, ready.layout.num_proc)
             # Now: what cannot be read must not end a fit whose training is over.
             columns = tuple(dict.fromkeys(spec.inputs.feature_cols))
-            rows = data.first_rows(columns, MAX_ROWS)
-            rows = trial.table(columns) if rows is None else rows
+            given, is_made = data.first_rows(columns, MAX_ROWS), self._value("preprocess") is not None
+            read = trial.table(columns) if given is None or is_made else given
             model = self._create_model(self._driver_run(ready, prepared, tracker).results(spec), spec)
             if isinstance(model, FittedModel):  # subclasses may return something else
-                model.keep_rows(rows, data.nullable(self._raw_columns(list(columns))))
+                nullable = data.nullable(self._raw_columns(list(columns)))
+                model.keep_rows(read if given is None else given, nullable, read.schema)
             tracker.finish(model)
             return model
 

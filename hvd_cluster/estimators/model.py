@@ -72,18 +72,22 @@ class FittedModel(ModelParams, Model):
         """Shape of each feature's batch, -1 for the rows; None: as stored."""
         return self._value("input_shapes") if "input_shapes" in self.param_rows else None
 
-    def keep_rows(self, rows: pa.Table, nullable: Collection[str] = ()) -> None:
+    def keep_rows(self, rows: pa.Table, nullable: Collection[str] = (), trained: pa.Schema | None = None) -> None:
         """Keep rows of the training data for :meth:`log_model`; a saved model has their types only.
 
         Args:
+            rows: as the user gave them.
             nullable: columns of which other rows may hold nulls.
+            trained: the types in which the rows were read in training, and in which ``transform`` reads its rows; None
+                for those of ``rows``.
         """
         fields = [
             field.with_nullable(field.name in nullable or rows.column(field.name).null_count > 0)
             for field in rows.schema
         ]
         schema = load_pyarrow().schema(fields)
-        self._set(_metadata={**(self._get_metadata() or {}), "feature_schema": schema})
+        schemas = {"feature_schema": schema, "trained_schema": rows.schema if trained is None else trained}
+        self._set(_metadata={**(self._get_metadata() or {}), **schemas})
         self._example = rows.take(list(range(min(EXAMPLE_ROWS, len(rows)))))
 
     @abstractmethod
@@ -325,7 +329,7 @@ class FittedModel(ModelParams, Model):
             feature_units=tuple(metadata.get("feature_units") or ()),
             spark_vectors=on_spark,
             batch_size=self._value("batch_size"),
-            types=types_of(metadata.get("feature_schema") or ()),
+            types=types_of(metadata.get("trained_schema") or metadata.get("feature_schema") or ()),
             preprocess=preprocess,
             transformation_fn=self._value("transformation_fn"),
         )

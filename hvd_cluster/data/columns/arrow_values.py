@@ -47,6 +47,14 @@ def nested(array: pa.ChunkedArray, shape: Sequence[int]) -> pa.ChunkedArray | pa
     return lists
 
 
+def without_dictionaries(table: pa.Table) -> pa.Table:
+    """The table, with the values of dictionary columns (pandas's categories) in place of the dictionaries."""
+    for index, field in enumerate(table.schema):
+        if hasattr(field.type, "index_type"):
+            table = table.set_column(index, field.name, table.column(index).cast(field.type.value_type))
+    return table
+
+
 #: Values that are Python objects at a time.
 _OBJECTS = 64
 

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from hvd_cluster.data.columns.arrow_values import without_dictionaries
 from hvd_cluster.data.columns.vectors import vector_type
 from hvd_cluster.data.preprocessing import AllRowsFailedError, Preprocess, RowFailedError
 from hvd_cluster.data.reading.row_transform import RowTransform, apply
@@ -192,7 +193,7 @@ class Scorer:
         """The columns as a table, in the Arrow types of the training: pandas and MLflow have other dates and arrays."""
         import pyarrow as pa
 
-        table = pa.Table.from_batches([part]) if isinstance(part, pa.RecordBatch) else part
+        table = without_dictionaries(pa.Table.from_batches([part]) if isinstance(part, pa.RecordBatch) else part)
         for index, name in enumerate(table.column_names):
             wanted = self.types.get(name)
             if wanted is not None and wanted != table.column(index).type:
@@ -272,8 +273,8 @@ def _features_of(transform: RowTransform, names: Sequence[str], row: dict[str, A
 
 
 def types_of(fields: Iterable[Any]) -> dict[str, Any]:
-    """The Arrow type of each field by name; of dictionaries only the values count, so theirs are left out."""
-    return {each.name: each.type for each in fields if not hasattr(each.type, "index_type")}
+    """The Arrow type of each field by name; of dictionaries that of the values."""
+    return {each.name: each.type.value_type if hasattr(each.type, "index_type") else each.type for each in fields}
 
 
 def _may_round(given: Any, wanted: Any) -> bool:

@@ -10,6 +10,7 @@ import cloudpickle
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 import torch.nn.functional as F
@@ -265,6 +266,54 @@ def test_a_feature_may_also_be_the_label(two_workers):
     with torch.no_grad():
         expected = model.getModel()(torch.from_numpy(matrices * 2).float()).flatten(1)
     assert np.allclose(np.stack(model.transform(frame)["m__output"]), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("batch_format", ["numpy", "pyarrow"])
+def test_scoring_gets_columns_in_the_types_of_the_training(one_worker, batch_format, tmp_path):
+    depth = np.arange(0, 2000, 50).astype("uint16")
+    tags = pd.Categorical(["a", "bb"] * 20)
+    frame = pd.DataFrame({"depth": depth, "weight": depth.astype("uint64") + 1, "tag": tags})
+
+    def encode(batch):
+        """Whole numbers below 0 where the type has a sign; lengths of strings."""
+        columns = {name: batch[name].to_numpy() for name in batch.column_names} if batch_format == "pyarrow" else batch
+        types = [str(batch[name].type) for name in batch.column_names] if batch_format == "pyarrow" else []
+        below = [columns[name] - columns[name].dtype.type(1000) for name in ("depth", "weight")]
+        lengths = [float(len(text)) for text in columns["tag"]]
+        return np.stack([*below, lengths, np.full(len(below[0]), any("dict" in one for one in types))], 1) / 1000
+
+    net = torch.nn.Linear(4, 1)
+    fit = estimator(
+        one_worker,
+        net,
+        feature_cols=["depth", "weight", "tag"],
+        label_cols=["depth"],
+        sample_weight_col="weight",
+        preprocess=encode,
+        batch_format=batch_format,
+        loss=F.mse_loss,
+        epochs=1,
+    )
+    model = fit.fit(frame)
+    signed = np.stack([depth.astype(float) - 1000, depth.astype(float) - 999, [1.0, 2.0] * 20, np.zeros(40)], 1) / 1000
+    with torch.no_grad():
+        expected = model.getModel()(torch.from_numpy(signed).float()).numpy()
+    model.setOutputKinds(["array"]).write().overwrite().save(str(tmp_path / "model"))
+    for scoring in (model, TorchModel.load(str(tmp_path / "model"))):
+        assert np.allclose(np.stack(scoring.transform(frame)["depth__output"]), expected, atol=1e-5)
+
+
+def test_a_dictionary_column_of_parquet_is_read_as_its_values(one_worker, tmp_path):
+    tags = pa.array(["a", "bb"] * 20)
+    pq.write_table(pa.table({"tag": tags.dictionary_encode(), "y": np.arange(40.0)}), tmp_path / "rows.parquet")
+
+    def encode(batch):
+        assert batch.schema.types == [pa.string()]
+        return np.array([[float(len(text))] for text in batch["tag"].to_pylist()])
+
+    given = {"feature_cols": ["tag"], "label_cols": ["y"], "preprocess": encode, "batch_format": "pyarrow"}
+    model = estimator(one_worker, torch.nn.Linear(1, 1), loss=F.mse_loss, epochs=1, **given).fit(str(tmp_path))
+    assert len(model.transform(pa.table({"tag": tags.dictionary_encode()}))["y__output"]) == 40
 
 
 def test_a_signature_allows_nulls_unless_no_row_has_them(two_workers):
