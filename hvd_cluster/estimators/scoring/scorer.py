@@ -198,7 +198,7 @@ class Scorer:
             wanted = self.types.get(name)
             if wanted is not None and wanted != table.column(index).type:
                 with contextlib.suppress(pa.ArrowException):  # other values than in the training: scored as they are
-                    given = table.column(index)
+                    given = _in_zone(table.column(index), wanted)
                     cast = given.cast(wanted)
                     # Arrow takes a cast for safe that gives a time its date, or a number that of a decimal or a bool.
                     if not _may_round(given.type, wanted) or cast.cast(given.type).equals(given):
@@ -275,6 +275,20 @@ def _features_of(transform: RowTransform, names: Sequence[str], row: dict[str, A
 def types_of(fields: Iterable[Any]) -> dict[str, Any]:
     """The Arrow type of each field by name; of dictionaries that of the values."""
     return {each.name: each.type.value_type if hasattr(each.type, "index_type") else each.type for each in fields}
+
+
+def _in_zone(given: Any, wanted: Any) -> Any:
+    """Timestamps without a time zone in that of ``wanted``, if it has one: Spark's toPandas() drops the session's.
+
+    Of the hour that a clock shows twice it is the first; times that a clock leaves out become the next one.
+    """
+    import pyarrow.compute as compute
+    import pyarrow.types as types
+
+    zones = [one.tz if types.is_timestamp(one) else "" for one in (given.type, wanted)]
+    if zones[0] is not None or not zones[1]:
+        return given
+    return compute.assume_timezone(given, zones[1], ambiguous="earliest", nonexistent="latest")
 
 
 def _may_round(given: Any, wanted: Any) -> bool:

@@ -50,3 +50,28 @@ def test_a_feature_gets_its_type_of_the_training_unless_it_would_lose_values(tra
         assert column.astype("datetime64[us]").tolist() == seen
     else:
         assert [each.tolist() if isinstance(each, np.ndarray) else each for each in column] == seen
+
+
+@pytest.mark.parametrize("unit", ["s", "us", "ns"])
+def test_timestamps_without_a_zone_are_in_that_of_the_training(unit):
+    new_york = pa.timestamp("us", "America/New_York")
+    given = [NOON, dt.datetime.fromisoformat("2020-11-01T01:30"), dt.datetime.fromisoformat("2020-03-08T02:30"), None]
+    # Five hours before UTC in winter, four in summer; 01:30 comes twice on one day, and 02:30 not at all on another.
+    expected = ["2020-01-02T17:00", "2020-11-01T05:30", "2020-03-08T07:00", "NaT"]
+    found = []
+
+    def preprocess(batch):
+        found.append(batch["x"])
+        return np.zeros((len(batch["x"]), 1), np.float32)
+
+    model = TorchModel(
+        model=torch.nn.Linear(1, 1),
+        preprocess=preprocess,
+        feature_columns=["x"],
+        label_columns=["y"],
+        _metadata={"feature_schema": pa.schema([("x", new_york)])},
+    )
+    model.transform(pa.table({"x": pa.array(given, pa.timestamp(unit))}))
+    model.transform(pa.table({"x": pa.array(given, pa.timestamp(unit)).cast(pa.timestamp(unit, "Europe/Berlin"))}))
+    np.testing.assert_array_equal(found[0], np.array(expected, "datetime64[us]"))
+    np.testing.assert_array_equal(found[1], np.array(given, "datetime64[us]"))
