@@ -69,15 +69,18 @@ def example_frame(rows: pa.Table) -> pd.DataFrame:
 def _input(field: pa.Field) -> Any:
     """The ``ColSpec`` of a column.
 
-    Columns that MLflow would refuse in some form that ``transform`` takes are of any type: whole numbers with nulls,
-    which pandas holds as floats; timestamps with a time zone; vectors, decimals, categories, structs and maps.
+    Columns of which MLflow would change values, or which it would refuse in some form that ``transform`` takes, are of
+    any type: whole numbers and bools with nulls, which pandas holds as floats and objects; uint64; timestamps with a
+    time zone; vectors, decimals, categories, structs and maps; all lists but those of floats, since a null in a list
+    becomes "None" among strings and False among bools, bytes lose zeros at their end, and dates become numbers.
     """
     from mlflow.types import ColSpec, schema
 
     any_type: Any = schema.AnyType  # without annotations
     found = _type(field.type)
     types = load_pyarrow("pyarrow.types")
-    if found is None or (types.is_integer(field.type) and field.nullable):
+    has_nulls = field.nullable and (types.is_integer(field.type) or types.is_boolean(field.type))
+    if found is None or has_nulls or types.is_uint64(field.type):
         return ColSpec(any_type(), field.name)
     # MLflow takes no null for a required array.
     return ColSpec(found, field.name, required=not (types.is_nested(field.type) and field.nullable))
@@ -97,10 +100,8 @@ def _type(arrow_type: pa.DataType) -> Any:
         return DataType.datetime
     if types.is_list(arrow_type) or types.is_large_list(arrow_type) or types.is_fixed_size_list(arrow_type):
         # The numbers of lists, as JSON has them, are 64 bits wide, and MLflow would refuse them for a narrower type.
-        inner = _type(arrow_type.value_type)
-        wide = {DataType.float: DataType.double, DataType.integer: DataType.long}
-        inner = wide.get(inner, inner) if isinstance(inner, DataType) else inner
-        return None if inner is None else Array(inner)
+        inner = DataType.double if types.is_floating(arrow_type.value_type) else _type(arrow_type.value_type)
+        return Array(inner) if inner == DataType.double or isinstance(inner, Array) else None
     if types.is_boolean(arrow_type) or types.is_integer(arrow_type) or types.is_floating(arrow_type):
         return DataType[_SCALARS[np.dtype(arrow_type.to_pandas_dtype()).name]]
     return None

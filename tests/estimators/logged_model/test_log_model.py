@@ -99,6 +99,12 @@ def test_a_keras_model_scores_like_transform_where_hvd_cluster_is_not_installed(
     assert "SAME y__output" in run("score_logged_model.py", found["folder"], tmp_path, tmp_path=tmp_path, PYTHONPATH="")
 
 
+def test_a_pyfunc_gets_the_values_that_transform_gets(tmp_path):
+    found = found_in(run("logged_columns.py", tmp_path, tmp_path=tmp_path))
+    assert [name for name, (_, is_same, _) in found.items() if not is_same] == []
+    assert found["lists of floats"][0] == "['x': Array(double) (required)]"
+
+
 @pytest.mark.parametrize("session", ["local[1]", "connect"])
 def test_a_spark_udf_returns_what_transform_and_a_local_run_return(tmp_path, session):
     pytest.importorskip("pyspark", reason="pyspark is not installed")
