@@ -76,7 +76,8 @@ class LoggedModel:
         from mlflow import pyfunc
 
         needs, folder = self.needs, Path(path)
-        given = {} if self.example is None else {"input_example": example_frame(self.example)}
+        example = None if self.example is None else example_frame(self.example)
+        given = {} if example is None else {"input_example": example}
         self.flavour.save(path, mlflow_model, pip_requirements=list(needs.pip), **given)
         loader = write_code(folder / _CODE, needs.local)
         (folder / columns_model.FILE).write_bytes(cloudpickle.dumps(self.scoring))

@@ -56,14 +56,40 @@ class Columns:
         }
 
 
-def example_frame(rows: pa.Table) -> pd.DataFrame:
-    """Rows as MLflow writes them as JSON: decimals become floats."""
-    pyarrow, types = load_pyarrow(), load_pyarrow("pyarrow.types")
-    for index, field in enumerate(rows.schema):
-        if types.is_decimal(field.type):
-            rows = rows.set_column(index, field.name, rows.column(index).cast(pyarrow.float64()))
-    frame: pd.DataFrame = rows.to_pandas()
+def example_frame(rows: pa.Table) -> pd.DataFrame | None:
+    """Rows as MLflow writes them as JSON: decimals become floats. None if they hold what JSON cannot."""
+    pyarrow = load_pyarrow()
+    try:
+        cast = rows.cast(pyarrow.schema([field.with_type(_json_type(field.type)) for field in rows.schema]))
+    except pyarrow.ArrowException:  # Arrow casts no such column
+        return None
+    frame: pd.DataFrame = cast.to_pandas()
     return frame
+
+
+def _json_type(arrow_type: pa.DataType) -> pa.DataType:
+    """The type whose values JSON holds.
+
+    Raises:
+        ArrowTypeError: there is none.
+    """
+    pyarrow, types = load_pyarrow(), load_pyarrow("pyarrow.types")
+    if types.is_duration(arrow_type) or types.is_interval(arrow_type):
+        raise pyarrow.ArrowTypeError(f"MLflow writes no {arrow_type} as JSON")
+    if types.is_decimal(arrow_type):
+        return pyarrow.float64()
+    if types.is_struct(arrow_type):
+        return pyarrow.struct([field.with_type(_json_type(field.type)) for field in arrow_type])
+    if types.is_map(arrow_type):
+        return pyarrow.map_(_json_type(arrow_type.key_type), _json_type(arrow_type.item_type))
+    if types.is_list(arrow_type):
+        return pyarrow.list_(arrow_type.value_field.with_type(_json_type(arrow_type.value_type)))
+    if types.is_large_list(arrow_type):
+        return pyarrow.large_list(arrow_type.value_field.with_type(_json_type(arrow_type.value_type)))
+    if types.is_fixed_size_list(arrow_type):
+        element = arrow_type.value_field.with_type(_json_type(arrow_type.value_type))
+        return pyarrow.list_(element, arrow_type.list_size)
+    return arrow_type
 
 
 def _input(field: pa.Field) -> Any:

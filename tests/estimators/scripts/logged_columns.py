@@ -4,6 +4,7 @@ import datetime as dt
 import json
 import sys
 import zlib
+from decimal import Decimal
 
 import mlflow.pyfunc
 import numpy as np
@@ -25,6 +26,10 @@ COLUMNS = {
     "lists of strings": [["a", None], ["b\0"], []],
     "lists of floats": [[1.5, None], [2.5], []],
     "lists of lists": [[[1.5, None]], [[2.5], []], []],
+    "durations": pd.to_timedelta([1, 2, 3], unit="s"),
+    "lists of durations": [[dt.timedelta(seconds=1)], [], [None]],
+    "lists of decimals": [[Decimal("1.5"), None], [Decimal("2.5")], []],
+    "structs of decimals": [{"a": [Decimal("1.5")]}, {"a": [Decimal("2.25")]}, {"a": []}],
 }
 
 
