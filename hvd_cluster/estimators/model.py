@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 import logging
 from abc import abstractmethod
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -17,6 +17,7 @@ from hvd_cluster.data.schema import Schema, missing_columns_text
 from hvd_cluster.engine.objects import dumps
 from hvd_cluster.estimators.frames import Frame, column_names, kind_of
 from hvd_cluster.estimators.params import ModelParams
+from hvd_cluster.estimators.run.row_transform import RowTransform
 from hvd_cluster.estimators.scoring import output_columns
 from hvd_cluster.estimators.scoring.output_columns import ARRAY, VECTOR
 from hvd_cluster.estimators.scoring.predictor import predictor_of, with_outputs
@@ -331,8 +332,15 @@ class FittedModel(ModelParams, Model):
             batch_size=self._value("batch_size"),
             types=types_of(metadata.get("trained_schema") or metadata.get("feature_schema") or ()),
             preprocess=preprocess,
-            transformation_fn=self._value("transformation_fn"),
+            transformation_fn=self._transformation(metadata),
         )
+
+    def _transformation(self, metadata: Mapping[str, Any]) -> Callable[[dict[str, Any]], dict[str, Any]] | None:
+        """The function of the params, and what follows it in training: the dtypes and shapes of fields."""
+        fn = self._value("transformation_fn")
+        if fn is None and metadata.get("is_transformed"):  # they are of its fields
+            return None
+        return RowTransform.of(fn, metadata.get("edit_fields"), metadata.get("removed_fields"))
 
     def _preprocess(self, columns: tuple[str, ...]) -> Preprocess | None:
         if self._value("preprocess") is None:

@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from hvd_cluster.data.schema import Column, Kind
+from hvd_cluster.estimators.run.row_transform import RowTransform
 
 if TYPE_CHECKING:
     from hvd_cluster.estimators.spec import FitSpec
@@ -122,11 +124,12 @@ def metadata_of(spec: FitSpec) -> dict[str, Any]:
     """What a model keeps of its training, as plain data: columns, dtypes and shapes of what it takes and returns.
 
     ``feature_units`` are the units of features that hold times ("D", "s", "ms", "us" or "ns"), and "" for others. Older
-    saved models do not have them. ``made`` and ``by_keyword`` say in which way the model gets what ``preprocess``
+    saved models do not have them. ``edit_fields`` and ``removed_fields`` are those of ``transformation_fn``. ``made`` and ``by_keyword`` say in which way the model gets what ``preprocess``
     returns; ``feature_dtypes`` are of that, if there is one.
     """
     schema, inputs = spec.dataset.schema, spec.inputs
-    shapes = spec.output_shapes
+    shapes, transform = spec.output_shapes, spec.transformation_fn
+    edits = transform if isinstance(transform, RowTransform) else RowTransform(transform, {}, frozenset())
     labels: list[Column] = [schema[name] for name in inputs.label_cols]
     if len(shapes) != len(labels):  # outputs of a model that computes its own loss
         labels = [Column(name, Kind.NUMERIC, "float64") for name in spec.output_names]
@@ -142,7 +145,9 @@ def metadata_of(spec: FitSpec) -> dict[str, Any]:
         ),
         "output_shapes": shapes,
         "output_names": spec.output_names,
-        "is_transformed": spec.transformation_fn is not None,
+        "is_transformed": edits.fn is not None,
+        "edit_fields": tuple((name, np.dtype(dtype).str, shape) for name, (dtype, shape) in edits.fields.items()),
+        "removed_fields": tuple(sorted(edits.removed)),
     }
 
 

@@ -104,7 +104,8 @@ def test_a_pyfunc_gets_the_values_that_transform_gets(tmp_path):
     assert [name for name, (_, is_same, _) in found.items() if not is_same] == []
     assert found["lists of floats"][0] == "['x': Array(double) (required)]"
     assert found["durations"][2] is found["lists of durations"][2] is None  # JSON has none: no input example
-    assert found["lists of decimals"][2] and found["structs of decimals"][2]
+    assert found["lists of decimals"][2]
+    assert found["structs of decimals"][2]
 
 
 @pytest.mark.parametrize("session", ["local[1]", "connect"])

@@ -525,6 +525,32 @@ def test_arguments_go_by_name_where_forward_has_them_all():
     assert label_keywords(Named(1, 1), ["y", "z"]) == ()
 
 
+@pytest.mark.parametrize("fn", [lambda row: {**row, "x": row["x"] * 10}, None])
+def test_the_fields_of_a_transformation_are_edited_in_scoring_too(one_worker, tmp_path, fn):
+    x = np.arange(32) / 4
+    params = {"preprocess": None, "transformation_fn": fn, "transformation_edit_fields": [("x", np.int32, (), False)]}
+    net = torch.nn.Linear(1, 1)
+    fit = estimator(
+        one_worker,
+        net,
+        feature_cols=["x"],
+        label_cols=["y"],
+        input_shapes=[[-1, 1]],
+        transformation_removed_fields=["z"],
+        loss=F.mse_loss,
+        epochs=1,
+        **params,
+    )
+    frame = pd.DataFrame({"x": x, "y": x, "z": x})
+    fit.fit(frame).write().overwrite().save(str(tmp_path / "model"))
+    model = TorchModel.load(str(tmp_path / "model"))
+    seen = np.floor(x * (1 if fn is None else 10))
+    with torch.no_grad():
+        expected = model.getModel()(torch.from_numpy(seen).float()[:, None]).flatten().numpy()
+    scored = (model if fn is None else model.setTransformationFn(fn)).transform(frame)
+    assert np.allclose(scored["y__output"], expected, atol=1e-6)
+
+
 def test_a_model_fitted_on_transformed_rows_says_so_once(frame, two_workers, caplog):
     def scaled(row):
         return {**row, "x": np.asarray(row["x"]) * 100}
