@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -25,16 +27,37 @@ def predict(
         return as_outputs(called(model, features), output_fn, order)
 
 
+@dataclass
+class _Evaluated:
+    """A module that threads hold in evaluation mode."""
+
+    was_training: bool
+    num_users: int = 0
+
+
+_lock = threading.Lock()
+#: By the id of the module, which lives as long as its users.
+_evaluated: dict[int, _Evaluated] = {}
+
+
 @contextlib.contextmanager
 def evaluating(model: torch.nn.Module) -> Iterator[None]:
-    """The model in evaluation mode; the modes of its modules are restored at the end."""
-    training = [module for module in model.modules() if module.training]
-    model.eval()
+    """The model in evaluation mode. The last of the threads that score with a module restores its mode."""
+    modules = list(model.modules())
+    with _lock:
+        for module in modules:
+            _evaluated.setdefault(id(module), _Evaluated(module.training)).num_users += 1
+        model.eval()
     try:
         yield
     finally:
-        for module in training:
-            module.training = True
+        with _lock:
+            for module in modules:
+                found = _evaluated[id(module)]
+                found.num_users -= 1
+                if not found.num_users:
+                    del _evaluated[id(module)]
+                    module.training = found.was_training or module.training
 
 
 TORCH = Framework(predict=predict, mode=evaluating, with_arguments=with_arguments)

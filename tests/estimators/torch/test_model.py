@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from types import SimpleNamespace
 
 import cloudpickle
@@ -15,6 +16,7 @@ from hvd_cluster.errors import DataError
 from hvd_cluster.estimators import TorchModel
 from hvd_cluster.estimators.scoring.output_columns import VECTOR, metadata_of, output_type
 from hvd_cluster.estimators.spec import Inputs
+from hvd_cluster.estimators.torch.framework import evaluating
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -39,6 +41,31 @@ def model(kind=TorchModel, types=("float64", VECTOR), **params):
         **params,
     }
     return kind(**given)
+
+
+def test_a_model_is_in_evaluation_mode_until_the_last_thread_has_scored():
+    net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Dropout(0.5).eval())
+    begun, ended, seen = threading.Event(), threading.Event(), []
+
+    def score():
+        with evaluating(net):
+            begun.set()
+            assert ended.wait(60)
+            seen.append([module.training for module in net.modules()])
+
+    thread = threading.Thread(target=score)
+    thread.start()
+    assert begun.wait(60)
+    for used in (net, net[0], torch.nn.Sequential(net)):
+        with evaluating(used):
+            pass
+    ended.set()
+    thread.join()
+    assert seen == [[False] * 3]
+    assert [module.training for module in net.modules()] == [True, True, False]
+    with pytest.raises(ZeroDivisionError), evaluating(net):
+        raise ZeroDivisionError
+    assert net.training
 
 
 TABLE = pa.table({"id": [1, 2, 3], "x": [[1.0, 0.4], [2.0, 0.6], [-1.0, -0.6]]})
