@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 from hvd_cluster.errors import MissingExtraError
@@ -19,6 +20,8 @@ logger = logging.getLogger(__name__)
 
 #: Characters of a param's value that MLflow accepts.
 _MAX_PARAM_CHARS = 500
+#: The same of a metric's name.
+_MAX_NAME_CHARS = 250
 #: The maximum number of metrics in one request.
 _MAX_METRICS = 1000
 
@@ -29,10 +32,22 @@ def epoch_metrics(record: dict[str, Any]) -> dict[str, float]:
     for rank, shares in enumerate(record.get("time_share", [])):
         found |= {f"time_share/rank{rank}/{activity}": share for activity, share in shares.items()}
     for host, numbers in record.get("node_usage", {}).items():
-        # MLflow takes no other characters.
-        name = re.sub(r"[^\w. -]", "_", host)
+        name = host.replace("/", "_")
         found |= {f"system/{name}/{resource}": value for resource, value in numbers.items()}
-    return found
+    taken: dict[str, float] = {}
+    for name, value in found.items():
+        taken[_accepted(name, taken)] = value
+    return taken
+
+
+def _accepted(name: str, others: Collection[str]) -> str:
+    """A name as MLflow takes it, which none of ``others`` has: one wrong name loses all metrics of the epoch."""
+    # On disk it is a path, which may not lead out of its folder.
+    parts = [part for part in re.sub(r"[^\w./ -]", "_", name).split("/") if part]
+    cleaned = "/".join("_" * len(part) if set(part) == {"."} else part for part in parts)
+    cleaned = cleaned[:_MAX_NAME_CHARS].rstrip("/") or "_"
+    numbered = (f"{cleaned[: _MAX_NAME_CHARS - 4]}_{number}" for number in itertools.count(2))
+    return next(one for one in itertools.chain([cleaned], numbered) if one not in others)
 
 
 class Tracker:
