@@ -124,8 +124,9 @@ def metadata_of(spec: FitSpec) -> dict[str, Any]:
     """What a model keeps of its training, as plain data: columns, dtypes and shapes of what it takes and returns.
 
     ``feature_units`` are the units of features that hold times ("D", "s", "ms", "us" or "ns"), and "" for others. Older
-    saved models do not have them. ``edit_fields`` and ``removed_fields`` are those of ``transformation_fn``. ``made`` and ``by_keyword`` say in which way the model gets what ``preprocess``
-    returns; ``feature_dtypes`` are of that, if there is one.
+    saved models do not have them. ``edit_fields`` and ``removed_fields`` are those of ``transformation_fn``.
+    ``made`` and ``by_keyword`` say in which way the model gets what ``preprocess`` returns; ``feature_dtypes`` are of
+    that, if there is one.
     """
     schema, inputs = spec.dataset.schema, spec.inputs
     shapes, transform = spec.output_shapes, spec.transformation_fn
