@@ -54,11 +54,11 @@ def test_a_model_is_in_evaluation_mode_until_the_last_thread_has_scored():
             seen.append([module.training for module in net.modules()])
 
     thread = threading.Thread(target=score)
-    thread.start()
-    assert begun.wait(60)
-    for used in (net, net[0], torch.nn.Sequential(net)):
-        with evaluating(used):
-            pass
+    with evaluating(torch.nn.Sequential(net)), evaluating(net[0]):
+        thread.start()
+        assert begun.wait(60)
+    with evaluating(net):
+        pass
     ended.set()
     thread.join()
     assert seen == [[False] * 3]
