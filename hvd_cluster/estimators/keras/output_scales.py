@@ -7,6 +7,9 @@ from typing import Any
 
 from hvd_cluster.estimators.keras.structure import flat
 
+#: Keras's losses that take each number for that of a class of its own.
+_BINARY = {"BinaryCrossentropy", "BinaryFocalCrossentropy"}
+
 
 def output_scales(model: Any, loss: Any, count: int, keys: Sequence[str] | None) -> tuple[str, ...]:
     """One of :data:`~hvd_cluster.estimators.scoring.output_columns.SCALES` for each output.
@@ -33,7 +36,9 @@ def _by_loss(loss: Any) -> str:
         is_of_keras = isinstance(loss, str) or (loss.__module__ or "").startswith("keras.")
         name = loss if isinstance(loss, str) else loss.__name__
         return "probability" if is_of_keras and "crossentropy" in name.replace("_", "").lower() else ""
-    return {True: "logit", False: "probability", None: ""}[getattr(loss, "from_logits", None)]
+    is_binary = any(cls.__name__ in _BINARY for cls in type(loss).__mro__)
+    logit = "binary_logit" if is_binary else "logit"
+    return {True: logit, False: "probability", None: ""}[getattr(loss, "from_logits", None)]
 
 
 def _by_layer(layer: Any) -> str:

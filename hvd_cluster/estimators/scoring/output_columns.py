@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from hvd_cluster.data.schema import Column, Kind
+from hvd_cluster.errors import DataError
 from hvd_cluster.estimators.run.row_transform import RowTransform
 
 if TYPE_CHECKING:
@@ -24,9 +25,10 @@ ARRAY = "array"
 #: The values of ``output_kinds``.
 KINDS = ("plain", "vector", "array", "probability", "argmax", "columns")
 
-#: What the numbers of a classifier's output are; the last if neither its loss nor its last layer says so, and then they
-#: are taken for logits.
-SCALES = ("probability", "logit", "")
+#: What the numbers of a classifier's output are: probabilities, logits of which one class is true ("logit") or any
+#: number of them ("binary_logit"). The last if neither its loss nor its last layer says so: then they are taken for
+#: "logit". Models that were saved by older versions have no "binary_logit".
+SCALES = ("probability", "logit", "binary_logit", "")
 
 #: Types of labels that Spark does not have -> types that hold the same numbers there.
 _ON_SPARK = {"uint8": "int16"}
@@ -49,17 +51,27 @@ class OutputColumn:
     scale: str = ""
 
     def values(self, output: Tensor) -> Tensor:
-        """The column's values, shape (rows, ...), from an output of shape (rows, ...)."""
+        """The column's values, shape (rows, ...), from an output of shape (rows, ...).
+
+        Raises:
+            DataError: the rows are of several dimensions, and the kind takes one.
+        """
         if self.kind in ("plain", "vector", "array"):
-            return output > 0 if self.type == "bool" and self.scale == "logit" else output
+            return output > 0 if self.type == "bool" and self.scale in ("logit", "binary_logit") else output
+        if text := _dimensions_text(self.name, self.kind, output.shape[1:]):
+            raise DataError(text)
         flat = output.reshape(len(output), -1)
         if self.kind == "columns":
             return flat[:, self.element]
+        scale = self.scale
         if flat.shape[1] == 1:  # of the second of two classes
+            scale = "logit" if scale == "binary_logit" else scale
             flat = torch.cat([1 - flat if self.scale == "probability" else torch.zeros_like(flat), flat], dim=1)
         if self.kind == "argmax":
             return flat.argmax(dim=1)
-        return flat if self.scale == "probability" else torch.softmax(flat, dim=1)
+        if scale == "binary_logit":
+            return torch.sigmoid(flat)
+        return flat if scale == "probability" else torch.softmax(flat, dim=1)
 
 
 def plan(
@@ -83,7 +95,8 @@ def plan(
         scales: one of SCALES for each output; () if they are not known.
 
     Raises:
-        ValueError: the counts differ, or the shape that "columns" needs is unknown; all problems at once.
+        ValueError: the counts differ, the shape that "columns" needs is unknown, or "probability" or "argmax" is made
+            of an output of several dimensions; all problems at once.
     """
     kinds = ["plain"] * num_outputs if kinds is None else kinds
     outputs = [0] * len(kinds) if num_outputs == 1 else list(range(num_outputs))
@@ -100,6 +113,9 @@ def plan(
             "output_kinds: 'columns' needs the shapes of the outputs, which are known of a model that was fitted and "
             "that takes the feature columns"
         )
+    if shapes is not None:
+        chosen = [one for one in zip(names, kinds, outputs, strict=False) if _is_known(shapes[one[2]])]
+        wrong += filter(None, (_dimensions_text(name, kind, shapes[output]) for name, kind, output in chosen))
     if wrong:
         raise ValueError("\n".join(wrong))
     found: list[OutputColumn] = []
@@ -150,6 +166,17 @@ def metadata_of(spec: FitSpec) -> dict[str, Any]:
         "edit_fields": tuple((name, np.dtype(dtype).str, shape) for name, (dtype, shape) in edits.fields.items()),
         "removed_fields": tuple(sorted(edits.removed)),
     }
+
+
+def _dimensions_text(name: str, kind: str, shape: Sequence[int]) -> str:
+    """What is wrong with a column of classes that is made of rows of several dimensions; or empty."""
+    if kind not in ("probability", "argmax") or sum(size != 1 for size in shape) < 2:
+        return ""
+    return (
+        f"output column {name!r}: {kind!r} takes one number for each class, and the model returns the shape "
+        f"{tuple(shape)} for a row: output_kinds='array' keeps the numbers, to which you can apply softmax or argmax "
+        "over the dimension of the classes; or let the model return one row of classes"
+    )
 
 
 def _is_known(shape: Sequence[int]) -> bool:

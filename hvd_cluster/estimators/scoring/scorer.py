@@ -301,8 +301,9 @@ def _may_round(given: Any, wanted: Any) -> bool:
 
 
 def _to_array(column: OutputColumn, output: torch.Tensor, arrow_type: Any) -> Any:
+    values = column.values(output)
     try:
-        return to_arrow(column.values(output), arrow_type)
+        return to_arrow(values, arrow_type)
     except DataError as error:
         remedy = "its type is that of the label; setOutputKinds(['array']), or another kind, keeps the numbers"
         raise DataError(f"output column {column.name!r}: {error}; {remedy}") from error

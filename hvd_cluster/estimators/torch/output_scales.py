@@ -10,7 +10,12 @@ import torch.nn.functional as F
 from torch import nn
 
 _PROBABILITY = ((nn.BCELoss,), (F.binary_cross_entropy,))
-_LOGIT = ((nn.BCEWithLogitsLoss, nn.CrossEntropyLoss), (F.binary_cross_entropy_with_logits, F.cross_entropy))
+_LOGIT = ((nn.CrossEntropyLoss,), (F.cross_entropy,))
+_BINARY_LOGIT = (
+    (nn.BCEWithLogitsLoss, nn.MultiLabelSoftMarginLoss),
+    (F.binary_cross_entropy_with_logits, F.multilabel_soft_margin_loss),
+)
+_SCALES = {"probability": _PROBABILITY, "logit": _LOGIT, "binary_logit": _BINARY_LOGIT}
 
 
 def output_scales(model: nn.Module, losses: Sequence[Any], count: int) -> tuple[str, ...]:
@@ -33,7 +38,7 @@ def output_scales(model: nn.Module, losses: Sequence[Any], count: int) -> tuple[
 def _scale_of(loss: Any) -> str:
     while isinstance(loss, functools.partial):
         loss = loss.func
-    for scale, (classes, functions) in (("probability", _PROBABILITY), ("logit", _LOGIT)):
+    for scale, (classes, functions) in _SCALES.items():
         if isinstance(loss, classes) or loss in functions:
             return scale
     return ""

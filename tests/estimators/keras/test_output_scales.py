@@ -20,7 +20,9 @@ def sequential(*layers):
         ([keras.layers.Dense(1, "sigmoid")], "mse", ("probability",)),
         ([keras.layers.Dense(2), keras.layers.Softmax()], None, ("probability",)),
         ([keras.layers.Dense(2), keras.layers.Activation("softmax")], "mse", ("probability",)),
-        ([keras.layers.Dense(1)], keras.losses.BinaryCrossentropy(from_logits=True), ("logit",)),
+        ([keras.layers.Dense(1)], keras.losses.BinaryCrossentropy(from_logits=True), ("binary_logit",)),
+        ([keras.layers.Dense(1)], keras.losses.BinaryFocalCrossentropy(from_logits=True), ("binary_logit",)),
+        ([keras.layers.Dense(2)], keras.losses.CategoricalCrossentropy(from_logits=True), ("logit",)),
         ([keras.layers.Dense(2)], keras.losses.SparseCategoricalCrossentropy(), ("probability",)),
         ([keras.layers.Dense(2)], keras.losses.categorical_crossentropy, ("probability",)),
         ([keras.layers.Dense(1)], "mse", ("",)),
@@ -42,7 +44,7 @@ def test_each_output_of_a_dict_in_the_order_of_its_keys():
     x = keras.layers.Input((3,))
     model = keras.Model(x, {"a": keras.layers.Dense(1, "sigmoid")(x), "b": keras.layers.Dense(1)(x)})
     loss = {"a": "mse", "b": keras.losses.BinaryCrossentropy(from_logits=True)}
-    assert output_scales(model, loss, 2, ("b", "a")) == ("logit", "probability")
+    assert output_scales(model, loss, 2, ("b", "a")) == ("binary_logit", "probability")
 
 
 def test_a_model_without_a_graph_is_known_by_its_loss():

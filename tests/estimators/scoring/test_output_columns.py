@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from hvd_cluster.data.schema import Kind
+from hvd_cluster.errors import DataError
 from hvd_cluster.estimators import TorchModel
 from hvd_cluster.estimators.scoring.output_columns import ARRAY, VECTOR, output_type, plan
 from hvd_cluster.estimators.torch.output_scales import output_scales
@@ -75,7 +76,9 @@ def test_probabilities_are_kept_and_chosen_above_one_half():
         ([torch.nn.Sigmoid()], lambda output, label: ((output - label) ** 2).mean(), ("probability",)),
         ([torch.nn.Flatten(0), torch.nn.Sigmoid()], F.binary_cross_entropy, ("probability",)),
         ([], torch.nn.BCELoss(), ("probability",)),
-        ([], F.binary_cross_entropy_with_logits, ("logit",)),
+        ([], F.binary_cross_entropy_with_logits, ("binary_logit",)),
+        ([], torch.nn.BCEWithLogitsLoss(), ("binary_logit",)),
+        ([], torch.nn.MultiLabelSoftMarginLoss(), ("binary_logit",)),
         ([], torch.nn.CrossEntropyLoss(), ("logit",)),
         ([], functools.partial(F.cross_entropy, label_smoothing=0.1), ("logit",)),
         ([], F.mse_loss, ("",)),
@@ -85,6 +88,33 @@ def test_a_torch_classifier_says_what_its_numbers_are(last, loss, scales):
     net = torch.nn.Sequential(torch.nn.Linear(2, 1), *last)
     assert output_scales(net, [loss], 1) == scales
     assert output_scales(net, [], 2) == ("", "")
+
+
+def test_each_logit_of_a_binary_loss_is_that_of_a_class_of_its_own():
+    logits = torch.tensor([[2.0, 2.0, -2.0], [-1.0, 0.0, 3.0]])
+
+    def column(kind, scale="binary_logit", type_=VECTOR):
+        return plan(["p"], 1, [type_], None, [kind], on_spark=False, scales=[scale])[0]
+
+    assert torch.equal(column("probability").values(logits), torch.sigmoid(logits))
+    assert torch.equal(column("probability", "logit").values(logits), torch.softmax(logits, 1))  # an older model
+    assert column("argmax").values(logits).tolist() == [0, 2]
+    single = torch.sigmoid(logits[:, :1])
+    assert torch.allclose(column("probability").values(logits[:, :1]), torch.cat([1 - single, single], 1))
+    assert column("plain", type_="bool").values(logits[:, :1]).tolist() == [[True], [False]]
+
+
+@pytest.mark.parametrize("kind", ["probability", "argmax"])
+def test_classes_of_several_dimensions_are_refused(kind):
+    rows = torch.zeros(4, 2, 3)
+    with pytest.raises(ValueError, match=r"'p': '.*' takes one number for each class.*\(2, 3\).*output_kinds='array'"):
+        plan(["p"], 1, [VECTOR], [(2, 3)], [kind], on_spark=False)
+    for shapes in (None, [(-1, 3)]):
+        (column,) = plan(["p"], 1, [VECTOR], shapes, [kind], on_spark=False)
+        with pytest.raises(DataError, match=r"\(2, 3\) for a row: output_kinds='array' keeps the numbers"):
+            column.values(rows)
+        assert len(column.values(rows[:, :1])) == 4
+    assert plan(["p"], 1, [VECTOR], [(1, 3)], [kind], on_spark=False)
 
 
 def test_classes_are_float64_on_spark_and_int64_elsewhere():
