@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 import cloudpickle
 import numpy as np
 import torch
 
-from hvd_cluster.estimators.logged_model.imports import imported
+from hvd_cluster.estimators.logged_model.imports import file_of, imported, imported_by
 from hvd_cluster.launch.pickling import modules_in
 
 #: What scoring imports. Releases of MLflow differ in the pyarrow that they allow, so any that we support will do.
@@ -52,37 +53,51 @@ def requirements_of(values: Sequence[Any], modules: Iterable[str] = (), without:
         modules: names of modules that are needed too.
         without: names of modules that travel with the model.
     """
-    names = {*_ALWAYS, *modules, *(name for value in values for name in modules_in(_pickled(value)))}
-    needed = {name.partition(".")[0]: name for name in names if not _is_by_value(name) and name not in without}
+    names = {*_ALWAYS, *modules, *(name for value in values for name in _modules_of(value))}
+    waiting = {name for name in names if not _is_by_value(name) and name not in without}
     local: dict[str, LocalCode] = {}
     distributions: set[str] = set()
-    waiting = needed
     seen: set[str] = set()
     while waiting:
-        top, module = waiting.popitem()
-        if top in seen or top in sys.stdlib_module_names:
+        module = waiting.pop()
+        top = module.partition(".")[0]
+        if module in seen or top in sys.stdlib_module_names:
             continue
-        seen.add(top)
+        seen.add(module)
         if found := _distributions(top, module):
             distributions |= set(found)
-        elif (code := _local_code(top)) is not None:
+        elif top not in local and (code := _local_code(top)) is not None:
             local[top] = code
-            waiting |= {name.partition(".")[0]: name for name in _imports_of(code)}
+            waiting |= _imports_of(code) - set(without)
     pins = {f"{name}=={metadata.version(name).partition('+')[0]}" for name in distributions - {"pyarrow"}}
     return Requirements(tuple(sorted({*pins, *_UNPINNED})), tuple(local[name] for name in sorted(local)))
 
 
 class _WithoutNumbers(cloudpickle.Pickler):
-    """Pickles all but the content of tensors and arrays."""
+    """Pickles all but the content of tensors and arrays, and keeps what the code of functions imports."""
+
+    def __init__(self, sink: io.BytesIO) -> None:
+        super().__init__(sink)
+        self.imports: set[str] = set()
 
     def persistent_id(self, value: Any) -> str | None:
+        if isinstance(value, CodeType):
+            self.imports |= imported_by(value)
         return "numbers" if isinstance(value, (torch.Tensor, torch.UntypedStorage, np.ndarray)) else None
 
 
-def _pickled(value: Any) -> bytes:
+def _pickled(value: Any) -> tuple[bytes, set[str]]:
+    """The pickle, and the names of modules that functions import when they are called; some may be names in modules."""
     sink = io.BytesIO()
-    _WithoutNumbers(sink).dump(value)
-    return sink.getvalue()
+    pickler = _WithoutNumbers(sink)
+    pickler.dump(value)
+    return sink.getvalue(), pickler.imports
+
+
+def _modules_of(value: Any) -> set[str]:
+    """What unpickling and calling a value imports, whether or not this process has imported it."""
+    pickled, imports = _pickled(value)
+    return modules_in(pickled) | imports
 
 
 def _is_by_value(module: str) -> bool:
@@ -103,19 +118,25 @@ def _distributions(top: str, module: str) -> list[str]:
     names = sorted(set(_packages().get(top, [])))
     if len(names) < 2:
         return names
-    file = getattr(sys.modules.get(module), "__file__", None)
-    return [
-        name
-        for name in names
-        if file is not None and any(Path(str(one.locate())) == Path(file) for one in metadata.files(name) or ())
-    ]
+    file = getattr(sys.modules.get(module), "__file__", None) or file_of(module)
+    return _owners(top).get(str(file), [])
+
+
+@cache
+def _owners(top: str) -> Mapping[str, list[str]]:
+    """File -> the distributions that hold it, of the distributions of a namespace."""
+    found: dict[str, list[str]] = {}
+    for name in sorted(set(_packages()[top])):
+        for file in metadata.files(name) or ():
+            found.setdefault(str(file.locate()), []).append(name)
+    return found
 
 
 def _local_code(top: str) -> LocalCode | None:
     """The code of a module that is not installed; None if it is not in Python, or there is none."""
     module = sys.modules.get(top)
     spec = getattr(module, "__spec__", None) or (importlib.util.find_spec(top) if module is None else None)
-    if spec is None or _is_by_value(top):
+    if spec is None or _is_by_value(top) or (spec.origin is None and top in _packages()):  # an installed namespace
         return None
     if spec.submodule_search_locations:
         return LocalCode(top, Path(next(iter(spec.submodule_search_locations))))
@@ -131,5 +152,5 @@ def _imports_of(code: LocalCode) -> set[str]:
     found: set[str] = set()
     for file in files:
         package = ".".join([code.name, *file.parent.relative_to(code.path).parts]) if code.path.is_dir() else ""
-        found |= imported(file.read_text(encoding="utf-8"), package)
+        found |= imported(file.read_text(encoding="utf-8"), package, in_functions=True)
     return found

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from hvd_cluster.estimators import TorchModel
+from hvd_cluster.estimators.logged_model import requirements
 from hvd_cluster.estimators.logged_model.columns_model import ColumnsScoring
 from hvd_cluster.estimators.logged_model.log import Flavour, LoggedModel
 from hvd_cluster.estimators.logged_model.requirements import _pickled, requirements_of
@@ -60,6 +61,60 @@ def test_code_in_no_distribution_travels_and_its_imports_are_required(tmp_path, 
             sys.modules.pop(name, None)
 
 
+@pytest.fixture
+def acme(tmp_path, monkeypatch):
+    """A namespace package of two distributions, acme-text and acme-image, of which nothing has been imported."""
+    for name in ("text", "image"):
+        folder = tmp_path / f"acme_{name}-1.0.dist-info"
+        folder.mkdir()
+        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: acme-{name}\nVersion: 1.0\n")
+        (folder / "RECORD").write_text(f"acme/{name}.py,,\n{folder.name}/METADATA,,\n{folder.name}/RECORD,,\n")
+        (tmp_path / "acme").mkdir(exist_ok=True)
+        (tmp_path / "acme" / f"{name}.py").write_text("def fn(batch): ...\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    requirements._packages.cache_clear()
+    requirements._owners.cache_clear()
+    yield
+    requirements._packages.cache_clear()
+    requirements._owners.cache_clear()
+    for name in ("acme", "acme.text", "acme.image"):
+        sys.modules.pop(name, None)
+
+
+def test_each_part_of_a_namespace_package_is_required(acme):
+    text, image = (importlib.import_module(f"acme.{name}") for name in ("text", "image"))
+    found = requirements_of([lambda batch: (text.fn(batch), image.fn(batch))])
+    assert {"acme-text==1.0", "acme-image==1.0"} <= set(found.pip)
+    assert found.local == ()
+
+
+def test_what_a_function_imports_when_it_is_called_is_required(acme):
+    def encoded(batch):
+        def inner():
+            from acme import text
+
+            return text.fn(batch)
+
+        import acme.image
+        import no_such_module  # noqa: F401
+
+        return inner(), acme.image.fn(batch)
+
+    found = requirements_of([encoded])
+    assert {"acme-text==1.0", "acme-image==1.0"} <= set(found.pip)
+    assert found.local == ()
+
+
+def test_what_functions_of_local_code_import_is_required(acme, tmp_path):
+    (tmp_path / "my_calls.py").write_text("def fn(batch):\n    from acme.text import fn\n    return fn(batch)\n")
+    try:
+        found = requirements_of([importlib.import_module("my_calls").fn])
+        assert "acme-text==1.0" in found.pip
+        assert [one.name for one in found.local] == ["my_calls"]
+    finally:
+        sys.modules.pop("my_calls", None)
+
+
 @pytest.mark.parametrize("role", ["preprocess", "transformation_fn"])
 def test_the_code_of_a_function_that_makes_the_models_arguments_travels(tmp_path, monkeypatch, role):
     (tmp_path / "my_rows.py").write_text("def fn(rows): ...\n")
@@ -78,7 +133,7 @@ def test_the_code_of_a_function_that_makes_the_models_arguments_travels(tmp_path
 
 
 def test_the_numbers_of_a_model_are_not_pickled_to_find_its_modules():
-    assert len(_pickled([torch.nn.Linear(1000, 1000), torch.ones(10_000).numpy()])) < 20_000
+    assert len(_pickled([torch.nn.Linear(1000, 1000), torch.ones(10_000).numpy()])[0]) < 20_000
 
 
 def test_modules_that_travel_are_left_out():
