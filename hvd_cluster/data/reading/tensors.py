@@ -77,7 +77,8 @@ def to_arrow(tensor: torch.Tensor, arrow_type: Any) -> pa.Array:
 
     Args:
         tensor: shape (n,), (n, 1) for a scalar type; (n, ...) for lists and vectors, where each row is flattened.
-        arrow_type: integer (values are rounded, NaN becomes null), floating, bool (rounded, then ``> 0``) or decimal;
+        arrow_type: integer (values are rounded), floating, bool (rounded, then ``> 0``) or decimal; NaN becomes null
+            but in floats;
             ``list``, ``large_list`` or ``fixed_size_list`` of such; or the struct of Spark's vectors.
 
     Raises:
@@ -115,7 +116,8 @@ def _scalars(values: Any, arrow_type: Any) -> pa.Array:
     try:
         if types.is_boolean(arrow_type):
             # Not `!= 0`: the logit of a sure False is far below 0.
-            return pyarrow.array(np.rint(values.astype(np.float64)) > 0)
+            floats = values.astype(np.float64)
+            return pyarrow.array(np.rint(floats) > 0, mask=np.isnan(floats))
         if types.is_integer(arrow_type) and values.dtype.kind == "f":
             # Also beyond 2**53 and out of range: Arrow checks, NumPy would wrap.
             missing = np.isnan(values)
@@ -125,7 +127,8 @@ def _scalars(values: Any, arrow_type: Any) -> pa.Array:
             array = pyarrow.array(values.astype(np.uint8) if values.dtype == np.bool_ else values)
             return array.cast(arrow_type, safe=not types.is_floating(arrow_type))
         if types.is_decimal(arrow_type):
-            return pyarrow.array(values.astype(np.float64)).cast(arrow_type, safe=False)
+            floats = values.astype(np.float64)
+            return pyarrow.array(floats, mask=np.isnan(floats)).cast(arrow_type, safe=False)
     except pyarrow.ArrowInvalid as error:
         raise DataError(f"values do not fit the type {arrow_type}: {error}") from error
     raise DataError(f"numbers cannot be stored as {arrow_type}: choose a numeric type, a list of one, or a vector")

@@ -198,3 +198,9 @@ def test_nan_is_null_where_the_type_is_an_integer() -> None:
 def test_what_does_not_fit_is_refused(tensor: torch.Tensor, arrow_type: pa.DataType, message: str) -> None:
     with pytest.raises(DataError, match=message):
         to_arrow(tensor, arrow_type)
+
+
+@pytest.mark.parametrize("arrow_type", [pa.bool_(), pa.int64(), pa.decimal128(4, 1), pa.list_(pa.bool_())])
+def test_what_is_not_a_number_is_missing_among_bools_and_integers(arrow_type):
+    found = to_arrow(torch.tensor([[float("nan")], [1.0]]), arrow_type).to_pylist()
+    assert found == ([[None], [True]] if pa.types.is_list(arrow_type) else [None, 1])
