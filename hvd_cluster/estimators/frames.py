@@ -44,7 +44,8 @@ def kind_of(data: Any) -> Frame:
         return Frame.PARQUET
     for cls in type(data).__mro__:
         kind = _CLASSES.get((cls.__module__.partition(".")[0], cls.__name__))
-        if kind is not None:
+        # That of pandas-on-Spark has other methods.
+        if kind is not None and not f"{cls.__module__}.".startswith("pyspark.pandas."):
             return kind
     wanted = ", ".join(kind.value for kind in Frame)
     raise DataError(f"data of type {type(data).__module__}.{type(data).__qualname__} is not supported: give {wanted}")

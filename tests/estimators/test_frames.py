@@ -23,6 +23,13 @@ def test_a_subclass_of_a_dataframe_is_recognised():
     assert kind_of(Mine({"a": [1]})) is Frame.PANDAS
 
 
+def test_a_dataframe_of_pandas_on_spark_is_not_taken_for_one_of_spark():
+    frame = type("DataFrame", (), {"__module__": "pyspark.pandas.frame"})
+    with pytest.raises(DataError, match=r"pyspark\.pandas\.frame\.DataFrame is not supported: give a Spark DataFrame"):
+        kind_of(frame())
+    assert kind_of(type("DataFrame", (), {"__module__": "pyspark.sql.classic.dataframe"})()) is Frame.SPARK
+
+
 def test_other_data_is_rejected_with_the_supported_kinds():
     with pytest.raises(DataError, match=r"builtins\.list is not supported: give a Spark DataFrame, a pandas"):
         kind_of([1, 2])
