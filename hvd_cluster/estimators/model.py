@@ -9,11 +9,10 @@ from abc import abstractmethod
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import torch
-
+from hvd_cluster.data.columns.pandas_table import table_of
 from hvd_cluster.data.optional import load_pyarrow
 from hvd_cluster.data.preprocessing import Preprocess
-from hvd_cluster.data.schema import Schema, missing_columns_text
+from hvd_cluster.data.schema import missing_columns_text
 from hvd_cluster.engine.objects import dumps
 from hvd_cluster.estimators.frames import Frame, column_names, kind_of
 from hvd_cluster.estimators.params import ModelParams
@@ -21,7 +20,7 @@ from hvd_cluster.estimators.run.row_transform import RowTransform
 from hvd_cluster.estimators.scoring import output_columns
 from hvd_cluster.estimators.scoring.output_columns import ARRAY, VECTOR
 from hvd_cluster.estimators.scoring.predictor import predictor_of, with_outputs
-from hvd_cluster.estimators.scoring.scorer import Arguments, Framework, Scorer, types_of
+from hvd_cluster.estimators.scoring.scorer import Framework, Scorer, types_of
 from hvd_cluster.estimators.scoring.shipped_model import Scoring, ShippedModel, content_key, score_batches
 from hvd_cluster.estimators.spec import Inputs
 from hvd_cluster.estimators.stages.spark_ml import Model
@@ -202,18 +201,11 @@ class FittedModel(ModelParams, Model):
 
         If a subclass overrides this, its function scores row by row; otherwise Arrow batches are scored.
         """
-        scorer, pyarrow = self._scorer(on_spark=False), load_pyarrow()
+        scorer = self._scorer(on_spark=False)
 
         def predict_fn(model: Any, row: Any) -> Any:
-            names = scorer.inputs.feature_cols
             with scorer.framework.mode(model):
-                if scorer.preprocess is not None or scorer.transformation_fn is not None:
-                    table = pyarrow.table({name: [_plain(row[name])] for name in names})
-                    arguments = scorer.arguments_of(model, table)
-                else:
-                    batch = {name: torch.as_tensor(_plain(row[name])).unsqueeze(0) for name in names}
-                    arguments = Arguments(scorer.inputs, batch, Schema(()))
-                found = scorer.outputs(model, arguments)
+                found = scorer.outputs(model, scorer.arguments_of(model, table_of(row, scorer.inputs.feature_cols)))
             return found[0] if len(found) == 1 else list(found)
 
         return predict_fn
@@ -377,7 +369,3 @@ class FittedModel(ModelParams, Model):
         fields = [StructField(column.name, spark_type(column.type), nullable=True) for column in scorer.columns]
         score = functools.partial(score_batches, ShippedModel(content_key(blob), source, remedy=MODULE_REMEDY))
         return cast(map_batches(dataset, score, StructType([*dataset.schema.fields, *fields])), texts)
-
-
-def _plain(value: Any) -> Any:
-    return value.toArray() if hasattr(value, "toArray") else value

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -35,6 +35,13 @@ def to_table(frame: pd.DataFrame, columns: Sequence[str]) -> pa.Table:
     if problems:
         raise DataError("\n".join(problems))
     return pyarrow.table(arrays)
+
+
+def table_of(row: Mapping[str, Any], columns: Sequence[str]) -> pa.Table:
+    """One row as a table. Its values are what object columns may hold, or numbers, dates and times."""
+    import pandas as pd
+
+    return to_table(pd.DataFrame({name: pd.Series([row[name]], dtype=object) for name in columns}), columns)
 
 
 def _to_array(series: pd.Series[Any]) -> Any:

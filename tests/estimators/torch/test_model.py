@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import datetime as dt
 import sys
 import threading
+from decimal import Decimal
 from types import SimpleNamespace
 
 import cloudpickle
@@ -192,6 +194,29 @@ def test_the_default_prediction_function_predicts_one_row():
     one, two = model().get_prediction_fn()(Sums().eval(), {"x": [1.0, 2.0]})
     assert one.item() == 3.0
     assert two.tolist() == [[1.0, 2.0, 1.0, 2.0]]
+
+
+@pytest.mark.parametrize(
+    ("value", "seen"),
+    [
+        (dt.date(1970, 1, 5), [4.0]),
+        (dt.datetime.fromisoformat("1970-01-05"), [4.0]),
+        (dt.timedelta(seconds=4), [4.0]),
+        (np.float32(0.5), [0.5]),
+        (True, [1.0]),
+        (Decimal("1.5"), [1.5]),
+        (np.arange(4.0).reshape(2, 2), [[0.0, 1.0], [2.0, 3.0]]),
+        (torch.arange(4.0).reshape(2, 2), [[0.0, 1.0], [2.0, 3.0]]),
+        ([1, 2], [1.0, 2.0]),
+    ],
+)
+def test_the_default_prediction_function_takes_what_a_column_may_hold(value, seen):
+    unit = {dt.date: "D", dt.datetime: "D", dt.timedelta: "s"}.get(type(value), "")
+    metadata = {"feature_dtypes": ("float32",), "output_types": (VECTOR,), "feature_units": (unit,)}
+    fitted = model(model=torch.nn.Identity(), label_columns=["y"], _metadata=metadata)
+    assert fitted.get_prediction_fn()(torch.nn.Identity(), {"x": value, "other": "a"}).flatten().tolist() == (
+        np.array(seen).flatten().tolist()
+    )
 
 
 def test_a_transformation_may_return_ints_first_and_floats_later():
