@@ -297,6 +297,43 @@ def test_gradients_follow_horovods_rules(two: Any) -> None:
     assert first["d"] == second["d"] == [4.0, 4.0]
 
 
+def test_second_derivatives_of_every_collective_keep_the_ranks_in_step(two: Any) -> None:
+    """If one rank makes fewer unnamed operations than the other, all later ones meet the wrong partner."""
+
+    def fn(hvd: Any) -> list[Any]:
+        calls = (
+            hvd.allreduce,
+            lambda x: hvd.grouped_allreduce([x, x * 2])[1],
+            hvd.allgather,
+            lambda x: hvd.grouped_allgather([x, x * 2])[1],
+            hvd.alltoall,
+            lambda x: hvd.alltoall(x, splits=[0, 1 + hvd.rank()])[0],  # nothing to rank 0
+            hvd.reducescatter,
+            lambda x: hvd.reducescatter(x[:1], op=hvd.Sum),  # nothing for rank 1
+            lambda x: hvd.grouped_reducescatter([x, x * 2])[1],
+            lambda x: hvd.broadcast(x, root_rank=1),
+        )
+        for call in calls:
+            leaf = torch.ones(2, requires_grad=True)
+            (slope,) = torch.autograd.grad(call(leaf**2).pow(3).sum(), leaf, create_graph=True)
+            slope.pow(2).sum().backward()
+            assert hvd.allreduce(torch.tensor(float(hvd.rank())), op=hvd.Sum).item() == 1.0
+        return leaf.grad.tolist()
+
+    # Of a broadcast, s = 6 x**5. Of ds**2 / dx, the path through 2 x counts in full, 72 x**9, and that through the
+    # averaged gradient as its average over the ranks: half of 288 x**9.
+    assert two(fn) == [[0.0, 0.0], [216.0, 216.0]]
+
+
+def test_an_infinite_gradient_of_a_broadcast_is_still_zero_beside_the_root(two: Any) -> None:
+    def fn(hvd: Any) -> list[float]:
+        leaf = torch.ones(2, requires_grad=True)
+        hvd.broadcast(leaf, root_rank=1).backward(torch.tensor([torch.inf, torch.nan]))
+        return leaf.grad.nan_to_num(nan=-1.0).tolist()
+
+    assert two(fn) == [[0.0, 0.0], [torch.finfo(torch.float32).max, -1.0]]
+
+
 def test_the_gradient_of_every_reduction_is_that_of_the_gradients(two: Any) -> None:
     def fn(hvd: Any) -> dict[str, list[float]]:
         found = {}

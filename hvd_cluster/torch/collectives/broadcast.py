@@ -78,7 +78,11 @@ class _Broadcast(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
         average = allreduce(gradient.contiguous(), process_set=ctx.process_set)
-        return (average if basics.rank() == ctx.root_rank else torch.zeros_like(average), None, None, None)
+        if basics.rank() != ctx.root_rank:
+            # Zeros that autograd still takes for a function of the average: a second backward pass differentiates the
+            # allreduce above, so all ranks must do so. Not a product with 0, which is NaN for an infinite gradient.
+            average = average.masked_fill(torch.ones_like(average, dtype=torch.bool), 0)
+        return average, None, None, None
 
 
 _broadcast: Callable[..., torch.Tensor] = differentiable(_Broadcast)
