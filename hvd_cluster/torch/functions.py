@@ -22,7 +22,7 @@ from hvd_cluster.torch.gradient_layout import fingerprint
 from hvd_cluster.torch.submission import checked, require_memory
 from hvd_cluster.torch.wrapper import load_unchanged
 
-#: The end of a state dict's key for what ``Module.get_extra_state`` returns.
+#: The last part of a state dict's key for what ``Module.get_extra_state`` returns.
 _EXTRA_STATE = "_extra_state"
 
 
@@ -33,7 +33,8 @@ def broadcast_parameters(
 
     Args:
         params: a state dict, or a list of tensors or of (name, tensor) pairs, with equal names on all ranks. Entries of
-            a state dict that are not tensors are ignored, and so is the extra state of modules.
+            a state dict that are not tensors are ignored, and so is the extra state of modules, even if it is a tensor:
+            broadcast it with :func:`broadcast_object`, and pass it to ``set_extra_state`` of the module.
         root_rank: the global rank whose tensors are broadcast.
         process_set: the ranks that take part.
 
@@ -47,7 +48,8 @@ def broadcast_parameters(
         named = [entry if isinstance(entry, tuple) else (f"{i}", entry) for i, entry in enumerate(params)]
     else:
         raise ValueError(f"invalid params of type: {type(params)}; pass model.state_dict(), or a list of tensors")
-    _require_flat([(name, entry) for name, entry in named if not str(name).endswith(_EXTRA_STATE)])
+    named = [(name, entry) for name, entry in named if str(name).rpartition(".")[-1] != _EXTRA_STATE]
+    _require_flat(named)
     tensors = [(name, tensor) for name, tensor in named if isinstance(tensor, torch.Tensor)]
     _require_plain(tensors)
     _require_equal_names([str(name) for name, _ in tensors], process_set)

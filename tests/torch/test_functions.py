@@ -49,6 +49,25 @@ def test_tensors_inside_of_entries_are_refused(two: Any) -> None:
     two(fn)
 
 
+def test_extra_state_may_be_tensors_of_different_shapes_and_is_left_alone(two: Any) -> None:
+    def fn(hvd: Any) -> list[Any]:
+        class Pickled(torch.nn.Linear):
+            def get_extra_state(self) -> torch.Tensor:
+                return extra
+
+        extra = torch.full((3 + hvd.rank(),), hvd.rank(), dtype=torch.uint8)
+        net = torch.nn.Sequential(Pickled(2, 1))
+        net.register_buffer("of_extra_state", torch.full((1,), float(hvd.rank())))
+        for module in (net, net[0]):  # "0._extra_state" and "_extra_state"
+            hvd.broadcast_parameters(module.state_dict(), root_rank=1)
+        return [extra.tolist(), net.of_extra_state.item(), net[0].weight.tolist()]
+
+    (first, first_buffer, first_weight), (second, second_buffer, second_weight) = two(fn)
+    assert (first, second) == ([0] * 3, [1] * 4)
+    assert (first_buffer, second_buffer) == (1.0, 1.0)
+    assert first_weight == second_weight
+
+
 @pytest.mark.parametrize("kind", ["SGD", "Adam", "AdamW", "Adagrad", "RMSprop", "Adadelta", "Adamax", "ASGD", "Rprop"])
 def test_optimizer_state_becomes_the_roots_and_no_weight_moves(two: Any, kind: str) -> None:
     def fn(hvd: Any) -> tuple[bool, Any, Any]:
