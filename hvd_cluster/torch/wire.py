@@ -31,6 +31,10 @@ def shares_memory(gradient: torch.Tensor) -> bool:
     return _num_users(gradient) > _ALONE if whole is None else whole.numel() > gradient.numel()
 
 
+#: The context of sparse values that were not compressed.
+_NOT_COMPRESSED = object()
+
+
 class PackedGradient(NamedTuple):
     """The tensor that is sent for a gradient, and what undoes the packing."""
 
@@ -64,10 +68,16 @@ def unpack(packed: PackedGradient, compression: type[Compressor]) -> torch.Tenso
 
 
 def compress_sparse(gradient: torch.Tensor, compression: type[Compressor]) -> tuple[torch.Tensor, Any]:
-    """``gradient`` with its values compressed, and what :func:`decompress_sparse` needs."""
+    """``gradient`` with its values compressed, and what :func:`decompress_sparse` needs.
+
+    The ranks gather one value for each index, so a compression that changes the shape does not apply: as in Horovod,
+    the values are then sent as they are.
+    """
     gradient = gradient.coalesce()
     own = gradient.values()
     values, context = compression.compress(own)
+    if values.shape != own.shape:
+        return gradient, _NOT_COMPRESSED
     if values is own:  # compare identity, not the type: a compressor may scale or round
         return gradient, context
     packed = torch.sparse_coo_tensor(
@@ -78,6 +88,8 @@ def compress_sparse(gradient: torch.Tensor, compression: type[Compressor]) -> tu
 
 def decompress_sparse(gradient: torch.Tensor, compression: type[Compressor], context: Any) -> torch.Tensor:
     """The inverse of :func:`compress_sparse`; entries of several ranks still occur several times."""
+    if context is _NOT_COMPRESSED:
+        return gradient
     own = gradient._values()
     values = compression.decompress(own, context)
     if values is own:

@@ -190,6 +190,35 @@ def test_a_compressor_of_one_s_own_that_keeps_the_type_also_counts_for_sparse_gr
     assert two(fn) == [([16.0, 32.0], [16.0, 32.0])] * 2
 
 
+def test_sparse_values_are_sent_as_they_are_if_a_compressor_changes_their_shape(two: Any) -> None:
+    def fn(hvd: Any) -> Any:
+        from hvd_cluster.torch.compression import Compressor
+
+        class Flat(Compressor):
+            """Sends one dimension, of half as many numbers: the first of each pair."""
+
+            @staticmethod
+            def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
+                return tensor.reshape(-1)[::2] / 8, tensor.shape
+
+            @staticmethod
+            def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
+                return tensor.repeat_interleave(2).reshape(ctx) * 8
+
+        embedding, dense = torch.nn.Embedding(4, 2, sparse=True), torch.nn.Parameter(torch.zeros(2))
+        named = [("e", embedding.weight), ("d", dense)]
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD([embedding.weight, dense], lr=1.0), named, compression=Flat, op=hvd.Sum
+        )
+        rows = torch.tensor([3, 1, 0][: 1 + 2 * hvd.rank()])
+        ((embedding(rows).sum(dim=0) + dense) * torch.tensor([8.0, 16.0])).sum().backward()
+        optimizer.synchronize()
+        return embedding.weight.grad.to_dense().tolist(), dense.grad.tolist()
+
+    one, none = [8.0, 16.0], [0.0, 0.0]
+    assert two(fn) == [([one, one, none, [16.0, 32.0]], [16.0, 16.0])] * 2
+
+
 def test_shapes_and_types_may_change_between_steps(two: Any) -> None:
     def fn(hvd: Any) -> list[Any]:
         torch.manual_seed(0)
