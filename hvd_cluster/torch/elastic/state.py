@@ -55,6 +55,11 @@ class ModelStateHandler(StateHandler):
 
     def sync(self) -> None:
         broadcast_parameters(self.value.state_dict(), root_rank=0)
+        if modules := [module for module in self.value.modules() if _has_extra_state(module)]:
+            extra = broadcast_object([module.get_extra_state() for module in modules])
+            if basics.rank() != 0:
+                for module, state in zip(modules, extra, strict=True):
+                    module.set_extra_state(state)
 
 
 class OptimizerStateHandler(StateHandler):
@@ -132,6 +137,12 @@ class ContainerStateHandler(StateHandler):
     def _set_plain(self, values: dict[Any, Any]) -> None:
         for key, value in values.items():
             self.value[key] = value
+
+
+def _has_extra_state(module: torch.nn.Module) -> bool:
+    """Whether the module saves and loads more than tensors, by the methods that ``torch.nn.Module`` only declares."""
+    kind, base = type(module), torch.nn.Module
+    return kind.get_extra_state is not base.get_extra_state and kind.set_extra_state is not base.set_extra_state
 
 
 _registry: list[tuple[type, type[StateHandler]]] = [

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
@@ -206,6 +207,56 @@ def test_a_sync_makes_all_ranks_rank_0_and_deals_what_is_left() -> None:
     assert first == second
     assert (first["lr"], first["step"]) == (0.1, 0)
     assert len(first["moments"]) == 2
+
+
+class Counted(torch.nn.Linear):
+    """Counts its calls."""
+
+    def __init__(self) -> None:
+        super().__init__(1, 1)
+        self.extra: dict[str, Any] = {"calls": 0}
+
+    def get_extra_state(self) -> dict[str, Any]:
+        return self.extra
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        self.extra = state
+
+
+class Noisy(Counted):
+    """Its extra state is a tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.extra = torch.zeros(1 + hvd.rank())
+
+
+def with_extra_state() -> list[Any]:
+    hvd.init()
+    shared = Counted()
+    model = torch.nn.Sequential(shared, torch.nn.Linear(1, 1), torch.nn.Sequential(Noisy(), shared))
+    state = hvd.elastic.TorchState(model, head=Counted(), plain=torch.nn.Linear(1, 1), nets={"last": Counted()})
+    if hvd.rank() == 0:  # the other rank is a new worker
+        shared.extra["calls"] = 5
+        model[2][0].extra.fill_(6.0)
+        state.head.extra["calls"] = 7
+        state.nets["last"].extra["calls"] = 8
+    state.sync()
+
+    def extras() -> list[Any]:
+        return [shared.extra["calls"], model[2][0].extra.tolist(), state.head.extra, state.nets["last"].extra]
+
+    found = copy.deepcopy(extras())
+    shared.extra["calls"] = 9
+    state.restore()
+    assert extras() == found
+    hvd.shutdown()
+    return found
+
+
+def test_a_new_worker_gets_the_extra_state_of_modules() -> None:
+    results = local.run(with_extra_state, num_proc=2, env={"OMP_NUM_THREADS": "1"})
+    assert results == [[5, [6.0], {"calls": 7}, {"calls": 8}]] * 2
 
 
 def broken_off() -> tuple[list[float], int, list[float]]:
