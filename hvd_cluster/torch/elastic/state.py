@@ -14,7 +14,12 @@ from hvd_cluster.engine import basics
 from hvd_cluster.errors import HorovodInternalError
 from hvd_cluster.torch.elastic.sampler import ElasticSampler
 from hvd_cluster.torch.elastic.snapshot import copied
-from hvd_cluster.torch.functions import broadcast_object, broadcast_optimizer_state, broadcast_parameters
+from hvd_cluster.torch.functions import (
+    allgather_object,
+    broadcast_object,
+    broadcast_optimizer_state,
+    broadcast_parameters,
+)
 from hvd_cluster.torch.wrapper import load_unchanged
 
 
@@ -97,46 +102,64 @@ class SamplerStateHandler(PacerStateHandler):
 
 
 class ContainerStateHandler(StateHandler):
-    """A list, tuple or dict of objects that have handlers, such as the two optimizers of a GAN, and of plain values."""
+    """A list, tuple or dict of objects that have handlers, such as the two optimizers of a GAN, and of plain values.
 
-    def __init__(self, value: Any, handlers: dict[Any, StateHandler]) -> None:
+    Entries may be added and removed: each save and each sync takes the container as it is then.
+    """
+
+    def __init__(self, value: Any, handlers: dict[Any, StateHandler], containers: frozenset[int]) -> None:
         self.value = value
-        #: By index or key.
+        #: Of the entries that were saved last, by index or key.
         self._handlers = handlers
-        self._saved = copied_value(self._plain())
+        #: The ids of the containers that this one is in.
+        self._containers = containers
+        self._keep()
 
     def save(self) -> None:
+        self._handlers = self._found()
         for handler in self._handlers.values():
             handler.save()
-        self._saved = copied_value(self._plain())
+        self._keep()
 
     def restore(self) -> None:
         for handler in self._handlers.values():
             handler.restore()
-        self._set_plain(copied_value(self._saved))
+        plain = copied_value(self._saved)
+        self._fill([(key, self._handlers[key].value if key in self._handlers else plain[key]) for key in self._keys])
 
     def sync(self) -> None:
-        for handler in self._handlers.values():
-            handler.sync()
-        self._set_plain(broadcast_object(self._plain()))
+        shared = _sync_shared(self.value, self._found())
+        if isinstance(self.value, tuple):
+            return
+        own = {_token(key, place): (key, entry) for place, (key, entry) in enumerate(_entries(self.value))}
+        entries = broadcast_object({token: None if token in shared else entry for token, entry in own.items()})
+        self._fill([entry or own[token] for token, entry in entries.items()])
 
     def reset(self) -> None:
         for handler in self._handlers.values():
             handler.reset()
 
     def set_value(self, value: Any) -> None:
-        self.value, self._handlers = value, _handlers_in(value)
-        self._saved = copied_value(self._plain())
+        self.value, self._handlers = value, _handlers_in(value, {}, self._containers)
+        self._keep()
 
-    def _plain(self) -> dict[Any, Any]:
-        """The values that have no handlers; a tuple keeps its own."""
-        if isinstance(self.value, tuple):
-            return {}
-        return {key: entry for key, entry in _entries(self.value) if key not in self._handlers}
+    def _found(self) -> dict[Any, StateHandler]:
+        return _handlers_in(self.value, self._handlers, self._containers)
 
-    def _set_plain(self, values: dict[Any, Any]) -> None:
-        for key, value in values.items():
-            self.value[key] = value
+    def _keep(self) -> None:
+        """Keep the order of the entries, and copies of those without handlers; a tuple keeps its own."""
+        entries = [] if isinstance(self.value, tuple) else list(_entries(self.value))
+        self._keys = [key for key, _ in entries]
+        self._saved = copied_value({key: entry for key, entry in entries if key not in self._handlers})
+
+    def _fill(self, entries: list[tuple[Any, Any]]) -> None:
+        """Make these, by index or key, the entries of a list or dict."""
+        if isinstance(self.value, list):
+            self.value[:] = [entry for _, entry in entries]
+        elif isinstance(self.value, dict):
+            self.value.clear()
+            for key, entry in entries:
+                self.value[key] = entry
 
 
 def _has_extra_state(module: torch.nn.Module) -> bool:
@@ -144,6 +167,9 @@ def _has_extra_state(module: torch.nn.Module) -> bool:
     kind, base = type(module), torch.nn.Module
     return kind.get_extra_state is not base.get_extra_state and kind.set_extra_state is not base.set_extra_state
 
+
+#: Classes of values that contain no objects with handlers, so that long lists of them are looked through fast.
+_PLAIN = frozenset({int, float, complex, bool, str, bytes, type(None), torch.Tensor})
 
 _registry: list[tuple[type, type[StateHandler]]] = [
     (torch.nn.Module, ModelStateHandler),
@@ -174,7 +200,7 @@ class TorchState(ObjectState):
         optimizer: an optimizer.
         kwargs: further modules, optimizers, learning rate schedulers, scalers, samplers, other objects with
             ``state_dict`` and ``load_state_dict``, lists and dicts of such objects, and picklable values: ``epoch=0,
-            batch=0``.
+            batch=0``. A list or dict may get its first object later.
     """
 
     def __init__(
@@ -195,63 +221,138 @@ class TorchState(ObjectState):
     _handlers: dict[str, StateHandler]
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in self._handlers:
-            self._handlers[name].set_value(value)
+        handler = self._handlers.get(name)
+        if handler is not None and handler.value is not value:  # state.nets += [net] assigns the same list
+            handler.set_value(value)
         object.__setattr__(self, name, value)
 
     def save(self) -> None:
         """Copy everything in memory: models and optimizers on their own devices, into the previous copies."""
-        for handler in self._handlers.values():
+        now = self._now()
+        handlers = self._found(now)
+        plain = {name: copied_value(value) for name, value in now.items() if name not in handlers}
+        for handler in handlers.values():
             handler.save()
-        super().save()
+        self._handlers, self._saved_state = handlers, plain
 
     def restore(self) -> None:
         """Restore what was saved last; gradients are cleared."""
-        for handler in self._handlers.values():
+        for name, handler in self._handlers.items():
             handler.restore()
+            object.__setattr__(self, name, handler.value)
         super().restore()
 
     def sync(self) -> None:
-        """Copy the state of rank 0 to all ranks, then save it; after an error, :meth:`restore` gives the last save."""
-        for handler in self._handlers.values():
-            handler.sync()
-        super().sync()  # also saves everything
+        """Copy the state of rank 0 to all ranks, then save it; after an error, :meth:`restore` gives the last save.
+
+        Raises:
+            ValueError: another rank does not have an optimizer or a scheduler of rank 0, or not at the same place.
+        """
+        now = self._now()
+        shared = _sync_shared(now, self._found(now))
+        if plain := {name: value for name, value in now.items() if name not in shared}:
+            for name, value in broadcast_object(plain).items():
+                object.__setattr__(self, name, value)
+        self.save()
 
     def reset(self) -> None:
         """Assign the remaining samples to the workers of the new world."""
         for handler in self._handlers.values():
             handler.reset()
 
+    def _now(self) -> dict[str, Any]:
+        """The attributes of the state, with and without handlers."""
+        return {name: getattr(self, name) for name in (*self._handlers, *self._saved_state)}
+
+    def _found(self, now: dict[str, Any]) -> dict[str, StateHandler]:
+        """The handlers of the attributes: a list may contain its first optimizer since the last save."""
+        found = ((name, _handler_of(value, self._handlers.get(name))) for name, value in now.items())
+        return {name: handler for name, handler in found if handler is not None}
+
     def _agree(self, update: tuple[float, float, int]) -> tuple[float, float, int]:
         return agree_on_update(update)
 
 
-def _handler_of(value: Any, containers: frozenset[int] = frozenset()) -> StateHandler | None:
+def _handler_of(
+    value: Any, known: StateHandler | None = None, containers: frozenset[int] = frozenset()
+) -> StateHandler | None:
     """The handler of an object, or of a container of such objects; None for a plain value.
 
     Args:
         value: a value of the state, or an entry of one.
+        known: what handled the value at its place before; kept if that is still the same.
         containers: the ids of those that it is in, because a container may contain itself.
     """
+    if type(value) in _PLAIN:
+        return None
+    if known is not None and known.value is value:
+        return known
     for kind, handler in _registry:
         if isinstance(value, kind):
             return handler(value)
     has_state = callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
     if has_state and not isinstance(value, type):
         return PacerStateHandler(value)
-    if handlers := _handlers_in(value, containers):
-        return ContainerStateHandler(value, handlers)
+    if handlers := _handlers_in(value, {}, containers):
+        return ContainerStateHandler(value, handlers, containers)
     return None
 
 
-def _handlers_in(container: Any, containers: frozenset[int] = frozenset()) -> dict[Any, StateHandler]:
-    """The handlers of entries of a list, tuple or dict, by index or key."""
+def _handlers_in(container: Any, known: dict[Any, StateHandler], containers: frozenset[int]) -> dict[Any, StateHandler]:
+    """The handlers of entries of a list, tuple or dict, by index or key: the known ones of the same objects, or new."""
     if not isinstance(container, (list, tuple, dict)) or id(container) in containers:
         return {}
     inside = containers | {id(container)}
-    found = ((key, _handler_of(entry, inside)) for key, entry in _entries(container))
+    found = ((key, _handler_of(entry, known.get(key), inside)) for key, entry in _entries(container))
     return {key: handler for key, handler in found if handler is not None}
 
 
 def _entries(container: Any) -> Iterable[tuple[Any, Any]]:
     return container.items() if isinstance(container, dict) else enumerate(container)
+
+
+def _token(key: Any, place: int) -> Any:
+    """What stands for an entry on all ranks: its key, or its place if a pickled copy may not equal the key."""
+    return key if isinstance(key, (str, int)) else ("place", place)
+
+
+def _sync_shared(container: Any, handlers: dict[Any, StateHandler]) -> set[Any]:
+    """Synchronize the entries that have handlers of one kind on all ranks, and return the tokens of these.
+
+    A rank that does not have an object, such as a new worker without what the others have added, gets a copy of rank
+    0's, as of a plain value. That is right for a module, but a copy of an optimizer acts on copies of the weights.
+
+    Raises:
+        ValueError: a rank does not have an optimizer or a scheduler of rank 0; raised on all ranks.
+    """
+    own: dict[Any, StateHandler] = {}
+    described: dict[Any, tuple[str, str]] = {}
+    for place, (key, entry) in enumerate(_entries(container)):
+        if (handler := handlers.get(key)) is not None:
+            own[_token(key, place)] = handler
+            described[_token(key, place)] = (type(handler).__name__, _acting_in(entry))
+    everywhere = allgather_object(described)
+    shared = set()
+    for token, (kind, acting) in everywhere[0].items():
+        lacking = [rank for rank, found in enumerate(everywhere) if found.get(token, ("", ""))[0] != kind]
+        if not lacking:
+            shared.add(token)
+        elif acting:
+            raise ValueError(
+                f"the state of rank 0 has a {acting} at {token!r}, and rank {lacking[0]} does not: create the same "
+                "optimizers and schedulers on all ranks, and put them into the state, before the state is synchronized"
+            )
+    for token in everywhere[0]:
+        if token in shared:
+            own[token].sync()
+    return shared
+
+
+def _acting_in(value: Any, containers: frozenset[int] = frozenset()) -> str:
+    """The class of an optimizer or a scheduler in a value, which acts on other objects; or nothing."""
+    if isinstance(value, (torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)):
+        return type(value).__name__
+    if not isinstance(value, (list, tuple, dict)) or id(value) in containers:
+        return ""
+    inside = containers | {id(value)}
+    return next((found for _, entry in _entries(value) if (found := _acting_in(entry, inside))), "")

@@ -416,6 +416,117 @@ def test_the_plain_values_of_a_container_are_saved_and_synchronized_too() -> Non
     assert local.run(run, num_proc=2, env={"OMP_NUM_THREADS": "1"}) == [expected] * 2
 
 
+def test_objects_that_are_added_to_a_container_later_are_not_copied() -> None:
+    net = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
+    state = hvd.elastic.TorchState(parts=[net, 3], empty=[], deep={"lists": [[1]]}, scheduler=None, epoch=0)
+    added = [torch.optim.lr_scheduler.StepLR(optimizer, step) for step in range(1, 5)]
+    state.parts.insert(1, added[0])
+    state.empty.append(added[1])
+    state.deep["lists"][0].append(added[2])
+    state.scheduler = added[3]
+    containers = [state.parts, state.empty, state.deep]
+    for commit in (state.commit, state.save, state.sync):
+        commit()
+        epochs = [scheduler.last_epoch for scheduler in added]
+        optimizer.step()
+        for scheduler in added:
+            scheduler.step()
+        state.restore()
+        assert [scheduler.last_epoch for scheduler in added] == epochs
+        found = [state.parts[1], state.empty[0], state.deep["lists"][0][1], state.scheduler]
+        assert all(one is other for one, other in zip(found, added, strict=True))
+        assert all(one is other for one, other in zip([state.parts, state.empty, state.deep], containers, strict=True))
+        assert (state.parts[0], state.parts[2], state.deep["lists"][0][0]) == (net, 3, 1)
+        optimizer.step()
+        added[0].step()  # not back to where the loop began
+
+
+def test_a_restore_removes_what_a_container_got_after_the_save_and_returns_what_it_lost() -> None:
+    nets = [torch.nn.Linear(1, 1) for _ in range(4)]
+    state = hvd.elastic.TorchState(nets=[nets[0], 1, nets[1]], named={"net": nets[2], "epoch": 1}, plain={"a": 1})
+    weight = nets[1].weight.item()
+    state.save()
+    torch.nn.init.constant_(nets[1].weight, 9.0)
+    state.nets[:] = [nets[3], nets[0], 5, 6, 7]
+    state.named |= {"new": 5, "late": nets[3]}
+    del state.named["net"]
+    state.plain["b"] = nets[3]
+    state.restore()
+    assert state.nets == [nets[0], 1, nets[1]]
+    assert list(state.named.items()) == [("net", nets[2]), ("epoch", 1)]
+    assert state.plain == {"a": 1}
+    assert nets[1].weight.item() == weight
+
+
+def test_containers_that_contain_each_other_are_saved() -> None:
+    one: list[Any] = [torch.nn.Linear(1, 1)]
+    other: list[Any] = [torch.nn.Linear(1, 1), one]
+    one.append(other)
+    state = hvd.elastic.TorchState(one=one, other=other)
+    weights = [one[0].weight.item(), other[0].weight.item()]
+    state.save()
+    for net in (one[0], other[0]):
+        torch.nn.init.constant_(net.weight, 9.0)
+    state.restore()
+    assert [state.one[0].weight.item(), state.other[0].weight.item()] == weights
+
+
+def grown() -> list[Any]:
+    """Rank 0 has added entries to its containers; the other rank is a new worker."""
+    hvd.init()
+    net = torch.nn.Linear(1, 1)
+    torch.nn.init.constant_(net.weight, float(hvd.rank()))
+    optimizer = torch.optim.SGD(net.parameters(), lr=1.0 + hvd.rank())
+    state = hvd.elastic.TorchState(
+        parts=[net, 1], best={}, late=[], by_net={net: optimizer}, losses=[], spare=[7] * hvd.rank()
+    )
+    state.late.append(torch.optim.lr_scheduler.StepLR(optimizer, 10))  # on both ranks
+    if hvd.rank() == 0:
+        optimizer.step()
+        state.late[0].step()
+        state.parts += [2, 3]
+        state.best["net"] = torch.nn.Linear(1, 1)
+        torch.nn.init.constant_(state.best["net"].weight, 5.0)
+        state.losses.append(0.5)
+    else:
+        state.best["other"] = torch.nn.Linear(1, 1)
+    state.sync()
+    state.restore()
+    found = [
+        net.weight.item(),
+        state.parts[0] is net,
+        state.parts[1:],
+        {name: best.weight.item() for name, best in state.best.items()},
+        (state.late[0].last_epoch, state.late[0].optimizer is optimizer),
+        (state.by_net[net] is optimizer, optimizer.param_groups[0]["lr"]),
+        (state.losses, state.spare),
+    ]
+    hvd.shutdown()
+    return found
+
+
+def test_a_new_worker_gets_the_containers_as_they_have_become() -> None:
+    expected = [0.0, True, [1, 2, 3], {"net": 5.0}, (1, True), (True, 1.0), ([0.5], [])]
+    assert local.run(grown, num_proc=2, env={"OMP_NUM_THREADS": "1"}) == [expected] * 2
+
+
+def test_an_optimizer_that_a_new_worker_lacks_is_an_error_on_all_ranks() -> None:
+    def run() -> str:
+        hvd.init()
+        net = torch.nn.Linear(1, 1)
+        state = hvd.elastic.TorchState(net, deep=[[]])
+        if hvd.rank() == 0:
+            state.deep[0].append(torch.optim.SGD(net.parameters(), lr=1.0))
+        with pytest.raises(ValueError, match="rank 0 has a SGD at 'deep', and rank 1 does not") as caught:
+            state.sync()
+        hvd.shutdown()
+        return str(caught.value)
+
+    first, second = local.run(run, num_proc=2, env={"OMP_NUM_THREADS": "1"})
+    assert first == second
+
+
 def test_a_dict_of_tensors_and_a_list_that_contains_itself_are_plain_values() -> None:
     best = torch.nn.Linear(1, 1).state_dict()
     loop: list[Any] = [1]
