@@ -45,6 +45,8 @@ class Plan:
     #: For each parameter the last backward pass of a step that reaches it, counted from 1; known after the step that
     #: first sees its gradient. At the end of that pass all ranks send its gradient, or zeros.
     last_passes: dict[int, int] = field(default_factory=dict)
+    #: Those of ``sparse`` that some ranks have frozen and others have not.
+    frozen_on_some: set[int] = field(default_factory=set)
 
     @classmethod
     def of(cls, layout: GradientLayout, num_parameters: int) -> Plan:

@@ -360,7 +360,7 @@ class GradientReducer:
         assert plan is not None
         step.follow(plan, is_agreed=False)
         step.send_late(plan)
-        for number in self.index.unfrozen(plan.unknown):
+        for number in plan.awaited:  # also those that are frozen on this rank only
             parameter = self.index.parameters[number]
             if parameter.grad is None:
                 parameter.grad = wire.empty(parameter, 1 if self._is_sparse_only else 0)

@@ -16,7 +16,11 @@ from hvd_cluster.errors import HorovodInternalError
 from hvd_cluster.torch.gradient_layout import fingerprint
 from hvd_cluster.torch.parameter_index import ParameterIndex
 from hvd_cluster.torch.plan import Bucket, Plan
-from hvd_cluster.torch.transfers import Transfers
+from hvd_cluster.torch.transfers import Transfers, takes_part
+
+#: What the ranks must agree on about a request of which they have frozen different parameters: all are sent. Those that
+#: have not learned it, because they had joined, send another number. (A fingerprint has 40 bits.)
+_WHOLE = 1 << 40
 
 
 class Step:
@@ -251,14 +255,21 @@ class Step:
             for name, cause in zip(names, causes, strict=True):
                 num_ranks, num_over, identities = cause.wait().tolist()
                 self.is_split |= 0 < num_over < num_ranks
+                differ = identities != num_ranks * self._identities[name][0]
                 if name in buckets:
                     bucket = buckets[name]
-                    bucket.is_whole |= identities != num_ranks * self._identities[name][0]
-                    self._send(_repeated(name), bucket.members, is_wanted=is_wanted)
+                    bucket.is_whole |= differ
+                    self._send(_repeated(name), bucket.members, is_wanted=is_wanted, asks_who=True)
                 else:
                     number = sparse[name]
+                    if differ:
+                        plan.frozen_on_some.add(number)
                     self.transfers.send_sparse(
-                        _repeated(name), self.index.parameters[number], plan.sparse[number], is_wanted=is_wanted
+                        _repeated(name),
+                        self.index.parameters[number],
+                        plan.sparse[number],
+                        is_wanted=is_wanted,
+                        asks_who=True,
                     )
             self.transfers.wait(excluding)
 
@@ -286,30 +297,45 @@ class Step:
     ) -> None:
         """Send the members of a bucket that take part in this step."""
         bucket.is_sent = True
-        bucket.active = list(present)
-        is_whole = len(present) == len(bucket.members)
-        identity = -1 if is_whole else fingerprint([self.index.names[number] for number in present])
+        bucket.active = list(bucket.members if bucket.is_whole else present)
+        if bucket.is_whole:
+            identity = _WHOLE
+        else:
+            is_all = len(present) == len(bucket.members)
+            identity = -1 if is_all else fingerprint([self.index.names[number] for number in present])
         self._identities[bucket.name] = identity, is_over
-        self._send(bucket.name, present, members=_members(identity, is_over), is_wanted=is_wanted)
+        members = _members(identity, is_over)
+        self._send(bucket.name, bucket.active, members=members, is_wanted=is_wanted, asks_who=bucket.is_whole)
 
-    def _send(self, name: str, numbers: Sequence[int], *, members: int = -1, is_wanted: bool = True) -> None:
+    def _send(
+        self,
+        name: str,
+        numbers: Sequence[int],
+        *,
+        members: int = -1,
+        is_wanted: bool = True,
+        asks_who: bool = False,
+    ) -> None:
         """Make one request; ``members`` must be equal on all ranks."""
         parameters = [self.index.parameters[number] for number in numbers]
         labels = [f"allreduce.{self.index.names[number]}" for number in numbers]
         with self._behind_gradients(numbers):
-            self.transfers.send(name, parameters, labels, members=members, is_wanted=is_wanted)
+            self.transfers.send(name, parameters, labels, members=members, is_wanted=is_wanted, asks_who=asks_who)
 
     def _send_sparse(self, number: int, plan: Plan, *, is_wanted: bool = True, is_over: bool = False) -> None:
         self._sent_sparse.add(number)
-        name = self._name_of_sparse(number, plan)
-        self._identities[name] = -1, is_over
+        name, parameter = self._name_of_sparse(number, plan), self.index.parameters[number]
+        asks_who = number in plan.frozen_on_some
+        identity = _WHOLE if asks_who else -1 if takes_part(parameter) else fingerprint([])
+        self._identities[name] = identity, is_over
         with self._behind_gradients([number]):
             self.transfers.send_sparse(
                 name,
-                self.index.parameters[number],
+                parameter,
                 plan.sparse[number],
-                members=_members(-1, is_over),
+                members=_members(identity, is_over),
                 is_wanted=is_wanted,
+                asks_who=asks_who,
             )
 
     def _behind_gradients(self, numbers: Sequence[int]) -> AbstractContextManager[None]:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from hvd_cluster.engine.reduction_config import ReductionConfig
-from hvd_cluster.engine.request import Kind
+from hvd_cluster.engine.request import Kind, ReduceOp
 from hvd_cluster.engine.submission import submit
 from hvd_cluster.errors import HorovodInternalError, RanksDisagreeError
 from hvd_cluster.torch import wire
@@ -69,6 +69,26 @@ class _Sent:
     compression: type[Compressor]
     #: False if the gradients were discarded: the other ranks wait for the request, but its result is not used.
     is_wanted: bool
+    #: For each parameter, whether a rank computes its gradient; known when the request is done. If none does, the
+    #: parameter is frozen on all ranks, and keeps None: momentum would move it even for zeros.
+    is_used: Callable[[], Sequence[bool]]
+
+
+def takes_part(parameter: torch.Tensor) -> bool:
+    """Whether this rank computes the gradient of a parameter, or has one; not if the parameter is frozen here."""
+    return parameter.requires_grad or parameter.grad is not None
+
+
+def _votes(parameters: Sequence[torch.Tensor], op: ReduceOp) -> tuple[torch.Tensor, Callable[[], list[bool]]]:
+    """A tensor that goes with a request, and what it says after the reduction: which parameters some rank uses."""
+    yes, no = {ReduceOp.MIN: (-1.0, 0.0), ReduceOp.PRODUCT: (0.0, 1.0)}.get(op, (1.0, 0.0))
+    votes = [yes if takes_part(parameter) else no for parameter in parameters]
+    sent = torch.tensor(votes, dtype=torch.float32, device=parameters[0].device)
+
+    def is_used() -> list[bool]:
+        return (sent != no).tolist()  # type: ignore[no-any-return]
+
+    return sent, is_used
 
 
 class Transfers:
@@ -96,6 +116,7 @@ class Transfers:
         *,
         members: int = -1,
         is_wanted: bool = True,
+        asks_who: bool = False,
     ) -> None:
         """Reduce the dense gradients of some parameters in place; a missing gradient counts as zeros.
 
@@ -106,8 +127,10 @@ class Transfers:
             labels: the names in the timeline.
             members: a number that identifies the parameters if the name does not.
             is_wanted: False sends zeros and does not change the gradients.
+            asks_who: some of these parameters may be frozen on some ranks or on all. (Otherwise each rank uses all.)
         """
         config = self._config
+        votes, is_used = _votes(parameters, config.op) if asks_who else (None, lambda: [True] * len(parameters))
         gradients = [_dense(parameter) if is_wanted else torch.zeros_like(parameter) for parameter in parameters]
         # A compression that only converts is left to the engine, which converts while it copies.
         wire_dtype = wire_of(config.compression)
@@ -115,7 +138,7 @@ class Transfers:
         packed = [wire.pack(gradient, compression, gradients[0].device) for gradient in gradients]
         handle = submit(
             Kind.ALLREDUCE,
-            [each.tensor for each in packed] or [torch.empty(0, device="cpu")],
+            [*(each.tensor for each in packed), *(() if votes is None else (votes,))] or [torch.empty(0, device="cpu")],
             process_set=config.process_set,
             name=name,
             in_place=True,
@@ -126,32 +149,49 @@ class Transfers:
             wire=wire_dtype,
             prepare=checked,
             finish=lambda _: None,
-            labels=labels,
+            labels=labels if votes is None else [*labels, f"allreduce.{name}.used"],
         )
         versions = [GradientVersion.of(parameter) for parameter in parameters]
-        self._sent.append(_Sent(name, handle.wait, parameters, versions, packed, compression, is_wanted))
+        self._sent.append(_Sent(name, handle.wait, parameters, versions, packed, compression, is_wanted, is_used))
 
     def send_sparse(
-        self, name: str, parameter: torch.Tensor, sparse_dim: int, *, members: int = -1, is_wanted: bool = True
+        self,
+        name: str,
+        parameter: torch.Tensor,
+        sparse_dim: int,
+        *,
+        members: int = -1,
+        is_wanted: bool = True,
+        asks_who: bool = False,
     ) -> None:
-        """Gather the sparse gradient of a parameter; without a gradient this rank has no entries."""
+        """Gather the sparse gradient of a parameter; without a gradient this rank has no entries.
+
+        Args:
+            name, members, is_wanted: as for :meth:`send`.
+            parameter: that of the gradient.
+            sparse_dim: the number of sparse dimensions.
+            asks_who: the parameter may be frozen on some ranks only.
+        """
         config = self._config
+        is_used = takes_part(parameter)
+        votes = [torch.tensor([is_used], dtype=torch.uint8, device=parameter.device)] if asks_who else []
         gradient = parameter.grad if is_wanted else None
         if gradient is None:
             gradient = wire.empty(parameter, sparse_dim)
         elif not gradient.is_sparse:
             gradient = gradient.to_sparse(sparse_dim)
         packed, context = wire.compress_sparse(gradient, config.compression)
-        wait = begin_sparse_allreduce(packed, name, config.op, config.process_set, members)
+        wait = begin_sparse_allreduce(packed, name, config.op, config.process_set, members, votes)
         self._sent.append(
             _Sent(
                 name,
-                lambda: wire.decompress_sparse(wait(), config.compression, context),
+                lambda: wire.decompress_sparse(wait()[0], config.compression, context),
                 [parameter],
                 [GradientVersion.of(parameter)],
                 None,
                 config.compression,
                 is_wanted,
+                lambda: [bool(wait()[1][0].any())] if asks_who else [is_used],
             )
         )
 
@@ -199,14 +239,15 @@ class Transfers:
     def _write_back(self, sent: _Sent, result: Any) -> None:
         if sent.packed is None:
             (parameter,) = sent.parameters
-            if parameter.requires_grad or parameter.grad is not None or result._nnz():
+            if parameter.grad is not None or all(sent.is_used()):
                 parameter.grad = result
             return
-        for parameter, each in zip(sent.parameters, sent.packed, strict=True):
+        is_frozen = any(parameter.grad is None for parameter in sent.parameters)
+        is_used = sent.is_used() if is_frozen else [True] * len(sent.parameters)
+        for parameter, each, used in zip(sent.parameters, sent.packed, is_used, strict=True):
             gradient = wire.unpack(each, sent.compression)
             if parameter.grad is None:
-                # Frozen on this rank. If all ranks have frozen it, leave None: momentum would change it even for zeros.
-                if parameter.requires_grad or gradient.any():
+                if used:
                     parameter.grad = gradient
             elif parameter.grad.is_sparse:
                 parameter.grad = gradient

@@ -390,8 +390,43 @@ def test_what_no_one_uses_and_one_rank_has_frozen_is_reduced_when_it_is_used(two
             found.append([None if p.grad is None else p.grad[0].item() for p in parameters])
         return found
 
-    later = [[1.5, 1.5]] * 2
-    assert two(fn) == [[[0.0, 1.5]] * 2 + later, [[None, 1.5]] * 2 + later]
+    assert two(fn) == [[[0.0, 1.5]] * 2 + [[1.5, 1.5]] * 2] * 2
+
+
+@pytest.mark.parametrize("op", ["Average", "Min", "Max", "Product"])
+@pytest.mark.parametrize("options", [{"momentum": 0.9}, {"weight_decay": 0.1}], ids=lambda options: next(iter(options)))
+def test_gradients_of_zeros_move_what_one_rank_has_frozen_on_all_ranks_or_on_none(
+    two: Any, options: dict[str, float], op: str
+) -> None:
+    def fn(hvd: Any) -> Any:
+        dense, sparse, never = [torch.nn.Parameter(torch.ones(3, 2, dtype=torch.float64)) for _ in range(3)]
+        parameters = [torch.nn.Parameter(torch.ones(2)), dense, never]
+        if op == "Average" and "momentum" in options:  # weight decay does not take sparse gradients
+            parameters.append(sparse)
+        optimizer = torch.optim.SGD(parameters, lr=0.1, **options)
+        optimizer = hvd.DistributedOptimizer(
+            optimizer, named(parameters), op=getattr(hvd, op), compression=hvd.Compression.fp16
+        )
+        found = []
+        for step in range(6):
+            optimizer.zero_grad()
+            for parameter in parameters[1:]:
+                parameter.requires_grad_(hvd.rank() == 1 or step in (0, 4))
+                if step == 5:
+                    parameter.requires_grad_(False)
+            loss = parameters[0].sum()
+            if step == 0:
+                loss = loss + dense.sum()
+                if len(parameters) == 4:
+                    loss = loss + torch.nn.functional.embedding(torch.tensor([0, 1]), sparse, sparse=True).sum()
+            loss.backward()
+            optimizer.step()
+            found.append([parameter.grad is None for parameter in parameters])
+        return found, [parameter.tolist() for parameter in parameters]
+
+    (found, weights), second = two(fn)
+    assert second == (found, weights)
+    assert [row[1:] for row in found] == [[False] * (len(found[0]) - 1)] * 5 + [[True] * (len(found[0]) - 1)]
 
 
 def test_a_rank_without_a_backward_pass_repeats_what_another_rank_has_frozen_in_part(two: Any) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -38,13 +38,25 @@ def sparse_allreduce_async(
         ValueError: ``op`` is neither Average nor Sum, a bool tensor would be averaged, or the tensor has an
             unsupported dtype or is not a COO tensor.
     """
-    return begin_sparse_allreduce(tensor, name, op, process_set)
+    result = begin_sparse_allreduce(tensor, name, op, process_set)
+    return lambda: result()[0]
 
 
 def begin_sparse_allreduce(
-    tensor: torch.Tensor, name: str | None, op: ReduceOp, process_set: ProcessSet, members: int = -1
-) -> Callable[[], torch.Tensor]:
-    """:func:`sparse_allreduce_async` with a number that must be equal on all ranks."""
+    tensor: torch.Tensor,
+    name: str | None,
+    op: ReduceOp,
+    process_set: ProcessSet,
+    members: int = -1,
+    notes: Sequence[torch.Tensor] = (),
+) -> Callable[[], tuple[torch.Tensor, list[torch.Tensor]]]:
+    """:func:`sparse_allreduce_async` with a number that must be equal on all ranks.
+
+    Args:
+        tensor, name, op, process_set: as above.
+        members: the number.
+        notes: tensors that the same request gathers; the result is the sparse tensor, and the notes of all ranks.
+    """
     if op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
         raise ValueError(f"sparse_allreduce supports op=hvd.Average and op=hvd.Sum, not {ReduceOp(op).name}")
     if tensor.layout != torch.sparse_coo:
@@ -58,7 +70,7 @@ def begin_sparse_allreduce(
     # One request for both: if the values cannot be sent, the indices are not sent either.
     handle = submit(
         Kind.ALLGATHER,
-        entries,
+        [*entries, *notes],
         process_set=process_set,
         name=None if name is None else f"{name}.sparse",  # beside a gather of the same name
         unnamed="sparse.noname",
@@ -66,16 +78,19 @@ def begin_sparse_allreduce(
         members=members,
         sparse_shapes=(tuple(tensor.shape),),
         prepare=checked,
-        labels=[] if name is None else [f"allgather.{name}.indices", f"allgather.{name}.values"],
+        labels=[]
+        if name is None
+        else [f"allgather.{name}.{part}" for part in ("indices", "values", *["note"] * len(notes))],
     )
     divisor = num_members(process_set) if op == ReduceOp.AVERAGE else 1
 
     @functools.cache
-    def result() -> torch.Tensor:
-        indices, values = handle.wait()
+    def result() -> tuple[torch.Tensor, list[torch.Tensor]]:
+        indices, values, *gathered = handle.wait()
         copy_scaled(values, values, divisor=divisor)
-        return torch.sparse_coo_tensor(
+        total = torch.sparse_coo_tensor(
             indices.t(), values, tensor.shape, dtype=values.dtype, device=values.device, check_invariants=False
         )
+        return total, gathered
 
     return result
