@@ -217,7 +217,8 @@ class _DistributedOptimizer(Wrapper):
             self._is_synchronized = False
             return self._timed_step(*([] if closure is None else [closure]), **kwargs)
         self._follow_groups()
-        is_reduced = self._is_synchronized and not self._reducer.has_ready
+        # After a step that the program has skipped, for instance, the gradients may be new.
+        is_reduced = self._is_synchronized and not self._reducer.has_gradients
         if is_reduced:
             warnings.warn(
                 "optimizer.step() called without optimizer.skip_synchronize() context after "
@@ -279,6 +280,7 @@ class _DistributedOptimizer(Wrapper):
                 "loss has made these gradients (a GAN), freeze the parameters meanwhile with requires_grad_(False). "
                 "To skip the step, or to use the gradients in another way (SAM), call optimizer.synchronize() first."
             )
+        self._is_synchronized = False
         super().zero_grad(*args, **kwargs)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -296,6 +298,7 @@ class _DistributedOptimizer(Wrapper):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load the state of this optimizer or of an unwrapped one; gradients in flight are discarded."""
         self._reducer.reset()
+        self._is_synchronized = False
         super().load_state_dict(state_dict)
 
     def __reduce__(self) -> tuple[Any, ...]:

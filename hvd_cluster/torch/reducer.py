@@ -95,6 +95,11 @@ class GradientReducer:
         return bool(self._step.ready)
 
     @property
+    def has_gradients(self) -> bool:
+        """A backward pass has computed gradients for the step; it may take more of them."""
+        return bool(self._step.last_passes)
+
+    @property
     def is_reduced(self) -> bool:
         """The gradients of this step were reduced early, because other code was about to use them."""
         return self._is_reduced
@@ -272,11 +277,9 @@ class GradientReducer:
         if number in self._step.sent_early:
             earlier = (self._step.ready | self._step.sent_early).items()
             if any(g is not None and self.index.parameters[other].grad is g for other, g in earlier):
+                remedy = remedies.PASS_THEIR_NUMBER.format(passes=self.passes_per_step)
                 self._refuse(
-                    [number],
-                    "had been reduced when another backward pass of the same step added to it",
-                    "If step() follows several backward passes, pass their number as backward_passes_per_step to "
-                    f"DistributedOptimizer (now {self.passes_per_step}), and let the first step have all of them.",
+                    [number], "had been reduced when another backward pass of the same step added to it", remedy
                 )
             self._discard_step()
             return True
@@ -347,8 +350,7 @@ class GradientReducer:
         self.enter_world()
         if not step.ready:
             self._begin()
-        plan = step.plan
-        if plan is not None:
+        if (plan := step.plan) is not None:
             # Before any agreement: other ranks may wait for these at the end of their backward pass.
             step.send_rest(plan, is_over=is_over)
         is_last = plan is not None and not (self._needs_layout or plan.awaited or self.index.unfrozen(plan.unknown))
@@ -378,9 +380,7 @@ class GradientReducer:
         """Check that no gradient of this step has changed since the end of the backward pass."""
         changed = [n for n, version in self._versions.items() if not version.matches(self.index.parameters[n])]
         if changed and self._step.is_split:
-            what = (
-                "was changed or replaced, but another rank has done fewer backward passes and had to call step() for it"
-            )
+            what = remedies.CHANGED_IN_SPLIT_STEP
         elif any(n in self._step.ready or self._step.is_sent(n) for n in changed):
             what = "was changed or replaced before all gradients of the step were reduced"
         else:

@@ -1,7 +1,14 @@
-"""What errors about gradients advise."""
+"""What errors about gradients say and advise."""
 
 from __future__ import annotations
 
+CHANGED_IN_SPLIT_STEP = (
+    "was changed or replaced, but another rank has done fewer backward passes and had to call step() for it"
+)
+PASS_THEIR_NUMBER = (
+    "If step() follows several backward passes, pass their number as backward_passes_per_step to DistributedOptimizer "
+    "(now {passes}), and let the first step have all of them."
+)
 SUM_ONCE = "Clear it with optimizer.zero_grad(), or pass the number of passes as backward_passes_per_step."
 SYNCHRONIZE_FIRST = (
     "Change gradients between backward() and step(). Where a hook does so, or step() follows a backward pass that did "

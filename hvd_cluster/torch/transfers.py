@@ -86,7 +86,7 @@ def _votes(parameters: Sequence[torch.Tensor], op: ReduceOp) -> tuple[torch.Tens
     sent = torch.tensor(votes, dtype=torch.float32, device=parameters[0].device)
 
     def is_used() -> list[bool]:
-        return (sent != no).tolist()  # type: ignore[no-any-return]
+        return (sent != no).tolist()
 
     return sent, is_used
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from typing import Any
 
 import pytest
@@ -220,6 +221,32 @@ def test_step_after_synchronize_without_the_context_warns(two: Any) -> None:
             optimizer.step()
 
     two(fn)
+
+
+@pytest.mark.parametrize("way", ["zero_grad", "zero_grad of the model", "load_state_dict", "no pass on one rank"])
+def test_a_step_after_one_that_was_skipped_reduces_its_own_gradients(two: Any, way: str) -> None:
+    def fn(hvd: Any) -> list[float]:
+        weight = torch.nn.Parameter(torch.zeros(2))
+        optimizer = torch.optim.SGD([weight], lr=1.0)
+        optimizer = hvd.DistributedOptimizer(optimizer, backward_passes_per_step=2)
+        for _ in range(2):
+            (weight.sum() * float("inf")).backward()
+        optimizer.synchronize()  # the norm is not finite: the program skips the step
+        if way == "load_state_dict":
+            optimizer.load_state_dict(optimizer.state_dict())
+            weight.grad = None
+        elif way == "zero_grad of the model":
+            weight.grad = None
+        else:
+            optimizer.zero_grad()
+        if way != "no pass on one rank" or hvd.rank() == 1:
+            (weight.sum() * 2 * hvd.rank()).backward()  # the rest of the data: fewer passes than a step takes
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            optimizer.step()
+        return weight.tolist()
+
+    assert two(fn) == [[-1.0, -1.0]] * 2
 
 
 def test_a_layer_that_only_one_rank_used_gets_the_average_with_zeros(two: Any) -> None:
