@@ -86,7 +86,8 @@ class Plan:
             present = [number for number in members if number in found & layout.dense]
             if present:
                 self._append(present, layout)
-        if layout.is_last:
+        # Once a step has shown the last passes, what is new comes at the end of the last one.
+        if layout.is_last or self.last_passes:
             self.last_passes = layout.last_passes | self.last_passes
             for bucket in self.buckets:
                 bucket.is_open = False

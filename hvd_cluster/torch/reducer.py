@@ -327,19 +327,16 @@ class GradientReducer:
         self.index.require_equal_specs(layout.mismatched)
         grown = Plan.of(layout, len(self.index)) if plan is None else plan.grown(layout)
         step.follow(grown, is_agreed=layout.is_complete)
+        step.has_agreed = True
         self._needs_layout = not layout.is_last
         return layout
 
     def _send_due(self) -> None:
         """At the end of a backward pass: send what no later pass of this step will reach."""
-        step, plan = self._step, self._step.plan
-        if plan is None:
-            is_layout_due = bool(step.ready)
-        else:
-            step.send_due(plan)
-            has_new = not plan.unknown.isdisjoint(step.ready)
-            is_layout_due = has_new and step.is_due(max(plan.last_passes.values(), default=0))
-        if is_layout_due:
+        step = self._step
+        if step.plan is not None:
+            step.send_due(step.plan)
+        if step.is_layout_due():
             self._agree_on_layout(is_last=False)
             assert step.plan is not None
             step.send_due(step.plan)
@@ -353,7 +350,7 @@ class GradientReducer:
         if (plan := step.plan) is not None:
             # Before any agreement: other ranks may wait for these at the end of their backward pass.
             step.send_rest(plan, is_over=is_over)
-        is_last = plan is not None and not (self._needs_layout or plan.awaited or self.index.unfrozen(plan.unknown))
+        is_last = plan is not None and not (self._needs_layout or step.awaits_gradients(plan))
         while not is_last:
             is_last = self._agree_on_layout(is_last=True).is_last
             plan = step.plan

@@ -63,6 +63,8 @@ class Step:
         self.passes_left: list[int] = []
         #: Gradients that were sent at the end of a backward pass without all passes of a step.
         self.sent_early: dict[int, torch.Tensor | None] = {}
+        #: The ranks have agreed on a layout in this step.
+        self.has_agreed = False
         self._sent_sparse: set[int] = set()
         #: Some ranks made a request in a backward pass and others in ``step()``, where the user's code had run before.
         self.is_split = False
@@ -95,6 +97,7 @@ class Step:
         self.transfers.clear()
         self._sent_sparse.clear()
         self._own_plan = None
+        self.has_agreed = False
         self.num_passes = 0
         self.last_passes.clear()
         self.sent_early.clear()
@@ -132,6 +135,21 @@ class Step:
     def is_due(self, last_pass: int) -> bool:
         """All ranks send, at the end of this backward pass, the gradients that ``last_pass`` is the last to reach."""
         return max(last_pass, self.passes_per_step) <= self.num_passes
+
+    def is_layout_due(self) -> bool:
+        """At the end of a backward pass: whether the ranks agree on a layout now."""
+        plan = self.plan
+        if plan is None:
+            return bool(self.ready)
+        # All ranks agree at the end of the same pass, also those that have nothing new: the user's code that follows
+        # must find the same gradients on all of them.
+        has_new = not plan.unknown.isdisjoint(self.last_passes)
+        is_expected = has_new or (not self.has_agreed and self.awaits_gradients(plan))
+        return is_expected and self.is_due(max(plan.last_passes.values(), default=0))
+
+    def awaits_gradients(self, plan: Plan) -> bool:
+        """Whether some rank may have a gradient in this step that none has had so far."""
+        return bool(plan.awaited or self.index.unfrozen(plan.unknown))
 
     def send_due(self, plan: Plan) -> None:
         """At the end of a backward pass: send what no later pass of this step will reach."""

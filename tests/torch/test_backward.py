@@ -339,6 +339,57 @@ def test_parameters_that_are_unfrozen_later_may_be_clipped_at_once(two: Any) -> 
     assert first[:6] == [1.5] * 6
 
 
+@pytest.mark.parametrize("passes", [1, 2])
+@pytest.mark.parametrize("users", [(0,), (0, 1)], ids=["one rank", "all ranks"])
+def test_gradients_that_are_first_seen_later_may_be_clipped_on_all_ranks(
+    two: Any, passes: int, users: tuple[int, ...]
+) -> None:
+    def fn(hvd: Any) -> Any:
+        torch.manual_seed(0)
+        net = torch.nn.ModuleDict({name: torch.nn.Linear(3, 3) for name in ("trunk", "extra", "never")})
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        optimizer = hvd.DistributedOptimizer(optimizer, net.named_parameters(), backward_passes_per_step=passes)
+        norms = []
+        for step in range(4):
+            optimizer.zero_grad()
+            for number in range(passes):
+                hidden = net["trunk"](torch.ones(2, 3) * (hvd.rank() + 1))
+                if step == 2 and number == 0 and hvd.rank() in users:  # a branch that depends on the data
+                    hidden = net["extra"](hidden)
+                hidden.pow(2).mean().backward()
+            norms.append(torch.nn.utils.clip_grad_norm_(net.parameters(), 0.1).item())
+            optimizer.step()
+        return norms, weights(net).tolist()
+
+    first, second = two(fn)
+    assert first == second
+
+
+@pytest.mark.parametrize("prefixes", [("", ""), ("a.", "b.")], ids=["equal names", "other names"])
+def test_gradients_that_are_first_seen_later_do_not_mix_up_two_optimizers(two: Any, prefixes: tuple[str, str]) -> None:
+    def fn(hvd: Any) -> list[float]:
+        torch.manual_seed(0)
+        nets, optimizers = [], []
+        for prefix in prefixes:
+            net = torch.nn.ModuleDict({name: torch.nn.Linear(3, 3) for name in ("trunk", "extra")})
+            named = [(prefix + name, parameter) for name, parameter in net.named_parameters()]
+            nets.append(net)
+            optimizers.append(hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.1), named))
+        for step in range(4):
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            hidden = nets[0]["trunk"](torch.ones(2, 3) * (hvd.rank() + 1))
+            if step == 2 and hvd.rank() == 0:
+                hidden = nets[0]["extra"](hidden)
+            nets[1]["trunk"](hidden).pow(2).mean().backward()
+            for optimizer in reversed(optimizers):
+                optimizer.step()
+        return torch.cat([weights(net) for net in nets]).tolist()
+
+    first, second = two(fn)
+    assert first == second
+
+
 def test_gradients_of_reentrant_checkpoints_are_reduced_when_backward_returns(two: Any) -> None:
     def fn(hvd: Any) -> list[float]:
         torch.manual_seed(0)
