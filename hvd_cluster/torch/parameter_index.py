@@ -9,6 +9,7 @@ import torch
 
 from hvd_cluster.torch.buckets import plan_buckets
 from hvd_cluster.torch.gradient_layout import Gradient, fingerprint
+from hvd_cluster.torch.wire import gradient_dtype
 
 #: How many parameters an error names.
 _MAX_NAMED = 5
@@ -104,12 +105,13 @@ class ParameterIndex:
         devices = list(dict.fromkeys(parameter.device for parameter in self.parameters))
         return plan_buckets(
             order,
-            [parameter.numel() * parameter.element_size() for parameter in self.parameters],
-            [(parameter.dtype, devices.index(parameter.device)) for parameter in self.parameters],
+            [parameter.numel() * gradient_dtype(parameter).itemsize for parameter in self.parameters],
+            [(gradient_dtype(parameter), devices.index(parameter.device)) for parameter in self.parameters],
             self._groups,
             threshold_bytes,
         )
 
 
 def _spec(parameter: torch.Tensor) -> str:
-    return f"{str(parameter.dtype).removeprefix('torch.')} {list(parameter.shape)}"
+    own, gradient = (str(dtype).removeprefix("torch.") for dtype in (parameter.dtype, gradient_dtype(parameter)))
+    return f"{own} {list(parameter.shape)}" + (f" with gradients of {gradient}" if gradient != own else "")

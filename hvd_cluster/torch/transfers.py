@@ -131,7 +131,7 @@ class Transfers:
         """
         config = self._config
         votes, is_used = _votes(parameters, config.op) if asks_who else (None, lambda: [True] * len(parameters))
-        gradients = [_dense(parameter) if is_wanted else torch.zeros_like(parameter) for parameter in parameters]
+        gradients = [_dense(parameter) if is_wanted else wire.empty(parameter) for parameter in parameters]
         # A compression that only converts is left to the engine, which converts while it copies.
         wire_dtype = wire_of(config.compression)
         compression = config.compression if wire_dtype is None else Compression.none
@@ -261,7 +261,7 @@ class Transfers:
 def _dense(parameter: torch.Tensor) -> torch.Tensor:
     gradient = parameter.grad
     if gradient is None:
-        gradient = torch.zeros_like(parameter, requires_grad=False)
+        gradient = wire.empty(parameter)
         if parameter.requires_grad:
             parameter.grad = gradient
     elif gradient.is_sparse:

@@ -97,10 +97,16 @@ def decompress_sparse(gradient: torch.Tensor, compression: type[Compressor], con
     return torch.sparse_coo_tensor(gradient._indices(), values, gradient.shape, check_invariants=False)
 
 
-def empty(parameter: torch.Tensor, sparse_dim: int) -> torch.Tensor:
+def gradient_dtype(parameter: torch.Tensor) -> torch.dtype:
+    """The dtype of a parameter's gradients; newer versions of torch let it differ from that of the parameter."""
+    return getattr(parameter, "grad_dtype", None) or parameter.dtype
+
+
+def empty(parameter: torch.Tensor, sparse_dim: int = 0) -> torch.Tensor:
     """A gradient of zeros: dense, or sparse without entries if ``sparse_dim`` is not 0."""
+    dtype = gradient_dtype(parameter)
     if not sparse_dim:
-        return torch.zeros_like(parameter)
+        return torch.zeros_like(parameter, dtype=dtype, requires_grad=False)
     indices = torch.zeros(sparse_dim, 0, dtype=torch.int64, device=parameter.device)
-    values = torch.zeros(0, *parameter.shape[sparse_dim:], dtype=parameter.dtype, device=parameter.device)
+    values = torch.zeros(0, *parameter.shape[sparse_dim:], dtype=dtype, device=parameter.device)
     return torch.sparse_coo_tensor(indices, values, parameter.shape, is_coalesced=True, check_invariants=False)

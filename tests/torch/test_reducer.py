@@ -648,6 +648,31 @@ def test_optimizers_over_different_parameters_are_an_error_not_a_stall(two: Any)
     assert two(fn) == [2.0] * 2
 
 
+@pytest.mark.skipif(not hasattr(torch.Tensor, "grad_dtype"), reason="gradients have the dtype of their parameter")
+@pytest.mark.parametrize("is_frozen", [False, True])
+def test_gradients_of_another_dtype_than_their_parameter_are_reduced(two: Any, is_frozen: bool) -> None:
+    def fn(hvd: Any) -> Any:
+        half, never = [torch.nn.Parameter(torch.ones(3, dtype=torch.bfloat16)) for _ in range(2)]
+        parameters = [half, never, *scalars(1)]
+        for parameter in (half, never):
+            parameter.grad_dtype = torch.float32
+        optimizer = torch.optim.SGD(parameters, lr=0.25)
+        hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+        optimizer = hvd.DistributedOptimizer(optimizer, named(parameters))
+        for step in range(4):
+            optimizer.zero_grad()
+            half.requires_grad_(not (is_frozen and step > 0 and hvd.rank() == 1))
+            loss = parameters[2].sum()
+            if hvd.rank() == 0 or step == 1:
+                loss = loss + half.float().sum()
+            loss.backward()
+            optimizer.step()
+        return [str(parameter.grad.dtype) for parameter in parameters], half.tolist()
+
+    average = [1.0 - 0.25 * (0.5 * 4 + 0.5 * (not is_frozen))] * 3
+    assert two(fn) == [(["torch.float32"] * 3, average)] * 2
+
+
 def test_an_optimizer_that_is_gone_sends_nothing(two: Any) -> None:
     def fn(hvd: Any) -> list[float]:
         parameters = scalars(1, 0.0)
