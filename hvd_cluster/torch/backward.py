@@ -110,6 +110,7 @@ class GradientHooks:
         #: True once :meth:`attach` was called.
         self.is_attached = False
         self._handles: list[Any] = []
+        weakref.finalize(self, _remove, self._handles).atexit = False
         self._ids: set[int] = set()
         #: Living hooks of other optimizers that have some of these parameters too.
         self._rivals: weakref.WeakSet[GradientHooks] = weakref.WeakSet()
@@ -196,6 +197,12 @@ def _on_gradient(hooks: Callable[[], GradientHooks | None], number: int, paramet
     if this is not None:
         last = next(reversed(parameter._post_accumulate_grad_hooks.values()))
         this.on_gradient(number, parameter, is_last_hook=getattr(last, "func", None) is _on_gradient)
+
+
+def _remove(handles: list[Any]) -> None:
+    """Remove the hooks of a deleted optimizer, whose parameters may live on."""
+    for handle in handles:
+        handle.remove()
 
 
 def _at_end_of_pass(hooks: Callable[[], GradientHooks | None], is_nested: bool) -> None:

@@ -673,6 +673,21 @@ def test_gradients_of_another_dtype_than_their_parameter_are_reduced(two: Any, i
     assert two(fn) == [(["torch.float32"] * 3, average)] * 2
 
 
+def test_a_deleted_optimizer_leaves_no_hooks_on_its_parameters(two: Any) -> None:
+    def fn(hvd: Any) -> list[int]:
+        parameters = scalars(2)
+        counts = []
+        for _ in range(3):
+            optimizer = hvd.DistributedOptimizer(torch.optim.SGD(parameters, lr=1.0), named(parameters))
+            optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(1))]})
+            counts.append(len(parameters[0]._post_accumulate_grad_hooks))
+            del optimizer
+        counts.append(len(parameters[0]._post_accumulate_grad_hooks))
+        return counts
+
+    assert two(fn) == [[1, 1, 1, 0]] * 2
+
+
 def test_an_optimizer_that_is_gone_sends_nothing(two: Any) -> None:
     def fn(hvd: Any) -> list[float]:
         parameters = scalars(1, 0.0)
