@@ -8,7 +8,7 @@ sum and not a broadcast so that it works with ranks that have joined: the sum sh
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -74,7 +74,7 @@ def fingerprint(texts: Sequence[str]) -> int:
     return int.from_bytes(digest[:5], "big")
 
 
-def agree_on_layout(
+def begin_layout(
     gradients: Sequence[Gradient | None],
     unfrozen: Collection[int],
     buckets: Sequence[Sequence[int]],
@@ -84,8 +84,8 @@ def agree_on_layout(
     spec_fingerprints: Sequence[int],
     process_set: ProcessSet,
     is_last: bool,
-) -> GradientLayout:
-    """Combine what the ranks of ``process_set`` know; blocks until all of them have called this.
+) -> Callable[[], GradientLayout]:
+    """Combine what the ranks of ``process_set`` know.
 
     Args:
         gradients: what this rank has, for each parameter in the common order; None for no gradient.
@@ -97,9 +97,10 @@ def agree_on_layout(
         process_set: the ranks that take part.
         is_last: this rank has called ``step()`` and finds no further gradients in this step.
 
-    Raises:
-        ValueError: the parameters have different names on some ranks; raised on all ranks.
-        HorovodInternalError: the ranks have different numbers of parameters, or the world has ended.
+    Returns:
+        A function that waits until all of them have called this, and gives the layout. After an exception of a signal
+        handler it may be called again. It raises ValueError on all ranks if the parameters have different names on
+        some, and HorovodInternalError if the ranks have different numbers of parameters, or the world has ended.
     """
     is_first = member_index(process_set) == 0
     table = _table(gradients, unfrozen, buckets if is_first else (), spec_fingerprints)
@@ -114,14 +115,18 @@ def agree_on_layout(
         finish=lambda results: results[0],
         is_waited_for=True,
     )
-    result: list[list[int]] = handle.wait().tolist()
-    head, table = result[0], [row[_HEAD:] for row in result[1:]]
-    if head[_FINGERPRINT] != head[_PRESENT] * names_fingerprint:
-        raise ValueError(
-            "the parameters of a DistributedOptimizer have different names on different ranks: make the same "
-            "optimizers over the same model on all ranks, and step them in the same order"
-        )
-    return _decoded(head, table, spec_fingerprints, num_members(process_set))
+
+    def layout() -> GradientLayout:
+        result: list[list[int]] = handle.wait().tolist()
+        head, table = result[0], [row[_HEAD:] for row in result[1:]]
+        if head[_FINGERPRINT] != head[_PRESENT] * names_fingerprint:
+            raise ValueError(
+                "the parameters of a DistributedOptimizer have different names on different ranks: make the same "
+                "optimizers over the same model on all ranks, and step them in the same order"
+            )
+        return _decoded(head, table, spec_fingerprints, num_members(process_set))
+
+    return layout
 
 
 def _table(

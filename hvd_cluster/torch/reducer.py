@@ -27,10 +27,10 @@ from hvd_cluster.engine.reduction_config import ReductionConfig
 from hvd_cluster.engine.request import ReduceOp
 from hvd_cluster.errors import GradientChangedError, HorovodInternalError
 from hvd_cluster.monitor.step_clock import step_clock
-from hvd_cluster.settings import Settings
 from hvd_cluster.torch import remedies, wire
+from hvd_cluster.torch.agreement import Agreement
 from hvd_cluster.torch.backward import GradientHooks, in_checkpoint
-from hvd_cluster.torch.gradient_layout import GradientLayout, agree_on_layout
+from hvd_cluster.torch.gradient_layout import GradientLayout
 from hvd_cluster.torch.parameter_index import ParameterIndex
 from hvd_cluster.torch.plan import Plan
 from hvd_cluster.torch.step import Step
@@ -38,6 +38,8 @@ from hvd_cluster.torch.transfers import GradientVersion, is_sum
 
 #: Reductions that change a gradient which is equal on all ranks.
 _NOT_TWICE = (ReduceOp.SUM, ReduceOp.PRODUCT)
+#: Errors after which nothing of a step is in flight.
+_ENDS_STEP = (HorovodInternalError, GradientChangedError, ValueError, AssertionError)
 
 
 class GradientReducer:
@@ -64,6 +66,7 @@ class GradientReducer:
         self._is_sparse_only = is_sparse_only
         self._hooks = GradientHooks(self)
         self._step = Step(self.index, config, is_sparse_only, passes_per_step, self._hooks.streams)
+        self._agreement = Agreement(self.index, config, self._hooks.number)
         self._engine: Callable[[], Engine | None] = lambda: None
         #: Not all ranks were at the end of the step when they last agreed, so they agree again there.
         self._needs_layout = False
@@ -117,6 +120,7 @@ class GradientReducer:
             self._refuse(twice, "had been reduced when parameters were added", "Add them after step().")
         self.index = ParameterIndex(self.index.named | names, self.index.groups)
         self._step = Step(self.index, self.config, self._is_sparse_only, self.passes_per_step, self._hooks.streams)
+        self._agreement = Agreement(self.index, self.config, self._hooks.number)
         self._repeated.clear()
         self.clear()
         if self.is_attached:
@@ -134,9 +138,14 @@ class GradientReducer:
         """Send what is missing, wait for everything, and leave the reduced gradients in place."""
         try:
             self.finish(is_over=True)
-        finally:
-            self.clear()
-            self._num_steps += 1
+        except _ENDS_STEP:  # and not what a signal handler raises: then the next call waits for the same requests
+            self._end_step()
+            raise
+        self._end_step()
+
+    def _end_step(self) -> None:
+        self.clear()
+        self._num_steps += 1
 
     def finish(self, *, is_over: bool = False) -> None:
         """Reduce the gradients so far.
@@ -155,6 +164,7 @@ class GradientReducer:
         self._require_unchanged()
         if self._is_reduced:
             return
+        self._versions.clear()
         try:
             self._send_rest(is_over=is_over)
         finally:
@@ -170,6 +180,7 @@ class GradientReducer:
         try:
             # If the world has ended, an elastic job continues with the state that is loaded now.
             with suppress(HorovodInternalError):
+                self._agreement.discard()
                 self._step.transfers.wait()
         finally:
             self.clear()
@@ -192,6 +203,7 @@ class GradientReducer:
                 self.reset()
             self._engine = weakref.ref(engine)
             self._step.agreed_plan = None
+            self._agreement.discard()
 
     def add_gradient(self, number: int, parameter: torch.Tensor) -> None:
         """The backward pass has accumulated the gradient of a parameter; the hooks call this under their lock.
@@ -307,24 +319,11 @@ class GradientReducer:
         Ranks may see new gradients at the ends of different backward passes, but all must agree equally often. So each
         rank continues to agree in ``step()`` until all ranks are there.
         """
-        step, plan, unknown = self._step, self._step.plan, None
+        step, plan = self._step, self._step.plan
         if plan is not None:
-            unknown = plan.unknown
             # Every rank makes these before it agrees. One that waits for them may need all others to repeat one.
             self._wait(excluding=step.not_due(sys.maxsize))
-        # Gradients that re-entrant checkpoints accumulate repeatedly are complete only at the end.
-        ready = sorted(step.ready, key=lambda number: number in self._repeated)
-        layout = agree_on_layout(
-            self.index.gradients(self.config.keeps_sparse, step.last_passes, step.ready),
-            self.index.unfrozen(range(len(self.index))),
-            self.index.assign_buckets(ready, Settings.from_env().fusion_threshold_bytes, unknown),
-            number=self._hooks.number,
-            names_fingerprint=self.index.fingerprint,
-            spec_fingerprints=self.index.spec_fingerprints,
-            process_set=self.config.process_set,
-            is_last=is_last,
-        )
-        self.index.require_equal_specs(layout.mismatched)
+        layout = self._agreement.reach(step, self._repeated, is_last=is_last)
         grown = Plan.of(layout, len(self.index)) if plan is None else plan.grown(layout)
         step.follow(grown, is_agreed=layout.is_complete)
         step.has_agreed = True

@@ -70,6 +70,8 @@ class Step:
         self.is_split = False
         #: By the name of a request: which parameters this rank sent, and whether it did so in ``step()``.
         self._identities: dict[str, tuple[int, bool]] = {}
+        #: By the name of a request that will be repeated, what the ranks have sent.
+        self._causes: dict[str, Handle] = {}
         self.clear()
 
     @property
@@ -103,6 +105,7 @@ class Step:
         self.sent_early.clear()
         self.is_split = False
         self._identities.clear()
+        self._causes.clear()
         self.passes_left = [self.passes_per_step] * len(self.index)
         for bucket in self.agreed_plan.buckets if self.agreed_plan is not None else ():
             bucket.is_sent = False
@@ -249,7 +252,7 @@ class Step:
         Raises:
             HorovodInternalError: the ranks disagree, or the job has ended.
         """
-        names = [name for name in self.transfers.names if name not in excluding]
+        names = [name for name in [*self._causes, *self.transfers.names] if name not in excluding]
         dues = self._dues() if names else {}
         in_flight = [(dues.get(name, inf), name) for name in names]
         try:
@@ -267,29 +270,39 @@ class Step:
             names, plan = list(self.transfers.mismatched), self.plan
             if not names or plan is None or not self._identities.keys() >= set(names):
                 raise
-            causes = [self._ask_why(name) for name in names]
-            buckets = {bucket.name: bucket for bucket in plan.buckets}
-            sparse = {self._name_of_sparse(number, plan): number for number in plan.sparse}
-            for name, cause in zip(names, causes, strict=True):
-                num_ranks, num_over, identities = cause.wait().tolist()
-                self.is_split |= 0 < num_over < num_ranks
-                differ = identities != num_ranks * self._identities[name][0]
-                if name in buckets:
-                    bucket = buckets[name]
-                    bucket.is_whole |= differ
-                    self._send(_repeated(name), bucket.members, is_wanted=is_wanted, asks_who=True)
-                else:
-                    number = sparse[name]
-                    if differ:
-                        plan.frozen_on_some.add(number)
-                    self.transfers.send_sparse(
-                        _repeated(name),
-                        self.index.parameters[number],
-                        plan.sparse[number],
-                        is_wanted=is_wanted,
-                        asks_who=True,
-                    )
+            for name in names:
+                self._causes[name] = self._ask_why(name)
+        if self._causes:
+            self._repeat(is_wanted)
             self.transfers.wait(excluding)
+
+    def _repeat(self, is_wanted: bool) -> None:
+        """Repeat the requests of which the ranks have sent different things, with all parameters."""
+        plan = self.plan
+        assert plan is not None
+        buckets = {bucket.name: bucket for bucket in plan.buckets}
+        sparse = {self._name_of_sparse(number, plan): number for number in plan.sparse}
+        for name, cause in list(self._causes.items()):
+            # Ctrl-C, or what a signal handler raises, ends only the wait: the next one continues here.
+            num_ranks, num_over, identities = cause.wait().tolist()
+            self.is_split |= 0 < num_over < num_ranks
+            differ = identities != num_ranks * self._identities[name][0]
+            if name in buckets:
+                bucket = buckets[name]
+                bucket.is_whole |= differ
+                self._send(_repeated(name), bucket.members, is_wanted=is_wanted, asks_who=True)
+            else:
+                number = sparse[name]
+                if differ:
+                    plan.frozen_on_some.add(number)
+                self.transfers.send_sparse(
+                    _repeated(name),
+                    self.index.parameters[number],
+                    plan.sparse[number],
+                    is_wanted=is_wanted,
+                    asks_who=True,
+                )
+            del self._causes[name]
 
     def _ask_why(self, name: str) -> Handle:
         """Add up over all ranks what they know about their requests of one name: (3,), int64."""

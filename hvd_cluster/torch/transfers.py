@@ -103,6 +103,8 @@ class Transfers:
         self._config = config
         self._is_sparse_only = is_sparse_only
         self._sent: list[_Sent] = []
+        #: The first error of a wait that an exception of a signal handler has ended.
+        self._error: HorovodInternalError | None = None
         #: Names of the requests that have failed because the ranks had sent different things; equal on all ranks.
         self.mismatched: list[str] = []
         #: Parameters whose gradients were changed or replaced while they were being reduced.
@@ -211,8 +213,8 @@ class Transfers:
         Raises:
             HorovodInternalError: the first error; raised when none of them is in flight any more.
         """
-        error: HorovodInternalError | None = None
-        self.mismatched = []
+        if self._error is None:
+            self.mismatched = []
         while sent := next((sent for sent in self._sent if sent.name not in excluding), None):
             try:
                 result = sent.wait()
@@ -220,16 +222,18 @@ class Transfers:
                     self._note_changes(sent)
                     self._write_back(sent, result)
             except HorovodInternalError as failure:
-                error = error or failure
-                if isinstance(failure, RanksDisagreeError):
+                self._error = self._error or failure
+                if isinstance(failure, RanksDisagreeError) and sent.name not in self.mismatched:
                     self.mismatched.append(sent.name)
             self._sent.remove(sent)
+        error, self._error = self._error, None
         if error is not None:
             raise error
 
     def clear(self) -> None:
         """Forget the requests in flight."""
         self._sent.clear()
+        self._error = None
         self.changed.clear()
 
     def _note_changes(self, sent: _Sent) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -686,6 +688,56 @@ def test_a_deleted_optimizer_leaves_no_hooks_on_its_parameters(two: Any) -> None
         return counts
 
     assert two(fn) == [[1, 1, 1, 0]] * 2
+
+
+@pytest.mark.parametrize("kind", ["first step", "short step", "frozen on one rank", "sparse"])
+def test_a_step_that_a_signal_handler_interrupts_can_be_repeated(two: Any, kind: str) -> None:
+    class Interruption(Exception):
+        pass
+
+    def interrupt(*_: object) -> None:
+        raise Interruption
+
+    def fn(hvd: Any) -> Any:
+        parameters = [torch.nn.Parameter(torch.zeros(3, 2)) for _ in range(2)]
+        optimizer = torch.optim.SGD(parameters, lr=1.0)
+        optimizer = hvd.DistributedOptimizer(optimizer, named(parameters), backward_passes_per_step=2)
+
+        def backward() -> None:
+            if kind == "sparse":
+                torch.nn.functional.embedding(torch.tensor([0, 1]), parameters[0], sparse=True).sum().backward()
+            (sum(parameter.sum() for parameter in parameters if parameter.requires_grad) * (hvd.rank() + 1)).backward()
+
+        if kind != "first step":
+            if kind == "frozen on one rank":
+                backward()
+            backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        if kind == "frozen on one rank":
+            parameters[1].requires_grad_(hvd.rank() == 1)
+        (sum(parameter.sum() for parameter in parameters if parameter.requires_grad) * (hvd.rank() + 1)).backward()
+        interruptions = 0
+        before = signal.signal(signal.SIGALRM, interrupt)
+        try:
+            if hvd.rank() == 1:
+                time.sleep(0.6)
+            else:
+                signal.setitimer(signal.ITIMER_REAL, 0.2)
+            for _ in range(2):
+                try:
+                    optimizer.step()
+                    break
+                except Interruption:
+                    interruptions += 1
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+        return interruptions, [p.tolist() for p in parameters]
+
+    (count, weights), (other, others) = two(fn)
+    assert (count, other) == (1, 0)
+    assert weights == others
 
 
 def test_an_optimizer_that_is_gone_sends_nothing(two: Any) -> None:
