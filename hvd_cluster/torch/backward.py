@@ -107,6 +107,8 @@ class GradientHooks:
         self._receiver = weakref.ref(receiver)
         #: Unique among the optimizers of this process.
         self.number = next(_numbers)
+        #: The thread that has made the optimizer.
+        self.maker = threading.get_ident()
         #: True once :meth:`attach` was called.
         self.is_attached = False
         self._handles: list[Any] = []

@@ -79,6 +79,7 @@ def begin_layout(
     unfrozen: Collection[int],
     buckets: Sequence[Sequence[int]],
     *,
+    name: str,
     number: int,
     names_fingerprint: int,
     spec_fingerprints: Sequence[int],
@@ -91,6 +92,7 @@ def begin_layout(
         gradients: what this rank has, for each parameter in the common order; None for no gradient.
         unfrozen: the parameters that require a gradient on this rank.
         buckets: this rank's proposal for the buckets; the first rank's is used.
+        name: matches the call with those of the other ranks.
         number: this rank's number for the optimizer; the first rank's is used.
         names_fingerprint: :func:`fingerprint` of this rank's names of the parameters.
         spec_fingerprints: the same for each parameter's shape and dtype on this rank.
@@ -109,7 +111,7 @@ def begin_layout(
         Kind.ALLREDUCE,
         [message],
         process_set=process_set,
-        name="DistributedOptimizer.layout",
+        name=name,
         in_place=True,
         op=ReduceOp.SUM,
         finish=lambda results: results[0],

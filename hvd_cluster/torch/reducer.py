@@ -66,7 +66,7 @@ class GradientReducer:
         self._is_sparse_only = is_sparse_only
         self._hooks = GradientHooks(self)
         self._step = Step(self.index, config, is_sparse_only, passes_per_step, self._hooks.streams)
-        self._agreement = Agreement(self.index, config, self._hooks.number)
+        self._agreement = Agreement(self.index, config, self._hooks.number, self._hooks.maker)
         self._engine: Callable[[], Engine | None] = lambda: None
         #: Not all ranks were at the end of the step when they last agreed, so they agree again there.
         self._needs_layout = False
@@ -120,7 +120,7 @@ class GradientReducer:
             self._refuse(twice, "had been reduced when parameters were added", "Add them after step().")
         self.index = ParameterIndex(self.index.named | names, self.index.groups)
         self._step = Step(self.index, self.config, self._is_sparse_only, self.passes_per_step, self._hooks.streams)
-        self._agreement = Agreement(self.index, self.config, self._hooks.number)
+        self._agreement = Agreement(self.index, self.config, self._hooks.number, self._hooks.maker)
         self._repeated.clear()
         self.clear()
         if self.is_attached:

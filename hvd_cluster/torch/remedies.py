@@ -21,6 +21,10 @@ TOO_MANY_PASSES = (
     "backward_passes_per_step (now {passes}) to accumulate gradients locally. If this was one backward pass, {name!r} "
     "is used in several re-entrant checkpoints: pass use_reentrant=False to them."
 )
+TWO_THREADS = (
+    "Two DistributedOptimizers are trained at the same time in two threads. Make each in the thread that trains it, "
+    "not in the one that has called hvd.init(), and pass named_parameters with different names."
+)
 TWO_OPTIMIZERS = (
     "{name!r} is a parameter of two DistributedOptimizers, and both would reduce its gradient. Pass it to one of them, "
     "or delete the one that is no longer used."

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import copy
+import threading
+import time
 import warnings
 from typing import Any
 
 import pytest
 import torch
 
-from hvd_cluster.errors import WorkerFailedError
+from hvd_cluster.errors import HorovodInternalError, WorkerFailedError
+from hvd_cluster.launch import local
 
 OPTIMIZERS = {
     "SGD": {"lr": 0.1, "momentum": 0.9, "nesterov": True},
@@ -458,6 +461,65 @@ def test_a_line_search_sees_loss_and_gradient_of_one_function(two: Any, options:
     for found, of_rank in two(fn):
         assert of_rank == pytest.approx(losses, rel=1e-3)
         torch.testing.assert_close(found, expected, rtol=1e-2, atol=1e-3)
+
+
+def test_optimizers_are_trained_in_several_threads(two: Any) -> None:
+    def fn(hvd: Any) -> Any:
+        results: dict[int, Any] = {}
+
+        def train(number: int) -> None:
+            try:
+                weight = torch.nn.Parameter(torch.zeros(3))
+                optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0), [(f"{number}.weight", weight)])
+                for _ in range(10):
+                    optimizer.zero_grad()
+                    time.sleep(0.002 * ((number + hvd.rank()) % 2))  # in another order on each rank
+                    (weight.sum() * (hvd.rank() + 1) * (number + 1)).backward()
+                    optimizer.step()
+                results[number] = weight.tolist()
+            except Exception as error:  # noqa: BLE001 - whatever it is, the test shows it
+                results[number] = repr(error)
+
+        threads = [threading.Thread(target=train, args=(number,)) for number in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return results
+
+    assert two(fn) == [{0: [-15.0] * 3, 1: [-30.0] * 3}] * 2
+
+
+def test_optimizers_of_two_threads_with_equal_names_are_an_error_on_all_ranks() -> None:
+    def fn() -> list[str]:
+        import hvd_cluster.torch as hvd
+
+        hvd.init()
+        errors = []
+
+        def train() -> None:
+            weight = torch.nn.Parameter(torch.zeros(3))
+            optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0), [("weight", weight)])
+            ready.wait()
+            try:
+                weight.sum().backward()
+                optimizer.step()
+            except (ValueError, HorovodInternalError) as error:
+                errors.append(str(error))
+
+        threads = [threading.Thread(target=train) for _ in range(2)]
+        ready = threading.Barrier(2)
+        if hvd.rank() == 1:
+            time.sleep(1.0)  # so that both requests of rank 0 meet
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return errors
+
+    for errors in local.run(fn, num_proc=2, env={"OMP_NUM_THREADS": "1"}):
+        assert len(errors) == 2
+        assert any("Make each in the thread that trains it" in error for error in errors)
 
 
 def test_two_optimizers_in_one_program_do_not_meet(two: Any) -> None:
