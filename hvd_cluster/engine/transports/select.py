@@ -125,7 +125,8 @@ class TransportTable:
         if len(ranks) == 1 or world.client is None:
             return AloneTransport(torch.device("cpu"), ranks[0])
         if self._host is not None and set(ranks) <= set(world.tree_position.host_ranks):
-            if self._host.transport is not None and len(ranks) == world.topology.size:
+            # Not for a group with the same ranks in another order: places and shares go by the order.
+            if self._host.transport is not None and ranks == self._host.transport.ranks:
                 return self._host.transport
             shared = self._shm(world.client, process_set_id, ranks)
             if shared is not None:

@@ -43,6 +43,24 @@ def test_subgroups_and_the_default_group_at_once(four: Any) -> None:
     ]
 
 
+def test_a_group_that_permutes_all_ranks_uses_its_own_order(pair: Any) -> None:
+    def fn(dist: Any, gloo: Any) -> Any:
+        import torch
+
+        rank = dist.get_rank()
+        group = dist.new_group([1, 0], sort_ranks=False)
+        gathered, share, exchanged = torch.zeros(2), torch.zeros(1), torch.zeros(2)
+        dist.all_gather_into_tensor(gathered, torch.tensor([float(rank)]), group=group)
+        dist.reduce_scatter_tensor(share, torch.tensor([10.0, 20.0]), group=group)
+        dist.all_to_all_single(exchanged, torch.tensor([0.0, 1.0]) + 10 * rank, group=group)
+        sent = torch.tensor([float(rank)])
+        dist.broadcast(sent, group_src=0, group=group)
+        dist.destroy_process_group(group)
+        return gathered.tolist(), share.item(), exchanged.tolist(), sent.item()
+
+    assert pair(fn) == [([1.0, 0.0], 40.0, [11.0, 1.0], 1.0), ([1.0, 0.0], 20.0, [10.0, 0.0], 1.0)]
+
+
 def test_ranks_may_start_calls_of_different_groups_in_different_orders(pair: Any) -> None:
     def fn(dist: Any, gloo: Any) -> Any:
         import torch
