@@ -21,6 +21,7 @@ from hvd_cluster.torch.distributed.sparse import sum_sparse
 from hvd_cluster.torch.distributed.tensors import (
     ListTarget,
     Target,
+    elements_by_rank,
     in_bytes,
     joined,
     metas,
@@ -73,9 +74,14 @@ class HvdProcessGroup(NamedGroup):
     def allreduce(self, tensors: Any, opts: Any = None) -> dist.Work:
         opts = options(opts, c10d.AllreduceOptions)
         tensors = listed(tensors)
-        if tensors[0].is_sparse:
-            call, add_up = sum_sparse(self._calls, self.size(), tensors[0], opts.reduceOp)
-            return self._keep(HandleWork(call.handle, tensors, call=call, finish=add_up))
+        if any(tensor.is_sparse for tensor in tensors):
+            dense = [tensor for tensor in tensors if not tensor.is_sparse]
+            works = [self.allreduce(dense, opts)] if dense else []
+            for tensor in tensors:
+                if tensor.is_sparse:
+                    summed = sum_sparse(self._calls, self.size(), tensor, opts.reduceOp, opts.timeout)
+                    works.append(self._keep(summed))
+            return AllOf(works) if len(works) > 1 else works[0]
         targets = [Target(tensor, is_read=True) for tensor in tensors]
         how = reduction_of(opts.reduceOp, tensors[0].dtype)
         flat = real([target.flat for target in targets])
@@ -261,24 +267,15 @@ class HvdProcessGroup(NamedGroup):
         input_split_sizes: list[int],
         opts: Any = None,
     ) -> dist.Work:
-        sizes, expected = self._elements(input, input_split_sizes), self._elements(output, output_split_sizes)
+        sizes, expected = (
+            elements_by_rank(tensor, rows, self.size())
+            for tensor, rows in ((input, input_split_sizes), (output, output_split_sizes))
+        )
         if input.dtype != output.dtype:
             raise ValueError(f"all_to_all: Invalid tensor type: {output.dtype} receives {input.dtype}")
         return self._exchange(source(input), [output], sizes, expected, options(opts, c10d.AllToAllOptions))
 
     all_to_all_single = alltoall_base
-
-    def _elements(self, tensor: torch.Tensor, rows: list[int]) -> list[int]:
-        """The elements of ``tensor`` for each rank; equally many if ``rows`` is empty."""
-        num_rows = tensor.shape[0] if tensor.dim() else 0
-        if not rows:
-            if num_rows % self.size():
-                raise ValueError("Tensor's dim 0 does not divide equally across group size")
-            rows = [num_rows // self.size()] * self.size()
-        if len(rows) != self.size() or sum(rows) != num_rows:
-            raise ValueError("Split sizes doesn't match total dim 0 size")
-        per_row = tensor.numel() // num_rows if num_rows else 0
-        return [count * per_row for count in rows]
 
     def _exchange(
         self,

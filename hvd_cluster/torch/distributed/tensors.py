@@ -126,3 +126,20 @@ def require_equal(tensors: Sequence[torch.Tensor], like: torch.Tensor, what: str
             raise ValueError(
                 f"{what}: Invalid tensor size: expected {times * like.numel()} elements, got {tuple(tensor.shape)}"
             )
+
+
+def elements_by_rank(tensor: torch.Tensor, rows: list[int], num_ranks: int) -> list[int]:
+    """The elements of ``tensor`` for each rank, of its rows for each; equally many if ``rows`` is empty.
+
+    Raises:
+        ValueError: the rows of the tensor are others, or cannot be divided equally.
+    """
+    num_rows = tensor.shape[0] if tensor.dim() else 0
+    if not rows:
+        if num_rows % num_ranks:
+            raise ValueError("Tensor's dim 0 does not divide equally across group size")
+        rows = [num_rows // num_ranks] * num_ranks
+    if len(rows) != num_ranks or sum(rows) != num_rows:
+        raise ValueError("Split sizes doesn't match total dim 0 size")
+    per_row = tensor.numel() // num_rows if num_rows else 0
+    return [count * per_row for count in rows]

@@ -571,6 +571,35 @@ def test_sparse_tensors_are_summed(pair: Any) -> None:
     assert pair(fn) == [[[2.0, 4.0], [3.0, 4.0], [3.0, 4.0], [0.0, 0.0]]] * 2
 
 
+def test_sparse_tensors_are_summed_together_with_others_in_one_call(pair: Any) -> None:
+    def fn(dist: Any, gloo: Any) -> Any:
+        import torch
+
+        rank = dist.get_rank()
+        one, other = (torch.sparse_coo_tensor([[rank, 2]], [factor, factor], (3,)) for factor in (1.0, 10.0))
+        dense = torch.ones(2)
+        dist.all_reduce_coalesced([one, dense, other])
+        with dist._coalescing_manager():
+            dist.all_reduce(one)
+            dist.all_reduce(other)
+        return one.to_dense().tolist(), other.to_dense().tolist(), dense.tolist()
+
+    assert pair(fn) == [([2.0, 2.0, 4.0], [20.0, 20.0, 40.0], [2.0, 2.0])] * 2
+
+
+def test_means_of_sparse_integers_are_rounded_as_those_of_dense_ones(pair: Any) -> None:
+    def fn(dist: Any, gloo: Any) -> Any:
+        import torch
+
+        sparse = torch.sparse_coo_tensor([[0, 1, 2]], [1, -4, -1 - 2 * dist.get_rank()], (4,))
+        dense = sparse.to_dense()
+        dist.all_reduce(sparse, dist.ReduceOp.AVG)
+        dist.all_reduce(dense, dist.ReduceOp.AVG)
+        return sparse.to_dense().tolist(), dense.tolist()
+
+    assert pair(fn) == [([1, -4, -2, 0], [1, -4, -2, 0])] * 2
+
+
 def test_ranks_that_sum_sparse_tensors_of_different_shapes_or_otherwise_are_an_error(pair: Any) -> None:
     def fn(dist: Any, gloo: Any) -> list[str]:
         import torch
