@@ -29,9 +29,9 @@ def frame():
     return pd.DataFrame({"x": list(x), "y": (x @ np.arange(5)).astype("float32")})
 
 
-def fit(frame, backend, communication, make=None, **params):
+def fit(frame, backend, communication, make=None, net=None, **params):
     torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 1))
+    net = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 1)) if net is None else net()
     given = {
         "loss": F.mse_loss,
         "feature_cols": ["x"],
@@ -124,6 +124,25 @@ def test_what_an_approximation_leaves_out_is_sent_later(frame, two_workers):
     first, last = (exact.getHistory()[index]["train"]["loss"] for index in (0, -1))
     assert approximate.getHistory()[-1]["train"]["loss"] == pytest.approx(last, abs=0.1 * (first - last))
     assert not torch.equal(*(model.getModel().state_dict()["0.weight"] for model in (approximate, exact)))
+
+
+class Spectral(nn.Module):
+    """Has a complex parameter and a scalar one."""
+
+    def __init__(self):
+        super().__init__()
+        self.spectrum = nn.Parameter(torch.randn(3, dtype=torch.cfloat))
+        self.scale = nn.Parameter(torch.tensor(0.5))
+        self.last = nn.Linear(5, 1)
+
+    def forward(self, x):
+        return self.last(torch.fft.irfft(torch.fft.rfft(x) * self.spectrum, n=5)) * self.scale
+
+
+def test_complex_and_scalar_gradients_are_approximated_too(frame, two_workers):
+    full = PowerSGD(rank=8, start_step=2, min_compression_rate=0.01)
+    expected = fit(frame, two_workers, "every_step", sgd(0.01), net=Spectral)
+    assert_same(fit(frame, two_workers, full, sgd(0.01), net=Spectral), expected, atol=1e-5)
 
 
 LOW_RANK = PowerSGD(rank=1, start_step=2, min_compression_rate=1)

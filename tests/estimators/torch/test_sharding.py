@@ -40,6 +40,16 @@ class Words(nn.Module):
         return self.last(x) + self.table(x.long().clamp(0, 9)).mean()
 
 
+class WithParameter(nn.Module):
+    def __init__(self, value):
+        super().__init__()
+        self.last = nn.Linear(3, 1)
+        self.own = nn.Parameter(value)
+
+    def forward(self, x):
+        return self.last(x) * self.own.abs().sum()
+
+
 def mixed():
     return nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 1).double())
 
@@ -59,12 +69,28 @@ def mixed():
         ({"sharding": FSDP2(wrap="Sequential"), "net": nn.Sequential(mixed())}, "parameters of 0 together"),
         ({"sharding": "fsdp2", "optimizer": torch.optim.Adafactor}, "Adafactor .* use sharding='zero1'"),
         ({"sharding": "fsdp2", "optimizer": torch.optim.Rprop}, "Rprop .* use sharding='zero1'"),
+        ({"sharding": "fsdp2", "net": WithParameter(torch.tensor(1.0))}, r"give own the shape \(1,\)"),
+        ({"sharding": "fsdp2", "net": WithParameter(torch.ones(2) * 1j)}, r"own is complex: .*view_as_complex\(\)"),
     ],
 )
 def test_wrong_combinations_name_the_remedy(frame, tmp_path, params, text):
     with pytest.raises(ValueError, match=text):
         estimator(str(tmp_path), **params).fit(frame)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch 2.9 first has Muon")
+def test_muon_needs_whole_matrices(frame, tmp_path):
+    net = nn.Linear(3, 1, bias=False)
+    with pytest.raises(ValueError, match="Muon .* use sharding='zero1'"):
+        estimator(str(tmp_path), net, sharding="fsdp2", optimizer=torch.optim.Muon).fit(frame)
+
+
+def test_frozen_complex_parameters_are_allowed():
+    net = WithParameter(torch.ones(2) * 1j).requires_grad_(False)
+    params = {"sharding": FSDP2(min_num_params=1)}
+    wrong = wrong_sharding(params.get, net, lambda _: ("",))
+    assert not any("complex:" in text for text in wrong)
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,8 @@ from hvd_cluster.estimators.torch.strategies.communication import PowerSGD
 from hvd_cluster.estimators.torch.strategies.fsdp2 import CONTAINERS, FSDP2
 
 _APART = "sharding=FSDP2(wrap=...) with the classes of modules that have parameters of one dtype each"
-#: Optimizers of torch whose first step fails on a DTensor: it changes norms or signs in place.
-_WHOLE_ONLY = ("Adafactor", "Rprop")
+#: Optimizers of torch whose first step fails on a DTensor: it changes norms or signs in place, or needs whole matrices.
+_WHOLE_ONLY = ("Adafactor", "Muon", "Rprop")
 
 
 def wrong_sharding(
@@ -148,6 +148,7 @@ def _wrong_for_fsdp2(config: FSDP2, model: nn.Module, outer_names: Callable[[nn.
         outer = outer_names(model)
         if is_lazy(model):
             return wrong
+        wrong += _indivisible(model)
         names = config.wrapped(model)
     except ValueError as error:
         return [*wrong, str(error)]
@@ -156,6 +157,20 @@ def _wrong_for_fsdp2(config: FSDP2, model: nn.Module, outer_names: Callable[[nn.
         wrong.append(
             "sharding: activation_checkpointing has no effect, because no module of the model is wrapped: give "
             f"FSDP2(wrap=...), or a min_num_params below {config.min_num_params}"
+        )
+    return wrong
+
+
+def _indivisible(model: nn.Module) -> list[str]:
+    """Mistakes in the parameters of ``model``, whose modules ``fully_shard`` wraps."""
+    wrong = []
+    if scalars := [name for name, one in model.named_parameters() if not one.dim()]:
+        wrong.append(f"sharding='fsdp2' cannot divide scalars: give {', '.join(scalars)} the shape (1,)")
+    # torch's optimizers see the parts of a complex parameter as real numbers, except in a DTensor.
+    if complex_ones := [name for name, one in model.named_parameters() if one.is_complex() and one.requires_grad]:
+        wrong.append(
+            f"sharding='fsdp2' does not train complex parameters as other fits do, and {', '.join(complex_ones)} is "
+            "complex: keep the real and the imaginary part in a real parameter, and use torch.view_as_complex()"
         )
     return wrong
 

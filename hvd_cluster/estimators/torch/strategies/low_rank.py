@@ -93,10 +93,10 @@ class _Bucket:
         return self._index == self._count - 1
 
     def buffer(self) -> torch.Tensor:
-        return self._buffer
+        return _real(self._buffer).view(-1)
 
     def gradients(self) -> list[torch.Tensor]:
-        return self._parts
+        return [_real(part) for part in self._parts]
 
     def fill(self) -> None:
         """Copy the gradients here; zeros for parameters without one.
@@ -118,6 +118,12 @@ class _Bucket:
                 parameter.grad = part.clone()
             else:
                 parameter.grad.copy_(part)
+
+
+def _real(tensor: torch.Tensor) -> torch.Tensor:
+    """The memory of ``tensor`` as the hook takes it: real numbers, in at least one dimension."""
+    parts = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    return parts if parts.dim() else parts.view(1)
 
 
 class ReducesBeforeSteps(Wrapper):
