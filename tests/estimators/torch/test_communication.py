@@ -149,6 +149,39 @@ LOW_RANK = PowerSGD(rank=1, start_step=2, min_compression_rate=1)
 
 
 @pytest.mark.parametrize("communication", [LocalSGD(every=3), DiLoCo(every=3), LOW_RANK])
+def test_parameters_that_a_callback_unfreezes_are_exchanged(frame, two_workers, communication):
+    def half_frozen():
+        net = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 1))
+        net[0].requires_grad_(False)
+        return net
+
+    def unfreeze(record, model):
+        import hvd_cluster.torch as hvd
+
+        model[0].requires_grad_(True)
+        first, second = hvd.allgather(model[0].weight.detach()[None])
+        record["equal"] = bool(torch.equal(first, second))
+        record["weight"] = float(first[0, 0])
+
+    history = fit(frame, two_workers, communication, net=half_frozen, callbacks=[unfreeze]).getHistory()
+    assert [record["equal"] for record in history] == [True] * 3
+    assert history[1]["weight"] != history[0]["weight"]
+
+
+@pytest.mark.parametrize("communication", [LocalSGD(every=3), DiLoCo(every=3), LOW_RANK])
+def test_parameters_that_a_callback_freezes_do_not_move(frame, two_workers, communication):
+    def freeze(record, model):
+        if record["epoch"] == 0:
+            model[0].requires_grad_(False)
+        record["weights"] = [model[index].weight.flatten().tolist() for index in (0, 2)]
+
+    history = fit(frame, two_workers, communication, callbacks=[freeze]).getHistory()
+    frozen, trained = zip(*(record["weights"] for record in history), strict=True)
+    assert frozen[0] == frozen[1] == frozen[2]
+    assert trained[0] != trained[1]
+
+
+@pytest.mark.parametrize("communication", [LocalSGD(every=3), DiLoCo(every=3), LOW_RANK])
 def test_a_run_that_was_interrupted_ends_with_the_same_weights(frame, two_workers, tmp_path, communication):
     """Adam's state differs between the ranks."""
 

@@ -20,9 +20,9 @@ class LowRank(Replicated):
     """As :class:`Replicated`, with approximations of the gradients."""
 
     def _distributed(self, base: torch.optim.Optimizer, model: torch.nn.Module, hvd: Collectives) -> Any:
-        trained = [one for group in base.param_groups for one in group["params"] if one.requires_grad]
+        parameters = [one for group in base.param_groups for one in group["params"]]
         optimizer = wrap(base, ReducesBeforeSteps)
-        optimizer.exchange = LowRankGradients(self._spec.communication, trained, hvd.rank())
+        optimizer.exchange = LowRankGradients(self._spec.communication, parameters, hvd.rank())
         return optimizer
 
 
@@ -31,15 +31,16 @@ class LowRankGradients(Exchange):
 
     Args:
         config: of the approximation.
-        parameters: those that have gradients, in the same order on all ranks.
+        parameters: in the same order on all ranks. Those that require a gradient take part; a fit may freeze and
+            unfreeze them.
         rank: this one.
     """
 
     def __init__(self, config: PowerSGD, parameters: Sequence[Any], rank: int) -> None:
-        by_kind: dict[tuple[torch.dtype, torch.device], list[Any]] = {}
-        for parameter in parameters:
-            by_kind.setdefault((parameter.dtype, parameter.device), []).append(parameter)
-        self._buckets = [_Bucket(index, each, len(by_kind)) for index, each in enumerate(by_kind.values())]
+        self._parameters = list(parameters)
+        #: Which of them are in the buckets.
+        self._trained: list[bool] = []
+        self._buckets: list[_Bucket] = []
         self._own_error = f"error-{rank}"
         self._hook = PowerSGDState(
             process_group=None,
@@ -55,24 +56,41 @@ class LowRankGradients(Exchange):
 
     def reduce(self) -> None:
         """Every rank takes part."""
+        self._fit_buckets()
         for bucket in self._buckets:
             bucket.fill()
             powerSGD_hook(self._hook, bucket).wait()
             bucket.return_means()
 
+    def _fit_buckets(self) -> None:
+        """Have the parameters in the buckets that require a gradient now; errors of others do not fit any more."""
+        trained = [one.requires_grad for one in self._parameters]
+        if trained == self._trained:
+            return
+        self._trained = trained
+        by_kind: dict[tuple[torch.dtype, torch.device], list[Any]] = {}
+        for parameter in self._parameters:
+            if parameter.requires_grad:
+                by_kind.setdefault((parameter.dtype, parameter.device), []).append(parameter)
+        self._buckets = [_Bucket(index, each, len(by_kind)) for index, each in enumerate(by_kind.values())]
+        for own in self._tensors.values():
+            own.clear()
+
     def state(self) -> dict[str, torch.Tensor]:
         found = {f"{kind}.{index}": one for kind, own in self._tensors.items() for index, one in own.items()}
-        return {**found, "step": torch.tensor(self._hook.iter)}
+        return {**found, "step": torch.tensor(self._hook.iter), "trained": torch.tensor(self._trained)}
 
     def needs(self, name: str) -> bool:
         return not name.startswith("error-") or name.startswith(f"{self._own_error}.")
 
     def load(self, state: dict[str, torch.Tensor]) -> None:
+        self._fit_buckets()
+        fits = "trained" in state and state["trained"].tolist() == self._trained
         for name, tensor in state.items():
             kind, _, index = name.partition(".")
             if kind == "step":
                 self._hook.iter = int(tensor)
-            else:
+            elif fits and kind != "trained":
                 self._tensors[kind][int(index)] = tensor.to(self._buckets[int(index)].buffer().device)
 
 

@@ -33,12 +33,24 @@ class Rounds(PeriodicModelAverager, Exchange):
 
     Args:
         every: steps of a round.
-        parameters: equal on all ranks.
+        parameters: equal on all ranks. Those that require a gradient take part; a fit may freeze and unfreeze them.
     """
 
     def __init__(self, every: int, parameters: Sequence[torch.Tensor]) -> None:
         super().__init__(period=every, warmup_steps=every - 1)  # the first mean after that many steps
         self._parameters: list[Any] = list(parameters)
+        #: The positions of those that steps of this round have trained.
+        self._trained: set[int] = set()
+
+    def begin_step(self) -> None:
+        """A step begins: note what it trains."""
+        for index, parameter in enumerate(self._parameters):
+            if parameter.requires_grad and index not in self._trained:
+                self._trained.add(index)
+                self._begin_round(index)
+
+    def _begin_round(self, index: int) -> None:
+        """The parameter at ``index`` is about to be trained for the first time in this round."""
 
     def average_parameters(self, params: Any = None) -> None:
         """End the round if this was its last step."""
@@ -50,10 +62,12 @@ class Rounds(PeriodicModelAverager, Exchange):
         """End the round now; every rank takes part."""
         if self.step:
             self.step = 0
-            self._exchange()
+            self._exchange(sorted(self._trained))
+            self._trained.clear()
 
-    def _exchange(self) -> None:
-        average_parameters(iter(self._parameters), self.process_group)
+    def _exchange(self, trained: Sequence[int]) -> None:
+        if trained:
+            average_parameters(iter([self._parameters[index] for index in trained]), self.process_group)
 
 
 class OuterRounds(Rounds):
@@ -61,29 +75,34 @@ class OuterRounds(Rounds):
 
     def __init__(self, config: DiLoCo, parameters: Sequence[torch.Tensor]) -> None:
         super().__init__(config.every, parameters)
-        self._outer = [parameter.detach().clone() for parameter in self._parameters]
+        #: The parameters when the round began; empty for those that are not trained.
+        self._outer = [parameter.detach().new_empty(0) for parameter in self._parameters]
         self._optimizer = torch.optim.SGD(
             self._outer, config.outer_lr, momentum=config.outer_momentum, nesterov=config.outer_momentum > 0
         )
 
-    def _exchange(self) -> None:
-        super()._exchange()
+    def _begin_round(self, index: int) -> None:
+        self._outer[index].data = self._parameters[index].detach().clone()
+
+    def _exchange(self, trained: Sequence[int]) -> None:
+        super()._exchange(trained)
+        pairs = [(self._outer[index], self._parameters[index]) for index in trained]
         with torch.no_grad():
-            for outer, parameter in zip(self._outer, self._parameters, strict=True):
+            for outer, parameter in pairs:
                 outer.grad = outer - parameter
             self._optimizer.step()
-            for outer, parameter in zip(self._outer, self._parameters, strict=True):
+            for outer, parameter in pairs:
                 outer.grad = None
                 parameter.copy_(outer)
+        for index in set(range(len(self._outer))).difference(trained):  # they were frozen
+            self._outer[index].data = self._outer[index].new_empty(0)
+            self._optimizer.state.pop(self._outer[index], None)
 
     def state(self) -> dict[str, torch.Tensor]:
         entries = self._optimizer.state_dict()["state"].items()
         return {str(index): entry["momentum_buffer"] for index, entry in entries if "momentum_buffer" in entry}
 
     def load(self, state: dict[str, torch.Tensor]) -> None:
-        with torch.no_grad():
-            for outer, parameter in zip(self._outer, self._parameters, strict=True):
-                outer.copy_(parameter)
         entries = {int(index): {"momentum_buffer": buffer} for index, buffer in state.items()}
         self._optimizer.load_state_dict({**self._optimizer.state_dict(), "state": entries})
 
@@ -96,6 +115,7 @@ class TrainsApart(ReadyGradients):
     state_name: str
 
     def step(self, closure: Any = None) -> Any:
+        self.exchange.begin_step()
         loss = super().step(closure)
         self.exchange.average_parameters()
         return loss
@@ -103,8 +123,11 @@ class TrainsApart(ReadyGradients):
 
 def rounds_of(config: LocalSGD | DiLoCo, base: torch.optim.Optimizer, rank: int) -> Any:
     """The optimizer ``base`` of this rank, which trains in rounds."""
-    trained = [one for group in base.param_groups for one in group["params"] if one.requires_grad]
+    parameters = [one for group in base.param_groups for one in group["params"]]
     optimizer = wrap(base, TrainsApart)
     optimizer.state_name = f"{SHARED_NAME}-{rank}" if rank else SHARED_NAME
-    optimizer.exchange = OuterRounds(config, trained) if isinstance(config, DiLoCo) else Rounds(config.every, trained)
+    if isinstance(config, DiLoCo):
+        optimizer.exchange = OuterRounds(config, parameters)
+    else:
+        optimizer.exchange = Rounds(config.every, parameters)
     return optimizer
