@@ -206,8 +206,11 @@ class Request:
     is_ordered: bool = False
     #: Elements of the output from each rank of the process set; alltoall with outputs only.
     output_splits: tuple[int, ...] = ()
-    #: ``time.monotonic()`` when the world ends if other ranks still have not submitted it.
-    expires_s: float = math.inf
+    #: For how long this rank waits for other ranks to submit it too: then the world ends.
+    timeout_s: float = math.inf
+    #: ``time.monotonic()`` when the earlier request of its name was done for which it was held; the timeout counts from
+    #: then on, because all ranks hold it.
+    released_s: float = 0.0
     #: Returns the ``time.monotonic()`` since when a caller waits for it, or infinity; None if one always does.
     awaited_since: Callable[[], float] | None = None
 
@@ -215,6 +218,11 @@ class Request:
     def since_s(self) -> float:
         """Since when this rank waits for it; infinite while no caller does."""
         return self.submitted_s if self.awaited_since is None else max(self.submitted_s, self.awaited_since())
+
+    @property
+    def expires_s(self) -> float:
+        """``time.monotonic()`` when its timeout is over; infinite while no caller waits."""
+        return max(self.since_s, self.released_s) + self.timeout_s
 
     @property
     def key(self) -> Key:

@@ -137,8 +137,7 @@ class SubmissionQueue:
             if number >= 0:
                 self._numbers[family] = number + 1
             self._submitted.append(request)
-            if request.expires_s < self.expires_s:
-                self.expires_s = request.expires_s
+            self.expires_s = min(self.expires_s, request.submitted_s + request.timeout_s)
             self.submitter = threading.get_ident()
             if not (is_waited_for or request.is_ordered):
                 self.cycle_timer.start()
@@ -305,7 +304,8 @@ class SubmissionQueue:
             if waiting := self._held.get(key):
                 request = self._pending[key] = waiting.popleft()
                 self._submitted.append(request)
-                self.expires_s = min(self.expires_s, request.expires_s)
+                request.released_s = time.monotonic()
+                self.expires_s = min(self.expires_s, request.released_s + request.timeout_s)
                 self.is_urgent = True
                 self.wake()
                 if not waiting:
@@ -316,13 +316,15 @@ class SubmissionQueue:
         if now_s < self.expires_s:
             return None
         with self._lock:
-            pending = self._pending.values()
-            overdue = next((request for request in pending if request.expires_s <= now_s), None)
-            self.expires_s = min((request.expires_s for request in pending), default=math.inf)
-        if overdue is None:
-            return None
-        waited_s = now_s - overdue.submitted_s
-        return f"{waited_s:.0f} s, the timeout of the call, for other ranks to call {overdue.name}"
+            deadlines = [(request, request.expires_s) for request in self._pending.values()]
+            # One that no caller waits for may be waited for from now on.
+            earliest = (min(at_s, now_s + request.timeout_s) for request, at_s in deadlines)
+            self.expires_s = min(earliest, default=math.inf)
+        for request, at_s in deadlines:
+            if at_s <= now_s:
+                waited_s = now_s - at_s + request.timeout_s
+                return f"{waited_s:.0f} s, the timeout of the call, for other ranks to call {request.name}"
+        return None
 
     def withdraw(self, process_set_id: SetId) -> list[Request]:
         """Take the requests of a process set out of the pending ones."""

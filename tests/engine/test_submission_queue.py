@@ -1,5 +1,6 @@
 """What is handed to the engine, without ranks: nothing that was handed in is left without an answer."""
 
+import math
 import time
 from collections.abc import Iterator
 from select import poll
@@ -131,3 +132,31 @@ def test_an_operation_that_is_interrupted_before_it_is_handed_in_takes_no_number
     for _ in range(2):
         submissions.submit(unnamed(), is_waited_for=True)
     assert [request.name for request in submissions.take_submitted()] == ["noname.0", "noname.1"]
+
+
+def test_the_timeout_of_a_held_request_begins_when_the_earlier_one_is_done(submissions: SubmissionQueue) -> None:
+    requests = [_request("a") for _ in range(2)]
+    for request in requests:
+        request.is_ordered, request.timeout_s = True, 5.0
+        request.submitted_s -= 4.0
+        submissions.submit(request, is_waited_for=False)
+    submissions.begin([requests[0].key])
+    submissions.finish([requests[0].key])
+    now_s = time.monotonic()
+    assert submissions.take_overdue(now_s + 4.0) is None
+    text = submissions.take_overdue(now_s + 5.5)
+    assert text is not None
+    assert text.endswith("for other ranks to call a")
+
+
+def test_a_request_expires_only_while_a_caller_waits_for_it(submissions: SubmissionQueue) -> None:
+    since_s = time.monotonic()
+    request = _request("a")
+    request.timeout_s, request.awaited_since = 5.0, lambda: since_s
+    submissions.submit(request, is_waited_for=False)
+    begun_s, since_s = since_s, math.inf
+    assert submissions.take_overdue(begun_s + 6.0) is None
+    assert submissions.expires_s <= begun_s + 11.0
+    since_s = begun_s + 7.0
+    assert submissions.take_overdue(begun_s + 11.5) is None
+    assert submissions.take_overdue(begun_s + 12.5) is not None

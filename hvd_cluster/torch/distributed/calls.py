@@ -11,7 +11,6 @@ each of them costs a message up and down the tree.
 from __future__ import annotations
 
 import math
-import time
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -120,7 +119,6 @@ class OrderedCalls:
             )
         handle = Handle(engine.progress)
         name, what, number, labels = self._next(signature)
-        now_s = time.monotonic()
         request = Request(
             name,
             self._set_id,
@@ -130,12 +128,11 @@ class OrderedCalls:
             finish,
             handle,
             splits,
-            now_s,
             ready_event=recorded_event(inputs or outputs),
             labels=labels,
             output_splits=output_splits,
             is_ordered=True,
-            expires_s=now_s + timeout_s if timeout_s > 0 else math.inf,
+            timeout_s=timeout_s if timeout_s > 0 else math.inf,
             awaited_since=awaited_since,
         )
         return Call(engine.submit(request, is_waited_for=is_waited_for), what, number, self)
