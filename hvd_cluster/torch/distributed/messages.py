@@ -65,7 +65,7 @@ class Messages:
         return mailbox.receive(_Receive(tensor, Target(tensor), others))
 
     def receive_bytes(self, buffer: torch.Tensor, src: int, tag: int, awaited_since: Callable[[], float]) -> Handle:
-        """Receive into a flat buffer; the wait may take forever.
+        """Receive into a flat buffer; the timeout counts while a caller waits for the message.
 
         Args:
             buffer: gets the message.
@@ -99,7 +99,7 @@ class Messages:
             data,
             data,
             finish=lambda _: None if target is None else target.finish(),
-            timeout=timedelta(seconds=self.timeout_s if awaited_since is None else 0),
+            timeout=timedelta(seconds=self.timeout_s),
             awaited_since=awaited_since,
         ).handle
 

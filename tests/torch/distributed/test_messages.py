@@ -111,6 +111,36 @@ def test_a_receive_from_any_source_is_late_only_while_a_caller_waits_for_it() ->
     assert found == [1.0, 2.0]
 
 
+def test_a_receive_that_no_rank_sends_to_ends_the_world_after_the_timeout() -> None:
+    def fn(is_directed: bool) -> tuple[str, float]:
+        import time
+        from datetime import timedelta
+
+        import torch
+        import torch.distributed as dist
+
+        import hvd_cluster.torch  # noqa: F401 - registers the backend
+
+        dist.init_process_group("hvd", timeout=timedelta(seconds=4))
+        tensor = torch.ones(1)
+        if dist.get_rank() == 0:
+            dist.send(tensor, 1)
+            time.sleep(15)
+            return "", 0.0
+        dist.recv(tensor)
+        time.sleep(5)  # no receive waits meanwhile
+        work = dist.irecv(tensor, 0 if is_directed else None)
+        begun_s = time.monotonic()
+        while not work.is_completed() and time.monotonic() < begun_s + 9:
+            time.sleep(0.1)
+        return str(work.exception()), time.monotonic() - begun_s
+
+    for is_directed in (False, True):
+        text, waited_s = local.run(fn, (is_directed,), num_proc=2, env={"OMP_NUM_THREADS": "1"})[1]
+        assert "the timeout of the call, for other ranks to call" in text
+        assert 3 < waited_s < 8
+
+
 def test_a_batch_of_sends_and_receives(pair: Any) -> None:
     def fn(dist: Any, gloo: Any) -> float:
         import torch
