@@ -178,7 +178,6 @@ def _described(signature: Signature) -> str:
     details: Sequence[str] = [
         *([signature.op.name.lower()] if signature.kind.value in ("allreduce", "reducescatter") else []),
         *([f"root {signature.root}"] if signature.root >= 0 else []),
-        *([f"factors {signature.prescale} {signature.postscale}"] if signature.prescale != 1.0 else []),
         *({meta.device for meta in signature.tensors if meta.device != "cpu"}),
     ]
     return " ".join(part for part in (signature.kind.value, tensors, *details) if part)

@@ -22,6 +22,7 @@ from hvd_cluster.torch.distributed.tensors import (
     ListTarget,
     Target,
     elements_by_rank,
+    finishing,
     in_bytes,
     joined,
     metas,
@@ -85,15 +86,11 @@ class HvdProcessGroup(NamedGroup):
         targets = [Target(tensor, is_read=True) for tensor in tensors]
         how = reduction_of(opts.reduceOp, tensors[0].dtype)
         flat = real([target.flat for target in targets])
-
-        def finish(_: Tensors) -> None:
-            for target in targets:
-                target.finish()
-
+        finish = finishing(targets)
         if not isinstance(how, Reduction):
             return self._fold(how, flat, flat, finish, tensors, opts)
-        signature = Signature(Kind.ALLREDUCE, metas(flat), how.op, prescale=how.prescale)
-        return self._submit(signature, flat, flat, tensors, opts, finish)
+        signature = Signature(Kind.ALLREDUCE, metas(flat), how.op)
+        return self._submit(signature, how.scaled(flat), flat, tensors, opts, finish)
 
     allreduce_coalesced = allreduce
 
@@ -113,8 +110,8 @@ class HvdProcessGroup(NamedGroup):
 
         if not isinstance(how, Reduction):
             return self._fold(how, [given], [output], finish, tensors, opts)
-        signature = Signature(Kind.ALLREDUCE, metas([output]), how.op, self._ranks[opts.rootRank], how.prescale)
-        return self._submit(signature, [given], [output], tensors, opts, finish)
+        signature = Signature(Kind.ALLREDUCE, metas([output]), how.op, self._ranks[opts.rootRank])
+        return self._submit(signature, how.scaled([given]), [output], tensors, opts, finish)
 
     def _reduce_scatter_base(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> dist.Work:
         return self.reduce_scatter_tensor_coalesced([output], [input], opts)
@@ -138,14 +135,10 @@ class HvdProcessGroup(NamedGroup):
         how = reduction_of(opts.reduceOp, flat[0].dtype)
         targets = [Target(output) for output in outputs]
         flat, places = real(flat), real([target.flat for target in targets])
-
-        def finish(_: Tensors) -> None:
-            for target in targets:
-                target.finish()
-
+        finish = finishing(targets)
         if isinstance(how, Reduction):
-            signature = Signature(Kind.REDUCESCATTER, metas(flat), how.op, prescale=how.prescale)
-            return self._submit(signature, flat, places, outputs, opts, finish)
+            signature = Signature(Kind.REDUCESCATTER, metas(flat), how.op)
+            return self._submit(signature, how.scaled(flat), places, outputs, opts, finish)
         reduced = [torch.empty_like(tensor) for tensor in flat]
 
         def take_share(_: Tensors) -> None:
@@ -220,14 +213,10 @@ class HvdProcessGroup(NamedGroup):
     def _allgather(
         self, targets: Sequence[Target | ListTarget], inputs: Tensors, results: Tensors, opts: Any
     ) -> dist.Work:
-        def finish(_: Tensors) -> None:
-            for target in targets:
-                target.finish()
-
         sent = in_bytes([source(tensor) for tensor in inputs])
         places = in_bytes([target.flat for target in targets])
         signature = Signature(Kind.ALLGATHER, metas(sent))
-        return self._submit(signature, sent, places, results, options(opts, c10d.AllgatherOptions), finish)
+        return self._submit(signature, sent, places, results, options(opts, c10d.AllgatherOptions), finishing(targets))
 
     def gather(self, outputs: Any, inputs: Any, opts: Any = None) -> dist.Work:
         opts = options(opts, c10d.GatherOptions)

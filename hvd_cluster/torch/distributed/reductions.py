@@ -15,7 +15,15 @@ class Reduction(NamedTuple):
     """How the engine computes one of torch's reductions."""
 
     op: ReduceOp
-    prescale: float = 1.0
+    #: By which this rank multiplies what it gives; each rank may have its own.
+    factor: float = 1.0
+
+    def scaled(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        """What this rank gives: ``tensors`` of real numbers times the factor."""
+        if self.factor == 1.0:
+            return tensors
+        wide = [tensor if tensor.is_floating_point() else tensor.double() for tensor in tensors]
+        return [each.mul(self.factor).to(tensor.dtype) for each, tensor in zip(wide, tensors, strict=True)]
 
 
 _PLAIN: dict[Any, Reduction] = {

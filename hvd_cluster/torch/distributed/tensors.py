@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import torch
@@ -74,6 +74,16 @@ class ListTarget:
             parts = self.flat.split([tensor.numel() for tensor in self._tensors])
             for tensor, part in zip(self._tensors, parts, strict=True):
                 tensor.copy_(part.view(tensor.shape))
+
+
+def finishing(targets: Sequence[Target | ListTarget]) -> Callable[[object], None]:
+    """What finishes ``targets`` when their results have arrived."""
+
+    def finish(_: object) -> None:
+        for target in targets:
+            target.finish()
+
+    return finish
 
 
 def joined(tensors: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -85,6 +85,26 @@ def test_averages_and_scaled_sums(trio: Any) -> None:
         assert scaled == [1.5] * 2
 
 
+def test_each_rank_may_scale_what_it_gives_by_a_factor_of_its_own(pair: Any) -> None:
+    def fn(dist: Any, gloo: Any) -> Any:
+        import torch
+
+        rank = dist.get_rank()
+        op = dist._make_nccl_premul_sum([0.25, 3.0][rank])
+        whole, numbers, at_root, part = torch.ones(3), torch.full((2,), 4), torch.ones(1), torch.empty(1)
+        dist.all_reduce(whole, op)
+        dist.all_reduce(numbers, op)
+        dist.reduce(at_root, 0, op)
+        given = torch.tensor([1.0, 2.0])
+        dist.reduce_scatter_tensor(part, given, op)
+        return whole.tolist(), numbers.tolist(), at_root.item(), part.item(), given.tolist()
+
+    assert pair(fn) == [
+        ([3.25] * 3, [13, 13], 3.25, 3.25, [1.0, 2.0]),
+        ([3.25] * 3, [13, 13], 1.0, 6.5, [1.0, 2.0]),
+    ]
+
+
 def test_complex_tensors_are_added(pair: Any) -> None:
     def fn(dist: Any, gloo: Any) -> Any:
         import torch
