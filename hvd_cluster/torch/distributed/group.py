@@ -203,9 +203,21 @@ class HvdProcessGroup(NamedGroup):
         inputs, lists = listed(inputs), nested(outputs)
         for parts, tensor in zip(lists, inputs, strict=True):
             self._require_one_for_each(parts, "all_gather")
+            require_equal(parts[self._index : self._index + 1], tensor, "all_gather")
+        if any(len({part.numel() for part in parts}) > 1 for parts in lists):
+            works = [self._allgather_unequal(*pair, opts) for pair in zip(lists, inputs, strict=True)]
+            return works[0] if len(works) == 1 else AllOf(works)
+        for parts, tensor in zip(lists, inputs, strict=True):
             require_equal(parts, tensor, "all_gather")
         results = [part for parts in lists for part in parts]
         return self._allgather([ListTarget(parts) for parts in lists], inputs, results, opts)
+
+    def _allgather_unequal(self, parts: Tensors, tensor: torch.Tensor, opts: Any) -> dist.Work:
+        """The ranks send tensors of different sizes, which all of them know."""
+        require_equal([part.flatten()[:0] for part in parts], tensor.flatten()[:0], "all_gather")
+        sent, expected = source(tensor).repeat(self.size()), [part.numel() for part in parts]
+        sizes = [tensor.numel()] * self.size()
+        return self._exchange(sent, parts, sizes, expected, options(opts, c10d.AllgatherOptions))
 
     def allgather_coalesced(self, outputs: list[Tensors], inputs: Tensors, opts: Any = None) -> dist.Work:
         return self.allgather([list(parts) for parts in zip(*outputs, strict=True)], inputs, opts)

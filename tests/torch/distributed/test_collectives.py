@@ -105,6 +105,20 @@ def test_each_rank_may_scale_what_it_gives_by_a_factor_of_its_own(pair: Any) -> 
     ]
 
 
+def test_tensors_of_different_sizes_are_gathered(trio: Any) -> None:
+    def fn(dist: Any, gloo: Any) -> Any:
+        import torch
+
+        rank = dist.get_rank()
+        parts = [torch.zeros(size) for size in (2, 0, 3)]
+        dist.all_gather(parts, torch.full((len(parts[rank]),), rank + 1.0))
+        with pytest.raises(ValueError, match="all_gather: Invalid tensor size"):
+            dist.all_gather(parts, torch.ones(7))
+        return [part.tolist() for part in parts]
+
+    assert trio(fn) == [[[1.0, 1.0], [], [3.0, 3.0, 3.0]]] * 3
+
+
 def test_complex_tensors_are_added(pair: Any) -> None:
     def fn(dist: Any, gloo: Any) -> Any:
         import torch
