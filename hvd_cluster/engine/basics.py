@@ -228,11 +228,12 @@ def lend(comm: Any = None) -> None:
             _is_lent = True
 
 
-def give_back(await_others: Callable[[], None]) -> None:
+def give_back(await_others: Callable[[], None] = lambda: None) -> None:
     """:func:`shutdown`, unless the user has called :func:`init` too.
 
     Args:
-        await_others: returns when all ranks have come here, so that no rank ends what others still do.
+        await_others: returns when all ranks have come here, so that no rank ends what others still do. By default
+            this rank does not wait for them.
     """
     if not (_is_lent and is_initialized()):
         return

@@ -26,7 +26,7 @@ import torch.distributed as dist
 
 from hvd_cluster.torch.distributed.arguments import c10d
 from hvd_cluster.torch.distributed.group import HvdProcessGroup
-from hvd_cluster.torch.distributed.world import SCHEME, begin, end, join_world, rendezvous, set_of
+from hvd_cluster.torch.distributed.world import SCHEME, begin, end, join_world, numbered, rendezvous, set_of
 
 __all__ = ["HvdProcessGroup", "begin", "end", "register"]
 
@@ -48,7 +48,6 @@ def _create(options: Any, _: object = None) -> HvdProcessGroup:
     if is_default:
         ranks = list(range(size))
         join_world(options.store, rank, size)
-    label = f"torch group {options.group_id}"
-    return HvdProcessGroup(
-        rank, ranks, 0 if is_default else set_of(ranks), label, options.timeout, ends_world=is_default
-    )
+    set_id = 0 if is_default else set_of(ranks)
+    label = numbered(f"torch group {options.group_id}", set_id)
+    return HvdProcessGroup(rank, ranks, set_id, label, options.timeout, ends_world=is_default)

@@ -344,9 +344,12 @@ class HvdProcessGroup(NamedGroup):
         """End the world: every call in progress fails, on all ranks."""
         if current.is_initialized():
             current.engine().abort(f"rank {current.rank()} has aborted a process group of torch.distributed")
+            if self._ends_world:
+                basics.give_back()
 
     def shutdown(self) -> None:
         """Release the group. The default group also ends the world that it has made, when all ranks have come here."""
+        self._messages.close()
         if self._ends_world:
             try:
                 basics.give_back(self._await_others)

@@ -43,6 +43,16 @@ class Messages:
         self._calls: dict[tuple[int, int, int], OrderedCalls] = {}
         #: Receives from any rank, by tag and number of bytes.
         self._mailboxes: dict[tuple[int, int], _Mailbox] = {}
+        self._is_closed = False
+
+    def close(self) -> None:
+        """The group is destroyed: its receives from any rank fail, and nothing waits for its other messages."""
+        self._is_closed = True
+        for mailbox in self._mailboxes.values():
+            mailbox.fail(HorovodInternalError(f"{self._label} was destroyed before the message came"))
+
+    def _awaited_since(self) -> float:
+        return math.inf if self._is_closed else 0.0
 
     def send(self, tensor: torch.Tensor, dst: int, tag: int) -> HandleWork:
         """Send to the group rank ``dst``."""
@@ -100,7 +110,7 @@ class Messages:
             data,
             finish=lambda _: None if target is None else target.finish(),
             timeout=timedelta(seconds=self.timeout_s),
-            awaited_since=awaited_since,
+            awaited_since=awaited_since or self._awaited_since,
         ).handle
 
 
@@ -179,6 +189,11 @@ class _Mailbox:
                 for waiting in list(self._waiting):
                     self._expect(waiting.sources)
             except (HorovodInternalError, RuntimeError) as error:
-                for waiting in self._waiting:
-                    waiting.handle.fail(error)
-                self._waiting.clear()
+                self.fail(error)
+
+    def fail(self, error: Exception) -> None:
+        """All receives that wait fail."""
+        with self._lock:
+            for waiting in self._waiting:
+                waiting.handle.fail(error)
+            self._waiting.clear()

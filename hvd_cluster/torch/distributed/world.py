@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
 
 from hvd_cluster.engine import basics, current
+from hvd_cluster.engine.engine import Engine
 from hvd_cluster.engine.signature import SetId
 from hvd_cluster.rendezvous.torch_store import AuthenticatedStore
 from hvd_cluster.topology import PLATFORMS, Topology
@@ -18,6 +21,9 @@ from hvd_cluster.topology import PLATFORMS, Topology
 SCHEME = "hvd"
 #: Counts the groups of this process, equally on all ranks: each has keys of its own.
 _numbers = itertools.count()
+
+#: How many groups with the same ranks and label a world has had.
+_made: WeakKeyDictionary[Engine, Counter[tuple[SetId, str]]] = WeakKeyDictionary()
 
 #: Kept: torch holds only the C++ half of a store.
 _stores: list[AuthenticatedStore] = []
@@ -100,6 +106,19 @@ def set_of(ranks: Sequence[int]) -> SetId:
             f"hvd.init() (this is {topology.rank} of {topology.size})"
         )
     return 0 if list(ranks) == list(range(topology.size)) else tuple(ranks)
+
+
+def numbered(label: str, set_id: SetId) -> str:
+    """``label`` for a new group, other than for earlier groups of its ranks: torch uses the names of destroyed ones again.
+
+    Args:
+        label: torch's name of the group; equal on all its ranks.
+        set_id: the engine's name of its ranks, which make their groups in one order.
+    """
+    made = _made.setdefault(current.engine(), Counter())
+    made[set_id, label] += 1
+    count = made[set_id, label]
+    return label if count == 1 else f"{label} ({count})"
 
 
 class StoreCommunicator:

@@ -153,6 +153,66 @@ def test_a_second_group_after_the_first_is_destroyed() -> None:
     assert local.run(fn, num_proc=2, env={"OMP_NUM_THREADS": "1"}) == [[2.0] * 4] * 2
 
 
+def test_a_later_group_does_not_get_what_belongs_to_a_destroyed_one() -> None:
+    def fn() -> Any:
+        import torch
+        import torch.distributed as dist
+
+        import hvd_cluster.torch as hvd
+
+        hvd.init()
+        dist.init_process_group("hvd", init_method="hvd://")
+        rank = dist.get_rank()
+        olds = [torch.zeros(3), torch.zeros(2)]
+        works = [dist.irecv(olds[0]), dist.irecv(olds[1], 1)] if rank == 0 else []
+        dist.barrier()
+        dist.destroy_process_group()
+        dist.init_process_group("hvd", init_method="hvd://")
+        news = [torch.full((3,), 7.0 * rank), torch.full((2,), 8.0 * rank)]
+        for tensor in news:
+            if rank:
+                dist.send(tensor, 0)
+            else:
+                dist.recv(tensor, 1)
+        dist.destroy_process_group()
+        texts = [str(work.exception()) for work in works]
+        return [tensor.tolist() for tensor in (*olds, *news)], texts
+
+    tensors, texts = local.run(fn, num_proc=2, env={"OMP_NUM_THREADS": "1"})[0]
+    assert tensors == [[0.0] * 3, [0.0] * 2, [7.0] * 3, [8.0] * 2]
+    assert "was destroyed before the message came" in texts[0]
+
+
+def test_a_group_after_one_that_was_aborted() -> None:
+    def fn() -> list[Any]:
+        import torch
+        import torch.distributed as dist
+
+        import hvd_cluster.torch as hvd
+
+        found: list[Any] = []
+        for is_aborted in (True, False):
+            dist.init_process_group("hvd", init_method="hvd://")
+            tensor = torch.ones(1)
+            dist.all_reduce(tensor)
+            found.append(float(tensor))
+            if is_aborted:
+                if dist.get_rank():
+                    try:
+                        dist.all_reduce(tensor)
+                    except RuntimeError as error:
+                        found.append("has aborted" in str(error))
+                dist.distributed_c10d._abort_process_group()
+            else:
+                dist.destroy_process_group()
+            found.append(hvd.is_initialized())
+        return found
+
+    first, second = local.run(fn, num_proc=2, env={"OMP_NUM_THREADS": "1"})
+    assert first == [2.0, False, 2.0, False]
+    assert second == [2.0, True, False, 2.0, False]
+
+
 def test_the_first_rank_to_destroy_its_group_waits_for_those_that_still_work() -> None:
     def fn() -> float:
         import time
