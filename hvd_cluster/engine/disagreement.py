@@ -18,9 +18,15 @@ def explain(key: Key, ours: Signature, our_rank: int, theirs: Signature, their_r
     return _difference(ours, theirs) + where
 
 
-def not_with_join(key: Key, signature: Signature) -> str | None:
-    """Why a request cannot be executed after a rank has joined; None if it can."""
+def not_with_join(key: Key, signature: Signature, joined: Sequence[int]) -> str | None:
+    """Why a request cannot be executed after the ranks ``joined`` have joined; None if it can."""
     where = f" (tensor {key[1]!r})"
+    if signature.needs_all_ranks:
+        named = ", ".join(map(str, joined))
+        return (
+            f"Calls of torch.distributed are not supported with Join: rank {named} has called join() and does not take "
+            f"part.{where}"
+        )
     if signature.kind not in (Kind.ALLREDUCE, Kind.BARRIER):
         return f"{signature.kind.value.capitalize()} is not supported with Join at this time.{where}"
     is_whole = signature.prescale and (1 / signature.prescale).is_integer()

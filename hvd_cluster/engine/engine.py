@@ -192,6 +192,11 @@ class Engine:
             self._submissions.join(handle, device)
         return handle
 
+    @property
+    def num_joins(self) -> int:
+        """How many joins of all ranks have ended; equal on all ranks whenever they submit the same."""
+        return self._submissions.num_joins
+
     def next_number(self, process_set_id: SetId, family: str) -> SerialNumber:
         """The next number of unnamed operations of one family."""
         return self._submissions.next_number(process_set_id, family)

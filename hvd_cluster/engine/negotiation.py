@@ -375,10 +375,11 @@ class Negotiator:
         if len(state.signatures) > 1:
             other = state.signatures[1]
             return Refuse(key, explain(key, first.signature, first.rank, other.signature, other.rank))
-        text = not_with_join(key, first.signature) if state.joined else None
-        if text is not None:
-            return Refuse(key, text, is_disagreement=False)
-        return None
+        if not state.joined:
+            return None
+        joined = self._joined_below | ({self._position.rank} if self._joined else set())
+        text = not_with_join(key, first.signature, sorted(joined & self._members(key[0])))
+        return None if text is None else Refuse(key, text, is_disagreement=False)
 
     def _forget(self, id: int) -> None:
         self._ids.forget(id, self._num_applied)

@@ -105,6 +105,8 @@ class Signature(NamedTuple):
     members: int = -1
     #: The shapes of the sparse tensors of which these are the entries; -1 for a length that is unknown.
     sparse_shapes: tuple[tuple[int, ...], ...] = ()
+    #: It is refused after a rank has joined; else zeros stand in for that rank where this is possible.
+    needs_all_ranks: bool = False
 
     def wire_dtype(self, own: torch.dtype) -> torch.dtype:
         """The element type in which tensors of type ``own`` travel."""

@@ -70,7 +70,8 @@ class SubmissionQueue:
         self._lock = threading.RLock()
         #: Since when this rank has joined, until all have.
         self.joined_s: float | None = None
-        self._num_joins = 0
+        #: How many joins of all ranks have ended.
+        self.num_joins = 0
         #: The number of unnamed operations since the last join, by process set and family.
         self._numbers: dict[tuple[SetId, str], int] = {}
         self._pending: dict[Key, Request] = {}
@@ -123,7 +124,7 @@ class SubmissionQueue:
             number = -1
             if request.is_unnamed:
                 number = self._numbers.get(family, 0)
-                request.name = f"{request.name}.{SerialNumber(self._num_joins, number)}"
+                request.name = f"{request.name}.{SerialNumber(self.num_joins, number)}"
                 request.is_unnamed = False
                 key = request.key
             if key in self._pending or key in self._in_use:
@@ -147,7 +148,7 @@ class SubmissionQueue:
         with self._lock:
             number = self._numbers.get((process_set_id, family), 0)
             self._numbers[process_set_id, family] = number + 1
-            return SerialNumber(self._num_joins, number)
+            return SerialNumber(self.num_joins, number)
 
     def join(self, handle: Handle, device: int) -> None:
         """This rank has run out of data; raises ``ValueError`` if it has joined already."""
@@ -335,7 +336,7 @@ class SubmissionQueue:
     def end_join(self) -> None:
         """All ranks have joined: this one may submit again, and counts unnamed operations from 0."""
         with self._lock:
-            self._num_joins += 1
+            self.num_joins += 1
             self._numbers.clear()
             self.joined_s = None
         self._remember([JOIN])

@@ -76,7 +76,9 @@ class OrderedCalls:
         self.timeout_s = timeout.total_seconds()
         self._is_pair = is_pair
         self._num_calls = 0
-        self._engine = weakref.ref(running_engine())
+        engine = running_engine()
+        self._num_joins = engine.num_joins
+        self._engine = weakref.ref(engine)
         self._series: dict[Signature, _Series] = {}
 
     def submit(
@@ -117,12 +119,15 @@ class OrderedCalls:
                 f"the world of {self._label} has ended, and this process is in another one now: call "
                 "destroy_process_group(), and make the groups again"
             )
+        if engine.num_joins != self._num_joins:  # ranks that had joined do not know of calls that were refused
+            self._num_joins, self._num_calls = engine.num_joins, 0
+            self._series.clear()
         handle = Handle(engine.progress)
         name, what, number, labels = self._next(signature)
         request = Request(
             name,
             self._set_id,
-            signature,
+            signature._replace(needs_all_ranks=True),
             inputs,
             outputs,
             finish,

@@ -213,6 +213,37 @@ def test_a_group_after_one_that_was_aborted() -> None:
     assert second == [2.0, True, False, 2.0, False]
 
 
+def test_a_call_is_refused_after_a_rank_has_joined_and_the_group_stays_usable() -> None:
+    def fn() -> tuple[list[str], float, float]:
+        import torch
+        import torch.distributed as dist
+
+        import hvd_cluster.torch as hvd
+
+        hvd.init()
+        dist.init_process_group("hvd", init_method="hvd://")
+        texts = []
+        if dist.get_rank() == 0:
+            for _ in range(3):
+                try:
+                    dist.all_reduce(torch.ones(2))
+                except hvd.JoinUnsupportedError as error:
+                    texts.append(str(error))
+        named = float(hvd.allreduce(torch.ones(1), op=hvd.Sum, name="a")) if dist.get_rank() == 0 else 1.0
+        hvd.join()
+        tensor = torch.ones(2)
+        dist.all_reduce(tensor)
+        dist.destroy_process_group()
+        hvd.shutdown()
+        return texts, named, float(tensor[0])
+
+    (texts, *first), second = local.run(fn, num_proc=2, env={"OMP_NUM_THREADS": "1"})
+    assert len(texts) == 3
+    assert all("rank 1 has called join()" in text for text in texts)
+    assert first == [1.0, 2.0]
+    assert second == ([], 1.0, 2.0)
+
+
 def test_the_first_rank_to_destroy_its_group_waits_for_those_that_still_work() -> None:
     def fn() -> float:
         import time
