@@ -5,6 +5,7 @@ torch's own TCPStore does not authenticate its clients; a process group on this 
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from datetime import timedelta
 
@@ -27,15 +28,18 @@ class AuthenticatedStore(Store):
         super().__init__()
         self._client = client
         self._prefix = prefix
+        #: Kept: torch holds only the C++ half of a store.
+        self._clones: list[AuthenticatedStore] = []
+        self.set_timeout(timedelta(seconds=client.timeout_s))  # init_process_group() sets that of the group
 
     def set(self, key: str, value: str | bytes) -> None:
         self._client.set(self._prefix + key, _bytes(value))
 
     def get(self, key: str) -> bytes:
-        return self._client.get(self._prefix + key)
+        return self._client.get(self._prefix + key, self.timeout.total_seconds())
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
-        self._client.wait(self._prefixed(keys), None if timeout is None else timeout.total_seconds())
+        self._client.wait(self._prefixed(keys), (self.timeout if timeout is None else timeout).total_seconds())
 
     def add(self, key: str, amount: int) -> int:
         return self._client.add(self._prefix + key, amount)
@@ -55,8 +59,20 @@ class AuthenticatedStore(Store):
     def num_keys(self) -> int:
         return self._client.num_keys()
 
+    # C++, as in a PrefixStore, looks for these names.
+    deleteKey, getNumKeys = delete_key, num_keys  # noqa: N815
+
+    def clone(self) -> AuthenticatedStore:
+        """The same keys over a connection of its own."""
+        client = self._client.clone()
+        clone = AuthenticatedStore(client, self._prefix)
+        weakref.finalize(clone, client.close)
+        clone.set_timeout(self.timeout)
+        self._clones.append(clone)
+        return clone
+
     def multi_get(self, keys: list[str]) -> list[bytes]:
-        return self._client.get_many(self._prefixed(keys))
+        return self._client.get_many(self._prefixed(keys), self.timeout.total_seconds())
 
     def multi_set(self, keys: list[str], values: Sequence[str | bytes]) -> None:
         for key, value in zip(keys, values, strict=True):

@@ -314,6 +314,26 @@ def test_a_gloo_process_group_works_on_the_authenticated_store(server: KeyValueS
     assert not dist.is_initialized()
 
 
+def test_torchs_prefix_store_reaches_all_of_the_authenticated_one(server: KeyValueServer) -> None:
+    client = KeyValueClient(f"127.0.0.1:{server.port}", SECRET)
+    own = AuthenticatedStore(client, "pg/")
+    assert own.timeout == timedelta(seconds=client.timeout_s)
+    store = dist.PrefixStore("mine", own)
+    store.set("a", "1")
+    copy = store.clone()
+    assert copy.get("a") == b"1"
+    assert store.num_keys() == 1
+    assert store.delete_key("a")
+    assert not store.delete_key("a")
+    store.set_timeout(timedelta(seconds=0.5))
+    begun_s = time.monotonic()
+    for ask in (lambda: store.get("never"), lambda: store.multi_get(["never"]), lambda: store.wait(["never"])):
+        with pytest.raises(TimeoutError):
+            ask()
+    assert time.monotonic() - begun_s < 10
+    client.close()
+
+
 @pytest.mark.long
 def test_several_threads_may_close_a_server_at_once() -> None:
     for _ in range(200):

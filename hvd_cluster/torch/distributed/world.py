@@ -109,7 +109,7 @@ def set_of(ranks: Sequence[int]) -> SetId:
 
 
 def numbered(label: str, set_id: SetId) -> str:
-    """``label`` for a new group, other than for earlier groups of its ranks: torch uses the names of destroyed ones again.
+    """``label`` for a new group, unlike those of earlier groups of its ranks: torch uses names again.
 
     Args:
         label: torch's name of the group; equal on all its ranks.
