@@ -89,6 +89,16 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
             know the ranks of its processes.
         ConnectionError: the other ranks could not be reached in time.
     """
+    _init(comm, process_sets)
+
+
+def _init(comm: Any, process_sets: Sequence[ProcessSet] | str | None, start_timeout_s: float = 0.0) -> None:
+    """:func:`init`.
+
+    Args:
+        comm, process_sets: those of :func:`init`.
+        start_timeout_s: how long the other ranks may take to come, if longer than ``HOROVOD_GLOO_TIMEOUT_SECONDS``.
+    """
     with _lock:
         global _is_lent, _arguments
         _is_lent = False
@@ -116,7 +126,7 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
             if settings.elastic and started_as.worker:
                 _join_elastic(started_as, comm, static, settings)
             else:
-                _join(started_as, comm, static, settings)
+                _join(started_as, comm, static, settings, start_timeout_s)
         finally:
             if holds_back:
                 interrupts.end()  # raises what a handler has raised as it is, whatever was made of it
@@ -142,11 +152,14 @@ def _join_elastic(started_as: Topology, comm: Any, static: list[ProcessSet], set
             logger.info("generation %d could not be assembled: %s", topology.generation, error)
 
 
-def _join(topology: Topology, comm: Any, static: list[ProcessSet], settings: Settings) -> None:
+def _join(
+    topology: Topology, comm: Any, static: list[ProcessSet], settings: Settings, start_timeout_s: float = 0.0
+) -> None:
     """Become ``topology.rank`` of the world that it describes."""
     server = None
+    start_settings = replace(settings, gloo_timeout_s=max(settings.gloo_timeout_s, start_timeout_s))
     if is_communicator(comm):
-        joined = join_store_over_mpi(comm, settings.gloo_timeout_s, settings.gloo_interface)
+        joined = join_store_over_mpi(comm, start_settings.gloo_timeout_s, settings.gloo_interface)
         topology, server = joined.topology, joined.server
     elif comm is not None:
         topology = some_of(topology, comm)
@@ -166,8 +179,10 @@ def _join(topology: Topology, comm: Any, static: list[ProcessSet], settings: Set
         on_failure.callback(sets.unregister, static)
         terms: dict[str, object] = {"init(process_sets=...)": [list(ranks) for id, ranks in table.items() if id]}
         terms |= settings.common()
-        world = assemble(topology, settings, attempt, terms)
+        world = assemble(topology, start_settings, attempt, terms)
         on_failure.callback(world.close)
+        if world.client is not None:
+            world.client.timeout_s = settings.gloo_timeout_s
         world.server = world.server or server
         started = Engine(world, settings, table)
         is_held_back, interrupts.is_held_back = interrupts.is_held_back, True
@@ -219,12 +234,17 @@ def _leave(running: Engine, static: list[ProcessSet]) -> None:
             sets.unregister(static)
 
 
-def lend(comm: Any = None) -> None:
-    """:func:`init` for a part of this package, which calls :func:`give_back` when it does not need the world."""
+def lend(comm: Any = None, start_timeout_s: float = 0.0) -> None:
+    """:func:`init` for a part of this package, which calls :func:`give_back` when it does not need the world.
+
+    Args:
+        comm: that of :func:`init`.
+        start_timeout_s: how long the other ranks may take to come, if longer than ``HOROVOD_GLOO_TIMEOUT_SECONDS``.
+    """
     global _is_lent
     with _lock:
         if not is_initialized():
-            init(comm)
+            _init(comm, None, start_timeout_s)
             _is_lent = True
 
 

@@ -47,7 +47,7 @@ def _create(options: Any, _: object = None) -> HvdProcessGroup:
     is_default = not ranks
     if is_default:
         ranks = list(range(size))
-        join_world(options.store, rank, size)
+        join_world(options.store, rank, size, options.timeout)
     set_id = 0 if is_default else set_of(ranks)
     label = numbered(f"torch group {options.group_id}", set_id)
     return HvdProcessGroup(rank, ranks, set_id, label, options.timeout, ends_world=is_default)

@@ -6,6 +6,7 @@ import itertools
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from datetime import timedelta
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -29,9 +30,9 @@ _made: WeakKeyDictionary[Engine, Counter[tuple[SetId, str]]] = WeakKeyDictionary
 _stores: list[AuthenticatedStore] = []
 
 
-def rendezvous(*_: object, **__: object) -> Iterator[tuple[Any, int, int]]:
+def rendezvous(*_: object, timeout: timedelta = timedelta(0), **__: object) -> Iterator[tuple[Any, int, int]]:
     """For ``init_process_group(init_method="hvd://")``: the job's own store, which authenticates its clients."""
-    basics.lend()
+    basics.lend(None, timeout.total_seconds())
     world = current.engine().world
     rank, size = world.topology.rank, world.topology.size
     if world.client is None:
@@ -62,13 +63,14 @@ def end() -> None:
         dist.destroy_process_group()
 
 
-def join_world(store: Any, rank: int, size: int) -> None:
+def join_world(store: Any, rank: int, size: int, timeout: timedelta) -> None:
     """Be ``rank`` of ``size`` in the engine's world: that of ``hvd.init()``, of the launcher, or of torch's store.
 
     Args:
         store: torch's store of the default group. Ranks that no launcher has numbered meet in it.
         rank: torch's rank.
         size: torch's number of ranks.
+        timeout: how long the other ranks may take to come.
 
     Raises:
         ValueError: ``hvd.init()`` has numbered the ranks otherwise.
@@ -79,7 +81,7 @@ def join_world(store: Any, rank: int, size: int) -> None:
         # A platform's ranks would meet at the address at which torch's store is now.
         has_launcher = topology.launcher not in ("", *PLATFORMS)
         is_launched = (topology.rank, topology.size) == (rank, size) and (has_launcher or size == 1)
-        basics.lend(None if is_launched else StoreCommunicator(store, rank, size))
+        basics.lend(None if is_launched else StoreCommunicator(store, rank, size), timeout.total_seconds())
     topology = current.topology()
     if (topology.rank, topology.size) != (rank, size):
         raise ValueError(

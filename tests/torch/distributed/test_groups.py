@@ -244,6 +244,29 @@ def test_a_call_is_refused_after_a_rank_has_joined_and_the_group_stays_usable() 
     assert second == ([], 1.0, 2.0)
 
 
+def test_a_rank_may_come_to_its_group_late() -> None:
+    def fn(method: str | None) -> float:
+        import os
+        import time
+
+        import torch
+        import torch.distributed as dist
+
+        import hvd_cluster.torch  # noqa: F401 - registers the backend
+
+        if os.environ["RANK"] == "1":
+            time.sleep(8)
+        dist.init_process_group("hvd", init_method=method)
+        tensor = torch.ones(1)
+        dist.all_reduce(tensor)
+        dist.destroy_process_group()
+        return float(tensor)
+
+    env = {"OMP_NUM_THREADS": "1", "HOROVOD_GLOO_TIMEOUT_SECONDS": "2"}
+    for method in ("hvd://", None):
+        assert local.run(fn, (method,), num_proc=2, env=env) == [2.0, 2.0]
+
+
 def test_the_first_rank_to_destroy_its_group_waits_for_those_that_still_work() -> None:
     def fn() -> float:
         import time
