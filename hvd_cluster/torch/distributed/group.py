@@ -77,7 +77,7 @@ class HvdProcessGroup(NamedGroup):
         tensors = listed(tensors)
         if any(tensor.is_sparse for tensor in tensors):
             dense = [tensor for tensor in tensors if not tensor.is_sparse]
-            works = [self.allreduce(dense, opts)] if dense else []
+            works: list[Any] = [self.allreduce(dense, opts)] if dense else []
             for tensor in tensors:
                 if tensor.is_sparse:
                     summed = sum_sparse(self._calls, self.size(), tensor, opts.reduceOp, opts.timeout)
@@ -205,7 +205,7 @@ class HvdProcessGroup(NamedGroup):
             self._require_one_for_each(parts, "all_gather")
             require_equal(parts[self._index : self._index + 1], tensor, "all_gather")
         if any(len({part.numel() for part in parts}) > 1 for parts in lists):
-            works = [self._allgather_unequal(*pair, opts) for pair in zip(lists, inputs, strict=True)]
+            works: list[Any] = [self._allgather_unequal(*pair, opts) for pair in zip(lists, inputs, strict=True)]
             return works[0] if len(works) == 1 else AllOf(works)
         for parts, tensor in zip(lists, inputs, strict=True):
             require_equal(parts, tensor, "all_gather")
