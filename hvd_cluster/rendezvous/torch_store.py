@@ -24,6 +24,9 @@ class AuthenticatedStore(Store):
         prefix: put before every key, so that each process group has keys of its own.
     """
 
+    #: torch's property, which its stubs lack.
+    timeout: timedelta
+
     def __init__(self, client: KeyValueClient, prefix: str) -> None:
         super().__init__()
         self._client = client
