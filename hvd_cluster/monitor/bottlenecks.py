@@ -60,7 +60,7 @@ class RankSteps:
         self.observed_s /= 2
 
     def add_call_sites(self, seen: Sequence[tuple[CallSite, int]]) -> None:
-        """The training thread was seen in these places so often."""
+        """Add where the training thread was seen, and how often."""
         for site, count in seen:
             self.call_sites[site] = self.call_sites.get(site, 0.0) + count
 
