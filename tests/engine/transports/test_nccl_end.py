@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,6 +12,9 @@ import torch.distributed as dist
 from hvd_cluster.engine.request import ReduceOp
 from hvd_cluster.engine.transports.alone import AloneTransport
 from hvd_cluster.engine.transports.nccl import NcclTransport
+from hvd_cluster.rendezvous.client import KeyValueClient
+from hvd_cluster.rendezvous.secret import new_secret
+from hvd_cluster.rendezvous.server import KeyValueServer
 
 
 class Work:
@@ -47,27 +51,22 @@ class Group:
         self.ends.append("abort")
 
 
-class Client:
-    def clone(self) -> Client:
-        return self
-
-    def close(self) -> None:
-        """There is nothing to close."""
-
-
 @pytest.fixture
-def transport(monkeypatch: pytest.MonkeyPatch) -> NcclTransport:
+def transport(monkeypatch: pytest.MonkeyPatch) -> Iterator[NcclTransport]:
     monkeypatch.setattr(dist, "ProcessGroupNCCL", Group, raising=False)
-    made: Any = NcclTransport(
-        Client(),  # type: ignore[arg-type]
-        "test/",
-        index=0,
-        ranks=(0, 1),
-        device=torch.device("cuda", 0),
-        host_transport=AloneTransport(torch.device("cpu"), 0),
-        timeout_s=0.2,
-    )
-    return made  # type: ignore[no-any-return]
+    secret = new_secret()
+    with KeyValueServer(secret, "127.0.0.1") as server:
+        client = KeyValueClient(f"127.0.0.1:{server.port}", secret)
+        yield NcclTransport(
+            client,
+            "test/",
+            index=0,
+            ranks=(0, 1),
+            device=torch.device("cuda", 0),
+            host_transport=AloneTransport(torch.device("cpu"), 0),
+            timeout_s=0.2,
+        )
+        client.close()
 
 
 def test_the_end_waits_until_the_gpu_is_done(transport: NcclTransport) -> None:
