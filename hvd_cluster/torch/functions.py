@@ -33,8 +33,9 @@ def broadcast_parameters(
 
     Args:
         params: a state dict, or a list of tensors or of (name, tensor) pairs, with equal names on all ranks. Entries of
-            a state dict that are not tensors are ignored, and so is the extra state of modules, even if it is a tensor:
-            broadcast it with :func:`broadcast_object`, and pass it to ``set_extra_state`` of the module.
+            a state dict that are not tensors are ignored, and so are the tensors that modules have as extra state, if
+            their shapes or dtypes differ between ranks: broadcast these with :func:`broadcast_object`, and pass them to
+            ``set_extra_state`` of the modules.
         root_rank: the global rank whose tensors are broadcast.
         process_set: the ranks that take part.
 
@@ -48,11 +49,14 @@ def broadcast_parameters(
         named = [entry if isinstance(entry, tuple) else (f"{i}", entry) for i, entry in enumerate(params)]
     else:
         raise ValueError(f"invalid params of type: {type(params)}; pass model.state_dict(), or a list of tensors")
-    named = [(name, entry) for name, entry in named if str(name).rpartition(".")[-1] != _EXTRA_STATE]
-    _require_flat(named)
-    tensors = [(name, tensor) for name, tensor in named if isinstance(tensor, torch.Tensor)]
+    tensors = [(name, entry) for name, entry in named if isinstance(entry, torch.Tensor)]
+    extra = [(name, tensor) for name, tensor in tensors if _is_extra(name)]
+    _require_flat([(name, entry) for name, entry in named if not _is_extra(name)])
+    tensors = [(name, tensor) for name, tensor in tensors if not _is_extra(name)]
+    specs = [f"{name} {tensor.dtype} {tensor.shape} {tensor.layout}" for name, tensor in extra]
+    if _require_equal_names([str(name) for name, _ in tensors], specs, process_set):
+        tensors += extra
     _require_plain(tensors)
-    _require_equal_names([str(name) for name, _ in tensors], process_set)
     written = [_elements_once(tensor.data) for _, tensor in tensors]
     # A tensor is sent as a copy if it is not contiguous, or if torch has not computed its conjugation or negation yet.
     copies = [(tensor, tensor.contiguous().resolve_conj().resolve_neg()) for tensor in written]
@@ -64,6 +68,10 @@ def broadcast_parameters(
     for tensor, copy in copies:
         if tensor.data_ptr() != copy.data_ptr():
             tensor.copy_(copy)
+
+
+def _is_extra(name: Any) -> bool:
+    return str(name).rpartition(".")[-1] == _EXTRA_STATE
 
 
 def _elements_once(tensor: torch.Tensor) -> torch.Tensor:
@@ -103,11 +111,16 @@ def _require_plain(named: Sequence[tuple[Any, torch.Tensor]]) -> None:
             raise ValueError(f"invalid params: {name!r}: {error}") from None
 
 
-def _require_equal_names(names: list[str], process_set: ProcessSet) -> None:
-    """Check that all ranks have the same tensors; otherwise some would wait for the others forever."""
-    found = allgather(torch.tensor([fingerprint(sorted(names))], device="cpu"), "parameters.names", process_set)
-    if len(set(found.tolist())) == 1:
-        return
+def _require_equal_names(names: list[str], specs: list[str], process_set: ProcessSet) -> bool:
+    """Check that all ranks have the same tensors; otherwise some would wait for the others forever.
+
+    Returns:
+        Whether ``specs`` are equal on all ranks too.
+    """
+    own = torch.tensor([[fingerprint(sorted(names)), fingerprint(specs)]], device="cpu")
+    found = allgather(own, "parameters.names", process_set)
+    if len(found[:, 0].unique()) == 1:
+        return len(found[:, 1].unique()) == 1
     names_by_rank = allgather_object(names, process_set=process_set)
     everywhere = set(names_by_rank[0]).intersection(*names_by_rank[1:])
     differing = sorted(set().union(*names_by_rank) - everywhere)

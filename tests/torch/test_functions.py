@@ -49,6 +49,19 @@ def test_tensors_inside_of_entries_are_refused(two: Any) -> None:
     two(fn)
 
 
+def test_extra_state_of_equal_shapes_is_broadcast(two: Any) -> None:
+    def fn(hvd: Any) -> list[float]:
+        class Scaled(torch.nn.Linear):
+            def get_extra_state(self) -> torch.Tensor:
+                return scale
+
+        scale = torch.full((2,), float(hvd.rank()))
+        hvd.broadcast_parameters(Scaled(2, 1).state_dict(), root_rank=1)
+        return scale.tolist()
+
+    assert two(fn) == [[1.0, 1.0]] * 2
+
+
 def test_extra_state_may_be_tensors_of_different_shapes_and_is_left_alone(two: Any) -> None:
     def fn(hvd: Any) -> list[Any]:
         class Pickled(torch.nn.Linear):
