@@ -82,8 +82,11 @@ def takes_part(parameter: torch.Tensor) -> bool:
 def _votes(parameters: Sequence[torch.Tensor], op: ReduceOp) -> tuple[torch.Tensor, Callable[[], list[bool]]]:
     """A tensor that goes with a request, and what it says after the reduction: which parameters some rank uses."""
     yes, no = {ReduceOp.MIN: (-1.0, 0.0), ReduceOp.PRODUCT: (0.0, 1.0)}.get(op, (1.0, 0.0))
-    votes = [yes if takes_part(parameter) else no for parameter in parameters]
-    sent = torch.tensor(votes, dtype=torch.float32, device=parameters[0].device)
+    # Filled, and not copied from the host: the GPU's stream would have to be waited for.
+    sent = torch.full((len(parameters),), yes, dtype=torch.float32, device=parameters[0].device)
+    for number, parameter in enumerate(parameters):
+        if not takes_part(parameter):
+            sent[number] = no
 
     def is_used() -> list[bool]:
         return (sent != no).tolist()
@@ -176,7 +179,7 @@ class Transfers:
         """
         config = self._config
         is_used = takes_part(parameter)
-        votes = [torch.tensor([is_used], dtype=torch.uint8, device=parameter.device)] if asks_who else []
+        votes = [torch.full((1,), is_used, dtype=torch.uint8, device=parameter.device)] if asks_who else []
         gradient = parameter.grad if is_wanted else None
         if gradient is None:
             gradient = wire.empty(parameter, sparse_dim)
