@@ -57,7 +57,7 @@ class Engine:
         self.process_sets = process_sets
         self._settings = settings = replace(settings, autotune_log=world.own_path(settings.autotune_log))
         #: The thread that has called ``init()``.
-        self.starter = threading.get_ident()
+        self.starter = threading.current_thread()
         self._rank = world.topology.rank
         self._alone: _SingleRankEngine | None = None
         self._progress_lock: ProgressLock | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Collection
 from contextlib import suppress
 
@@ -12,6 +13,7 @@ from hvd_cluster.settings import Settings
 from hvd_cluster.torch import remedies
 from hvd_cluster.torch.gradient_layout import GradientLayout, begin_layout
 from hvd_cluster.torch.parameter_index import ParameterIndex
+from hvd_cluster.torch.plan import Plan
 from hvd_cluster.torch.step import Step
 
 
@@ -25,16 +27,23 @@ class Agreement:
         maker: the thread that has made the optimizer.
     """
 
-    def __init__(self, index: ParameterIndex, config: ReductionConfig, number: int, maker: int) -> None:
+    def __init__(self, index: ParameterIndex, config: ReductionConfig, number: int, maker: threading.Thread) -> None:
         self._index = index
         self._config = config
         self._number = number
         self._maker = maker
+        #: All ranks were at the end of the step when they last agreed; otherwise they agree again there.
+        self.was_last = True
         #: Waits for the layout on which the ranks are agreeing.
         self._pending: Callable[[], GradientLayout] | None = None
 
-    def reach(self, step: Step, repeated: Collection[int], *, is_last: bool) -> GradientLayout:
-        """Agree on a layout; continues the last call if an exception of a signal handler has ended that.
+    @property
+    def is_pending(self) -> bool:
+        """The ranks are agreeing on a layout: :meth:`reach` gives it."""
+        return self._pending is not None
+
+    def begin(self, step: Step, repeated: Collection[int], *, is_last: bool) -> None:
+        """Begin to agree on a layout, unless an exception of a signal handler has ended the last :meth:`reach`.
 
         Args:
             step: what this rank knows.
@@ -42,32 +51,44 @@ class Agreement:
             is_last: this rank has called ``step()`` and finds no further gradients in this step.
 
         Raises:
-            ValueError: two threads agree under one name, or the parameters have different names, shapes or dtypes on
-                some ranks; raised on all ranks.
+            ValueError: two threads agree under one name.
+        """
+        if self._pending is not None:
+            return
+        index = self._index
+        # Repeated gradients are complete only at the end.
+        ready = sorted(step.ready, key=lambda number: number in repeated)
+        unknown = None if step.plan is None else step.plan.unknown
+        try:
+            self._pending = begin_layout(
+                index.gradients(self._config.keeps_sparse, step.last_passes, step.ready),
+                index.unfrozen(range(len(index))),
+                index.assign_buckets(ready, Settings.from_env().fusion_threshold_bytes, unknown),
+                name=self._name(step),
+                number=self._number,
+                names_fingerprint=index.fingerprint,
+                spec_fingerprints=index.spec_fingerprints,
+                process_set=self._config.process_set,
+                is_last=is_last,
+            )
+        except ValueError as error:
+            if DUPLICATE_NAME_TEXT not in str(error):
+                raise
+            running_engine().abort(remedies.TWO_THREADS)  # the other ranks may have waited
+            raise ValueError(remedies.TWO_THREADS) from None
+
+    def is_settled(self, step: Step, plan: Plan) -> bool:
+        """In ``step()``: whether no rank agrees on a further layout."""
+        return self.was_last and not self.is_pending and (step.has_agreed or not step.awaits_gradients(plan))
+
+    def reach(self, step: Step) -> Plan:
+        """Wait until all ranks have begun; the step then follows the plan that this returns, with what is new in it.
+
+        Raises:
+            ValueError: the parameters have different names, shapes or dtypes on some ranks; raised on all ranks.
             HorovodInternalError: the ranks have different numbers of parameters, or the world has ended.
         """
-        if self._pending is None:
-            index = self._index
-            # Repeated gradients are complete only at the end.
-            ready = sorted(step.ready, key=lambda number: number in repeated)
-            unknown = None if step.plan is None else step.plan.unknown
-            try:
-                self._pending = begin_layout(
-                    index.gradients(self._config.keeps_sparse, step.last_passes, step.ready),
-                    index.unfrozen(range(len(index))),
-                    index.assign_buckets(ready, Settings.from_env().fusion_threshold_bytes, unknown),
-                    name=self._name(),
-                    number=self._number,
-                    names_fingerprint=index.fingerprint,
-                    spec_fingerprints=index.spec_fingerprints,
-                    process_set=self._config.process_set,
-                    is_last=is_last,
-                )
-            except ValueError as error:
-                if DUPLICATE_NAME_TEXT not in str(error):
-                    raise
-                running_engine().abort(remedies.TWO_THREADS)  # the other ranks may have waited
-                raise ValueError(remedies.TWO_THREADS) from None
+        assert self._pending is not None
         try:
             layout = self._pending()
         except (HorovodInternalError, ValueError):
@@ -75,16 +96,23 @@ class Agreement:
             raise
         self._pending = None
         self._index.require_equal_specs(layout.mismatched)
-        return layout
+        plan = Plan.of(layout, len(self._index)) if step.plan is None else step.plan.grown(layout)
+        step.follow(plan, is_agreed=layout.is_complete)
+        step.has_agreed = True
+        self.was_last = layout.is_last
+        return plan
 
-    def _name(self) -> str:
+    def _name(self, step: Step) -> str:
         """The name of the request, equal on all ranks.
 
-        One name for all optimizers shows at once that ranks have different ones. But those of several threads agree at
-        the same time, in another order on each rank, so the names of their parameters distinguish them.
+        One name for the first layouts of all optimizers shows at once that ranks have different ones. But those of
+        several threads agree at the same time, in another order on each rank, so the names of their parameters
+        distinguish them.
         """
+        if step.agreed_plan is not None:
+            return f"{step.agreed_plan.label}.layout"
         common = "DistributedOptimizer.layout"
-        return common if self._maker == running_engine().starter else f"{common}.{self._index.fingerprint}"
+        return common if self._maker is running_engine().starter else f"{common}.{self._index.fingerprint}"
 
     def discard(self) -> None:
         """Wait for the layout on which the ranks are agreeing, and forget it."""

@@ -6,7 +6,7 @@ import itertools
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from types import FrameType
 from typing import Any, Protocol
@@ -22,7 +22,7 @@ _READERS = ("torch.amp", "torch.cuda.amp", "lightning", "pytorch_lightning", "li
 _MAX_OPEN_PASSES = 64
 
 #: By the id of a running pass: the callbacks at its end, by their order.
-_at_end: dict[int, dict[int, Callable[[bool], None]]] = {}
+_at_end: dict[int, dict[int, Callable[[bool], Iterator[None]]]] = {}
 #: The hooks that report gradients.
 _attached: weakref.WeakSet[GradientHooks] = weakref.WeakSet()
 _lock = threading.Lock()
@@ -39,13 +39,14 @@ def current_pass() -> int:
     return int(torch._C._current_graph_task_id())
 
 
-def call_at_end(pass_id: int, order: int, callback: Callable[[bool], None]) -> None:
+def call_at_end(pass_id: int, order: int, callback: Callable[[bool], Iterator[None]]) -> None:
     """Run ``callback`` when this thread's backward pass has accumulated its last gradient.
 
     Args:
         pass_id: :func:`current_pass`.
         order: callbacks of one pass run in this order; a second one of the same number is ignored.
-        callback: gets True if the pass was that of a re-entrant checkpoint, so that an outer pass continues.
+        callback: gets True if the pass was that of a re-entrant checkpoint, so that an outer pass continues. The
+            callbacks of one pass take turns: each runs to its next ``yield``.
     """
     with _lock:
         callbacks = _at_end.get(pass_id)
@@ -64,8 +65,9 @@ def _end(pass_id: int) -> None:
     with _lock:
         callbacks = _at_end.pop(pass_id, {})
     is_nested = in_checkpoint()
-    for _, callback in sorted(callbacks.items()):
-        callback(is_nested)
+    running = [callback(is_nested) for _, callback in sorted(callbacks.items())]
+    while running:
+        running = [each for each in running if next(each, running) is None]
 
 
 def in_checkpoint() -> bool:
@@ -92,8 +94,8 @@ class GradientReceiver(Protocol):
     def add_gradient(self, number: int, parameter: torch.Tensor) -> None:
         """The backward pass has accumulated the gradient of a parameter."""
 
-    def end_pass(self, *, is_nested: bool) -> None:
-        """A backward pass has accumulated its last gradient."""
+    def end_pass(self, *, is_nested: bool) -> Iterator[None]:
+        """A backward pass has accumulated its last gradient; yields where other optimizers of the pass come first."""
 
 
 class GradientHooks:
@@ -108,7 +110,7 @@ class GradientHooks:
         #: Unique among the optimizers of this process.
         self.number = next(_numbers)
         #: The thread that has made the optimizer.
-        self.maker = threading.get_ident()
+        self.maker = threading.current_thread()
         #: True once :meth:`attach` was called.
         self.is_attached = False
         self._handles: list[Any] = []
@@ -172,14 +174,13 @@ class GradientHooks:
                 self.await_end_of_pass()
                 self._deferred.append((number, parameter))
 
-    def on_end(self, *, is_nested: bool) -> None:
+    def on_end(self, *, is_nested: bool) -> Iterator[None]:
         """Report the end of a backward pass."""
         self._pass_id = -1
         with self._lock:
             self.report_deferred()
         receiver = self._receiver()
-        if receiver is not None:
-            receiver.end_pass(is_nested=is_nested)
+        return iter(()) if receiver is None else receiver.end_pass(is_nested=is_nested)
 
     def report_deferred(self) -> None:
         """Report gradients now whose hooks may still run: a step is taken from inside such a hook."""
@@ -207,7 +208,6 @@ def _remove(handles: list[Any]) -> None:
         handle.remove()
 
 
-def _at_end_of_pass(hooks: Callable[[], GradientHooks | None], is_nested: bool) -> None:
+def _at_end_of_pass(hooks: Callable[[], GradientHooks | None], is_nested: bool) -> Iterator[None]:
     this = hooks()
-    if this is not None:
-        this.on_end(is_nested=is_nested)
+    return iter(()) if this is None else this.on_end(is_nested=is_nested)

@@ -4,7 +4,8 @@ The first backward pass shows in which order gradients become ready and which of
 (:mod:`hvd_cluster.torch.gradient_layout`). After that, each bucket (:mod:`hvd_cluster.torch.buckets`) is one request,
 submitted when its last gradient is ready, while the backward pass continues.
 
-At the end of each backward pass, before ``backward()`` returns, the reducer waits for what is complete. A gradient that
+At the end of each backward pass, before ``backward()`` returns, the reducer waits for what is complete; of several
+optimizers that a pass has reached, all send and agree on new gradients before one of them waits. A gradient that
 the pass did not reach is sent as zeros there, as DistributedDataParallel does with ``find_unused_parameters``
 (arXiv:2006.15704, section 3.2.3). Where a step has several passes, the ranks agree in the first step which pass is the
 last one to reach a parameter. After it every rank has sent the parameter's bucket, so a rank waits only for ranks that
@@ -16,7 +17,7 @@ from __future__ import annotations
 import sys
 import time
 import weakref
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import suppress
 
 import torch
@@ -30,9 +31,7 @@ from hvd_cluster.monitor.step_clock import step_clock
 from hvd_cluster.torch import remedies, wire
 from hvd_cluster.torch.agreement import Agreement
 from hvd_cluster.torch.backward import GradientHooks, in_checkpoint
-from hvd_cluster.torch.gradient_layout import GradientLayout
 from hvd_cluster.torch.parameter_index import ParameterIndex
-from hvd_cluster.torch.plan import Plan
 from hvd_cluster.torch.step import Step
 from hvd_cluster.torch.transfers import GradientVersion, is_sum
 
@@ -68,8 +67,6 @@ class GradientReducer:
         self._step = Step(self.index, config, is_sparse_only, passes_per_step, self._hooks.streams)
         self._agreement = Agreement(self.index, config, self._hooks.number, self._hooks.maker)
         self._engine: Callable[[], Engine | None] = lambda: None
-        #: Not all ranks were at the end of the step when they last agreed, so they agree again there.
-        self._needs_layout = False
         self._num_steps = 0  #: so far, for errors
         #: Parameters that re-entrant checkpoints accumulate several times in one backward pass.
         self._repeated: set[int] = set()
@@ -132,7 +129,7 @@ class GradientReducer:
         self._step.passes_left = [passes] * len(self.index)
         if self._step.agreed_plan is not None:
             self._step.agreed_plan.forget_passes()
-            self._needs_layout = True
+            self._agreement.was_last = False
 
     def synchronize(self) -> None:
         """Send what is missing, wait for everything, and leave the reduced gradients in place."""
@@ -233,8 +230,10 @@ class GradientReducer:
         self._latest_s = time.monotonic()
         step.add_ready(number, gradient, is_last=number not in self._repeated)
 
-    def end_pass(self, *, is_nested: bool) -> None:
+    def end_pass(self, *, is_nested: bool) -> Iterator[None]:
         """A backward pass has accumulated its last gradient: reduce what is complete.
+
+        Yields where other optimizers that the pass has reached come first.
 
         Args:
             is_nested: it was the pass of a re-entrant checkpoint, and its gradients may not be the last ones.
@@ -252,11 +251,19 @@ class GradientReducer:
             step.num_passes += 1
             if step.ready:
                 running_engine().note_span("", "BACKWARD", self._begun_s, self._latest_s)
-            with step_clock.in_this_thread():  # on GPUs another one than that which has called backward() and waits
-                try:
-                    self._send_due()
-                finally:
-                    self._wait(excluding=step.not_due())
+            for send in (self._send_due, self._send_new):
+                # On GPUs this thread is another one than that which has called backward() and waits.
+                with step_clock.in_this_thread():
+                    try:
+                        send()
+                    except BaseException:
+                        self._wait(excluding=step.not_due())
+                        raise
+                # Without a common plan there is one name for the requests of all optimizers, so each finishes first.
+                if step.agreed_plan is not None:
+                    yield
+            with step_clock.in_this_thread():
+                self._wait(excluding=step.not_due())
             for gradients in (step.ready, step.sent_early):  # a reduction may have replaced a gradient
                 for number in gradients:
                     gradients[number] = parameters[number].grad
@@ -313,32 +320,29 @@ class GradientReducer:
 
     # ---- sending -----------------------------------------------------------------------------------------------------
 
-    def _agree_on_layout(self, *, is_last: bool) -> GradientLayout:
-        """Agree with the other ranks on a plan, or on what this step adds to it.
-
-        Ranks may see new gradients at the ends of different backward passes, but all must agree equally often. So each
-        rank continues to agree in ``step()`` until all ranks are there.
-        """
-        step, plan = self._step, self._step.plan
-        if plan is not None:
-            # Every rank makes these before it agrees. One that waits for them may need all others to repeat one.
-            self._wait(excluding=step.not_due(sys.maxsize))
-        layout = self._agreement.reach(step, self._repeated, is_last=is_last)
-        grown = Plan.of(layout, len(self.index)) if plan is None else plan.grown(layout)
-        step.follow(grown, is_agreed=layout.is_complete)
-        step.has_agreed = True
-        self._needs_layout = not layout.is_last
-        return layout
-
     def _send_due(self) -> None:
         """At the end of a backward pass: send what no later pass of this step will reach."""
         step = self._step
         if step.plan is not None:
             step.send_due(step.plan)
         if step.is_layout_due():
-            self._agree_on_layout(is_last=False)
-            assert step.plan is not None
-            step.send_due(step.plan)
+            self._begin_layout(is_last=False)
+
+    def _send_new(self) -> None:
+        """Send the gradients that are new in the layout on which the ranks are agreeing, if they are."""
+        if self._agreement.is_pending:
+            self._step.send_due(self._agreement.reach(self._step))
+
+    def _begin_layout(self, *, is_last: bool) -> None:
+        """Begin to agree on a layout.
+
+        Ranks may see new gradients at the ends of different backward passes, but all must agree equally often. So each
+        rank continues to agree in ``step()`` until all ranks are there.
+        """
+        if self._step.has_agreed:
+            # Every rank waits for these between two layouts, when it may have to repeat one that others wait for.
+            self._wait(excluding=self._step.not_due(sys.maxsize))
+        self._agreement.begin(self._step, self._repeated, is_last=is_last)
 
     def _send_rest(self, *, is_over: bool) -> None:
         """Send what was not sent yet; a gradient that this rank did not compute takes part as zeros."""
@@ -349,12 +353,12 @@ class GradientReducer:
         if (plan := step.plan) is not None:
             # Before any agreement: other ranks may wait for these at the end of their backward pass.
             step.send_rest(plan, is_over=is_over)
-        is_last = plan is not None and not (self._needs_layout or step.awaits_gradients(plan))
-        while not is_last:
-            is_last = self._agree_on_layout(is_last=True).is_last
-            plan = step.plan
-            assert plan is not None
+        is_settled = plan is not None and self._agreement.is_settled(step, plan)
+        while not is_settled:
+            self._begin_layout(is_last=True)
+            plan = self._agreement.reach(step)
             step.send_rest(plan, is_over=is_over)
+            is_settled = self._agreement.was_last
         assert plan is not None
         step.follow(plan, is_agreed=False)
         step.send_late(plan)

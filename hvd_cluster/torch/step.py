@@ -229,6 +229,7 @@ class Step:
         for bucket in plan.buckets:
             if late := [number for number in self.index.unfrozen(bucket.members) if number not in bucket.active]:
                 self._send(f"{bucket.name}.late", late)
+                bucket.active += late
 
     def discard(self) -> None:
         """Send zeros for what other ranks wait for, and ignore the results of all requests."""
@@ -327,7 +328,6 @@ class Step:
         self, bucket: Bucket, present: Sequence[int], *, is_wanted: bool = True, is_over: bool = False
     ) -> None:
         """Send the members of a bucket that take part in this step."""
-        bucket.is_sent = True
         bucket.active = list(bucket.members if bucket.is_whole else present)
         if bucket.is_whole:
             identity = _WHOLE
@@ -337,6 +337,7 @@ class Step:
         self._identities[bucket.name] = identity, is_over
         members = _members(identity, is_over)
         self._send(bucket.name, bucket.active, members=members, is_wanted=is_wanted, asks_who=bucket.is_whole)
+        bucket.is_sent = True  # not before: an exception of a compressor or signal handler may have ended that
 
     def _send(
         self,
@@ -354,7 +355,6 @@ class Step:
             self.transfers.send(name, parameters, labels, members=members, is_wanted=is_wanted, asks_who=asks_who)
 
     def _send_sparse(self, number: int, plan: Plan, *, is_wanted: bool = True, is_over: bool = False) -> None:
-        self._sent_sparse.add(number)
         name, parameter = self._name_of_sparse(number, plan), self.index.parameters[number]
         asks_who = number in plan.frozen_on_some
         identity = _WHOLE if asks_who else -1 if takes_part(parameter) else fingerprint([])
@@ -368,6 +368,7 @@ class Step:
                 is_wanted=is_wanted,
                 asks_who=asks_who,
             )
+        self._sent_sparse.add(number)
 
     def _behind_gradients(self, numbers: Sequence[int]) -> AbstractContextManager[None]:
         """Inside, GPUs have computed the gradients: the branches of a model may be on several streams."""

@@ -390,6 +390,33 @@ def test_gradients_that_are_first_seen_later_do_not_mix_up_two_optimizers(two: A
     assert first == second
 
 
+@pytest.mark.parametrize("has_names", [True, False])
+@pytest.mark.parametrize("user", [0, 1])
+def test_a_rank_that_skips_the_first_optimizer_waits_for_nothing_but_the_second(
+    two: Any, has_names: bool, user: int
+) -> None:
+    def fn(hvd: Any) -> list[Any]:
+        branch, late, trunk, never = (torch.nn.Parameter(torch.ones(3)) for _ in range(4))
+        optimizers = []
+        for number, pair in enumerate([(branch, late), (trunk, never)]):
+            named = [(f"{number}.{place}", parameter) for place, parameter in enumerate(pair)] if has_names else None
+            optimizers.append(hvd.DistributedOptimizer(torch.optim.SGD(pair, lr=0.5), named))
+        for step in range(6):
+            loss = trunk.sum()
+            if step in (0, 1, 5) or hvd.rank() == user:  # a branch that depends on the data
+                loss = loss + branch.sum()
+            if step == 3 and hvd.rank() == user:
+                loss = loss + late.sum()
+            loss.backward()
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+        return [parameter.tolist() for parameter in (branch, late, trunk, never)]
+
+    first, second = two(fn)
+    assert first == second == [[-1.25] * 3, [0.75] * 3, [-2.0] * 3, [1.0] * 3]
+
+
 def test_gradients_of_reentrant_checkpoints_are_reduced_when_backward_returns(two: Any) -> None:
     def fn(hvd: Any) -> list[float]:
         torch.manual_seed(0)

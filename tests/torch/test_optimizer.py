@@ -490,6 +490,35 @@ def test_optimizers_are_trained_in_several_threads(two: Any) -> None:
     assert two(fn) == [{0: [-15.0] * 3, 1: [-30.0] * 3}] * 2
 
 
+def test_the_thread_that_trains_need_not_be_the_one_that_has_begun() -> None:
+    def fn() -> list[float]:
+        import hvd_cluster.torch as hvd
+
+        weight = torch.nn.Parameter(torch.zeros(3))
+
+        def train() -> None:
+            optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0), [("weight", weight)])
+            (weight.sum() * (hvd.rank() + 1)).backward()
+            optimizer.step()
+
+        def run(work: Any) -> None:
+            thread = threading.Thread(target=work)
+            thread.start()
+            thread.join()
+
+        run(hvd.init)
+        # The next thread may get the number of the one that has ended: here on rank 0, where no thread is between them.
+        taken = threading.Event()
+        between = threading.Thread(target=taken.wait)
+        if hvd.rank() == 1:
+            between.start()
+        run(train)
+        taken.set()
+        return weight.tolist()
+
+    assert local.run(fn, num_proc=2, env={"OMP_NUM_THREADS": "1"}) == [[-1.5] * 3] * 2
+
+
 def test_optimizers_of_two_threads_with_equal_names_are_an_error_on_all_ranks() -> None:
     def fn() -> list[str]:
         import hvd_cluster.torch as hvd

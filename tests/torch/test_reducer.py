@@ -740,6 +740,54 @@ def test_a_step_that_a_signal_handler_interrupts_can_be_repeated(two: Any, kind:
     assert weights == others
 
 
+@pytest.mark.parametrize(
+    ("where", "first_passes"), [("while it packs", 2), ("after the last agreement", 2), ("after the last agreement", 1)]
+)
+def test_a_step_that_has_failed_on_one_rank_sends_each_request_once(two: Any, where: str, first_passes: int) -> None:
+    def fn(hvd: Any) -> Any:
+        from hvd_cluster.torch import Compression
+
+        errors: list[str] = []
+
+        class Fails(Compression.none):
+            @staticmethod
+            def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
+                if errors and where == "while it packs":
+                    raise torch.OutOfMemoryError(errors.pop())
+                return tensor, None
+
+            @staticmethod
+            def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
+                if errors:
+                    raise torch.OutOfMemoryError(errors.pop())
+                return tensor
+
+        dense, never, rows = torch.nn.Parameter(torch.zeros(3)), *(torch.nn.Parameter(torch.zeros(2, 3)) for _ in "ab")
+        optimizer = torch.optim.SGD([dense, never, rows], lr=1.0)
+        optimizer = hvd.DistributedOptimizer(
+            optimizer, named([dense, never, rows]), compression=Fails, backward_passes_per_step=2
+        )
+        caught = 0
+        for step in range(4):
+            for _ in range(1 if step else first_passes):  # those of the other steps are sent in step()
+                used = torch.nn.functional.embedding(torch.tensor([1]), rows, sparse=True)
+                ((dense.sum() + used.sum()) * (hvd.rank() + 1)).backward()
+            errors[:] = ["for the test"] if hvd.rank() == 0 and step in (first_passes - 1, 2) else []
+            for _ in range(2):
+                try:
+                    optimizer.step()
+                    break
+                except torch.OutOfMemoryError:
+                    caught += 1
+            optimizer.zero_grad()
+        return caught, dense.tolist(), rows.tolist()
+
+    (caught, *weights), (none, *others) = two(fn)
+    assert (caught, none) == (2, 0)
+    assert weights == others
+    assert weights[0] == [-1.5 * (first_passes + 3)] * 3
+
+
 def test_an_optimizer_that_is_gone_sends_nothing(two: Any) -> None:
     def fn(hvd: Any) -> list[float]:
         parameters = scalars(1, 0.0)
