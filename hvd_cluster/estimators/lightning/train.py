@@ -103,7 +103,6 @@ def _data(saving: SaveRun, trainer: Any, module: Any) -> Iterator[dict[str, Any]
             return to_device(cast if spec.objective is None else map(spec.inputs.checked, cast), ahead=readers.ahead)
 
         def training() -> Iterator[dict[str, torch.Tensor]]:
-            readers.skip(run.epoch, saving.done)  # before the saved state of random generators is restored
             return saved_batches(prepared(readers.train_batches(run.epoch, saving.done)), saving)
 
         train = BatchLoader(training, readers.train_steps)

@@ -73,7 +73,10 @@ class DataModule(ABC):
 
     @abstractmethod
     def train_data(self) -> Iterable[Any]:
-        """The training batches of one epoch or of endless epochs; called again when they end."""
+        """The training batches of one epoch or of endless epochs; called again when they end.
+
+        Random numbers of torch, NumPy and Python are the same in a resumed fit, except in threads of the module.
+        """
 
     @abstractmethod
     def val_data(self) -> Iterable[Any] | None:

@@ -18,46 +18,55 @@ _lock = threading.RLock()
 def seed_all(seed: int, epoch: int, rank: int) -> None:
     """Seed torch, NumPy and Python for an epoch of a rank, the same in a resumed run."""
     number = (seed * 1_000_003 + epoch * 10_007 + rank) % 2**63
-    torch.manual_seed(number)
-    np.random.seed(number % 2**32)
-    random.seed(number)
+    with _lock:
+        torch.manual_seed(number)
+        np.random.seed(number % 2**32)
+        random.seed(number)
 
 
 def capture() -> dict[str, Any]:
     """The state of all generators, as tensors and numbers."""
-    _, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
-    version, words, gauss = random.getstate()
-    return {
-        "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None,
-        "numpy": (torch.from_numpy(np.asarray(keys).astype(np.int64)), int(position), int(has_gauss), float(cached)),
-        "python": (version, torch.tensor(words, dtype=torch.int64), gauss),
-    }
+    with _lock:
+        _, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
+        version, words, gauss = random.getstate()
+        return {
+            "torch": torch.get_rng_state(),
+            "cuda": torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None,
+            "numpy": (torch.from_numpy(np.asarray(keys, np.int64)), int(position), int(has_gauss), float(cached)),
+            "python": (version, torch.tensor(words, dtype=torch.int64), gauss),
+        }
 
 
 def restore(state: dict[str, Any]) -> None:
     """Restore what :func:`capture` returned."""
-    torch.set_rng_state(state["torch"])
-    if state["cuda"] is not None and torch.cuda.is_initialized():
-        torch.cuda.set_rng_state(state["cuda"])
     keys, position, has_gauss, cached = state["numpy"]
-    np.random.set_state(("MT19937", keys.numpy().astype(np.uint32), position, has_gauss, cached))
     version, words, gauss = state["python"]
-    random.setstate((version, tuple(words.tolist()), gauss))
+    with _lock:
+        torch.set_rng_state(state["torch"])
+        if state["cuda"] is not None and torch.cuda.is_initialized():
+            torch.cuda.set_rng_state(state["cuda"])
+        np.random.set_state(("MT19937", keys.numpy().astype(np.uint32), position, has_gauss, cached))
+        random.setstate((version, tuple(words.tolist()), gauss))
 
 
 @contextlib.contextmanager
-def set_aside(seed: int | None = None) -> Iterator[None]:
-    """Generators continue as before after the block, for which other threads that call this wait.
+def set_aside(seed: int | None = None, rank: int = 0, own: dict[str, Any] | None = None) -> Iterator[None]:
+    """Generators continue as before after the block, for which other threads that call these functions wait.
 
     Args:
-        seed: in the block the generators give the same numbers in every process with this seed.
+        seed: in the block the generators give the same numbers in every process with this seed and ``rank``.
+        rank: by default the same for all ranks.
+        own: keeps the state at the end of the block, with which the next one begins instead; empty for the first.
     """
     with _lock:
         before = capture()
-        if seed is not None:
-            seed_all(seed, -1, 0)  # before the first epoch, the same for all ranks
+        if own:
+            restore(own)
+        elif seed is not None:
+            seed_all(seed, -1, rank)  # before the first epoch
         try:
             yield
         finally:
+            if own is not None:
+                own.update(capture())
             restore(before)

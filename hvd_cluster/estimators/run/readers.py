@@ -66,16 +66,7 @@ class Readers(ABC):
 
     @abstractmethod
     def train_batches(self, epoch: int, done: int = 0) -> Iterator[dict[str, Tensor]]:
-        """The ``train_steps`` batches of an epoch, without the first ``done``: after :meth:`skip` has passed over them.
-
-        The global random generators are seeded for the epoch, or hold the state after those steps.
-        """
-
-    def skip(self, epoch: int, done: int) -> None:  # noqa: B027 - most find the batches that follow
-        """Pass over all batches before those that an epoch has left after its first ``done``.
-
-        Batches of a user's loader are taken for that, in which it may draw from the global random generators.
-        """
+        """The ``train_steps`` batches of an epoch, without the first ``done``."""
 
     def not_finite(self, epoch: int, step: int) -> str | None:
         """Which columns of a training batch hold NaN or infinities; empty if none does, None if that is unknown.
@@ -209,47 +200,39 @@ def with_rows(
 class DataModuleReaders(Readers):
     """Batches of a data module, as dicts of tensors.
 
-    A run that resumes from a checkpoint reads and skips the batches that it was trained on.
+    A run that resumes from a checkpoint reads and skips the batches that it was trained on. The module has random
+    generators of its own for them, so that it draws the same numbers again, whatever the model has drawn.
     """
 
-    #: A loader may draw from the global random generators, whose states a checkpoint holds as of its step.
+    #: A loader may draw from the global random generators, which meanwhile must not be the model's.
     ahead = False
 
     def __init__(self, spec: FitSpec, rank: int, size: int) -> None:
         self._inputs: Inputs = spec.inputs
-        self._seed, self._rank, self._size = spec.seed, rank, size
+        self._size = size
+        self._own_generators = functools.partial(random_state.set_aside, spec.seed, rank, {})
         self.train_steps, self._val_steps = steps_of(spec, size)
         self.padding_rows = 0
-        self._module = spec.data_module(**arguments(spec, rank, size, self.train_steps, self._val_steps))
+        with self._own_generators():
+            self._module = spec.data_module(**arguments(spec, rank, size, self.train_steps, self._val_steps))
         self._train: Iterator[Any] = iter(())
         #: Training batches read so far, over all epochs.
         self._taken = 0
 
     def __enter__(self) -> DataModuleReaders:
         self._opened = contextlib.ExitStack()
-        self._opened.enter_context(self._module)
+        with self._own_generators():
+            self._opened.enter_context(self._module)
         return self
 
     def __exit__(self, *exc_info: Any) -> None:
         self._opened.__exit__(*exc_info)  # a module cannot suppress a failure
 
     def train_batches(self, epoch: int, done: int = 0) -> Iterator[dict[str, Tensor]]:
-        self.skip(epoch, done)
+        while self._taken < epoch * self.train_steps + done:
+            self._next()
         for _ in range(self.train_steps - done):
             yield self._as_batch(self._next())
-
-    def skip(self, epoch: int, done: int) -> None:
-        """As in the base class. Each epoch begins with the seed that it had, or has, without an interruption."""
-        first = epoch * self.train_steps + done
-        if self._taken == first:
-            return
-        while True:
-            begun, step = divmod(self._taken, self.train_steps)
-            if step == 0:
-                random_state.seed_all(self._seed, begun, self._rank)
-            if self._taken >= first:
-                return
-            self._next()
 
     def validation_batches(self) -> Iterator[dict[str, Tensor]]:
         mine = self._validation()
@@ -266,11 +249,12 @@ class DataModuleReaders(Readers):
     def _next(self) -> Any:
         """The next training batch; calls ``train_data()`` again when it has ended."""
         self._taken += 1
-        for _ in range(2):
-            batch = next(self._train, None)
-            if batch is not None:
-                return batch
-            self._train = iter(self._module.train_data())
+        with self._own_generators():
+            for _ in range(2):
+                batch = next(self._train, None)
+                if batch is not None:
+                    return batch
+                self._train = iter(self._module.train_data())
         raise DataError(f"{type(self._module).__name__}.train_data() has no batches")
 
     def _as_batch(self, batch: Any) -> dict[str, Tensor]:

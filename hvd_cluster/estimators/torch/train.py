@@ -96,7 +96,7 @@ def _train_epochs(worker: Worker, saving: Checkpointing) -> None:
     with scalar_log(spec) if hvd.rank() == 0 else contextlib.nullcontext() as log:
         while not run.is_over:
             random_state.seed_all(spec.seed, run.epoch, hvd.rank())
-            done, sums = _continued(run, worker.readers)
+            done, sums = _continued(run)
 
             def after_step(done: int, means: Means) -> None:
                 if run.is_checkpoint_due_within(done, worker.readers.train_steps):
@@ -120,7 +120,7 @@ def _train_epochs(worker: Worker, saving: Checkpointing) -> None:
                 callback(record, steps.model)
 
 
-def _continued(run: WorkerRun[TrainSpec], readers: Readers) -> tuple[int, Sums | None]:
+def _continued(run: WorkerRun[TrainSpec]) -> tuple[int, Sums | None]:
     """Steps that the epoch has made, and this rank's sums; restores its random generators.
 
     If the metrics are other ones now, the epoch's means are those of its remaining steps. Another number of ranks draws
@@ -132,7 +132,6 @@ def _continued(run: WorkerRun[TrainSpec], readers: Readers) -> tuple[int, Sums |
     if partial is None:
         return 0, None
     done = partial.steps(spec, hvd.size())
-    readers.skip(run.epoch, done)
     own = partial.rank_state(hvd.rank(), hvd.size())
     if own is not None:
         random_state.restore(own["random"])

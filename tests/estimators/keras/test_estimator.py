@@ -326,6 +326,33 @@ def test_a_data_module_of_the_users_own_brings_each_batch_once_in_its_order(driv
     assert driver(fn, frame) < 1e-6
 
 
+def test_a_data_module_that_draws_random_numbers_continues_exactly(driver, frame, tmp_path):
+    fit, build, apart = estimator, dense, difference
+
+    def fn(workers, frame, folder):
+        from hvd_cluster.estimators import DataModule
+
+        class Drawn(DataModule):
+            def train_data(self):
+                import numpy as np
+
+                for _ in range(5):
+                    rows = np.random.normal(size=(8, 6)).astype("float32")
+                    yield {"x": rows[:, :4], "a": rows[:, 4], "y": rows[:, 5]}
+
+            def val_data(self):
+                return None
+
+        def fitted(epochs, run_id):
+            given = {"data_module": Drawn, "train_steps_per_epoch": 4, "store": folder, "run_id": run_id}
+            return fit(workers(1), build(dropout=0.3), epochs=epochs, **given).fit(frame)
+
+        fitted(2, "two")
+        return apart(fitted(3, "one"), fitted(3, "two"))
+
+    assert driver(fn, frame, str(tmp_path)) == 0
+
+
 def test_a_metric_of_several_numbers_is_one_of_each_in_the_history(driver, frame, tmp_path):
     fit = estimator
 

@@ -95,6 +95,13 @@ class Accumulates(Net):
         self.trainer.accumulate_grad_batches = self.current_epoch + 1
 
 
+class Draws(Net):
+    """Draws random numbers when an epoch begins, after all callbacks."""
+
+    def on_train_epoch_start(self):
+        torch.rand(3)
+
+
 class Counts(pl.Callback):
     """Counts what it is called for, and goes on counting in a run that is resumed."""
 
@@ -342,6 +349,47 @@ def test_the_loaders_of_a_users_data_module_continue_too(frame, two_workers, tmp
         assert what_was_learned(resumed) == what_was_learned(undisturbed), name
     found = interrupted(frame, tmp_path, two_workers, "several", data_module=Several, net=Of())
     assert (found.epochs, found.partial_epoch) == (1, None)
+
+
+@pytest.mark.parametrize(
+    ("every", "where"), [(None, {"epoch": 2, "batch": 0}), (EVERY, {"epoch": 1})], ids=["between epochs", "within one"]
+)
+def test_a_data_module_continues_whatever_the_model_draws(frame, one_worker, tmp_path, every, where):
+    class Loaded(DataModule):
+        """Passes over the rows that begin within epochs."""
+
+        def __enter__(self):
+            import pyarrow.parquet as pq
+
+            table = pq.read_table(self.train_dir)
+            x, y = (torch.from_numpy(np.stack(table[name].to_numpy()).astype("float32")) for name in ("x", "y"))
+            self.rows = torch.utils.data.TensorDataset(x, y)
+            return self
+
+        def train_data(self):
+            for x, y in torch.utils.data.DataLoader(self.rows, self.train_batch_size, shuffle=True):
+                yield {"x": x + 0.01 * torch.randn(x.shape), "y": y}
+
+        def val_data(self):
+            return None
+
+    params = {"data_module": Loaded, "net": Draws(), "validation": None, "checkpoint_every_steps": every}
+    undisturbed = fitted(frame[:125], tmp_path, "undisturbed", one_worker, **params)
+    found = interrupted(frame[:125], tmp_path, one_worker, **where, **params)
+    assert (found.epochs, found.partial_epoch is None) == (where["epoch"], every is None)
+    resumed = fitted(frame[:125], tmp_path, "interrupted", one_worker, **params)
+    assert what_was_learned(resumed) == what_was_learned(undisturbed)
+
+
+def test_a_run_of_an_earlier_version_continues(frame, two_workers, tmp_path):
+    """Ranks held less within an epoch then."""
+    found = interrupted(frame, tmp_path, two_workers)
+    for part in found.partial_epoch.ranks:
+        for name in ("accumulate_grad_batches", "numbers", "validation_left_out_rows"):
+            del part[name]
+    found.save(RunFiles(LocalStore(str(tmp_path / "interrupted")), "one"))
+    resumed = fitted(frame, tmp_path, "interrupted", two_workers)
+    assert what_was_learned(resumed) == what_was_learned(fitted(frame, tmp_path, "undisturbed", two_workers))
 
 
 def test_the_best_epoch_is_kept_when_a_run_continues_during_another(frame, two_workers, tmp_path):

@@ -234,6 +234,22 @@ class Drawn(DataModule):
         return None
 
 
+class Loaded(Drawn):
+    """The batches of a DataLoader, and noise for all of its passes."""
+
+    def __enter__(self):
+        self.noise = torch.from_numpy(np.random.normal(scale=0.01, size=64).astype("float32"))
+        return super().__enter__()
+
+    def train_data(self):
+        from torch.utils.data import DataLoader, TensorDataset
+
+        row, label = (torch.from_numpy(self.table[name].to_numpy().astype("float32")) / 40 for name in ("row", "y"))
+        rows = TensorDataset(row + self.noise[: len(row)], label)
+        for x, y in DataLoader(rows, self.train_batch_size, shuffle=True):
+            yield {"row": x + 0.1 * torch.randn(len(x)), "y": y}
+
+
 class EndsIn:
     """A callback that ends the fit after an epoch, once: in training, or between two epochs."""
 
@@ -246,11 +262,15 @@ class EndsIn:
 
 
 @pytest.mark.parametrize("every", [None, 3])
+@pytest.mark.parametrize(("module", "rows"), [(Drawn, 40), (Loaded, 43)])
 def test_a_module_that_draws_random_numbers_continues_as_if_the_fit_had_not_been_interrupted(
-    one_worker, tmp_path, every
+    one_worker, tmp_path, module, rows, every
 ):
-    """``every``: steps between checkpoints; an epoch has five, so that the third one is the last that is saved."""
-    write(tmp_path / "data" / "a.parquet", 0, 40)
+    """``every``: steps between checkpoints; an epoch has five, so that the third one is the last that is saved.
+
+    With 43 rows passes over them have six batches, and begin within epochs.
+    """
+    write(tmp_path / "data" / "a.parquet", 0, rows)
 
     def fit(name, *callbacks, epochs=3):
         torch.manual_seed(0)
@@ -268,7 +288,7 @@ def test_a_module_that_draws_random_numbers_continues_as_if_the_fit_had_not_been
             random_seed=3,
             verbose=0,
             backend=one_worker,
-            data_module=Drawn,
+            data_module=module,
             store=tmp_path / name,
             run_id="one",
             max_restarts=0,
