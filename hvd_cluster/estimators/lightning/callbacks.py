@@ -129,8 +129,8 @@ class SaveRun(_callbacks.Checkpoint):
         if own is not None:
             self._means.restore(own["means"])
             self._has_loss = own["has_loss"]
-            self._numbers.restore(own["numbers"])
-            self.run.timer.validation_left_out_rows = own["validation_left_out_rows"]
+            self._numbers.restore(own.get("numbers", self._numbers.state()))
+            self.run.timer.validation_left_out_rows = own.get("validation_left_out_rows", 0)
             rank_state.restore(own["lightning"], self._trainer, self._trainer.lightning_module)
 
     def between_batches(self) -> None:
@@ -318,7 +318,7 @@ def _log_without_value(results: Any, key: str, value: Any, batch_size: int) -> N
 
 def _changed_passes(partial: PartialEpoch) -> int | None:
     """The ``accumulate_grad_batches`` of an interrupted epoch, equal on all ranks; None for those given to the fit."""
-    passes: int | None = partial.ranks[0][_PASSES]
+    passes: int | None = partial.ranks[0].get(_PASSES)
     return passes
 
 
