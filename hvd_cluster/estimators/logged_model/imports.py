@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import dis
 import importlib.util
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator
 from functools import cache
 from importlib.machinery import ModuleSpec
 from types import CodeType
@@ -51,23 +51,42 @@ def imported_by(code: CodeType) -> set[str]:
     return {name for name in found if name.partition(".")[0] and _spec(name.partition(".")[0]) is not None}
 
 
-def imported(source: str, package: str = "", *, in_functions: bool = False) -> set[str]:
+def imported(code: ast.AST, package: str = "", called: Collection[str] = ()) -> set[str]:
     """The names of modules that a module's source imports when it is imported; some may be names in modules.
 
-    Imports for type checkers are not among them.
+    Imports for type checkers are not among them, nor those of a module that is run as a script.
 
     Args:
         package: the package of the module, which relative imports are relative to.
-        in_functions: also those that its functions import when they are called.
+        called: also what its functions and classes of these names import when they are called.
     """
     found: set[str] = set()
-    for node in _at_import(ast.parse(source).body, in_functions):
+    for node in _running(code, called):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             module = importlib.util.resolve_name("." * node.level + (node.module or ""), package)
             found |= {module, *(f"{module}.{alias.name}" for alias in node.names)}
     return found
+
+
+def names_used(code: ast.AST, called: Collection[str]) -> set[str]:
+    """The names, also in other modules, that a module uses when it is imported and its ``called`` are called."""
+    found: set[str] = set()
+    imports: set[str] = set()
+    attributes: set[tuple[str, str]] = set()
+    for node in _running(code, called):
+        if isinstance(node, ast.Name):
+            found.add(node.id)
+        elif isinstance(node, ast.alias):
+            found |= {node.name} if node.asname else set()
+            imports.add((node.asname or node.name).partition(".")[0])
+        elif isinstance(node, ast.Attribute):
+            root = node.value
+            while isinstance(root, ast.Attribute):
+                root = root.value
+            attributes.add((getattr(root, "id", ""), node.attr))
+    return found | {name for root, name in attributes if root in imports}  # not methods, such as self.fit
 
 
 def _spec(module: str) -> ModuleSpec | None:
@@ -77,14 +96,19 @@ def _spec(module: str) -> ModuleSpec | None:
         return None
 
 
-def _at_import(statements: Iterable[ast.stmt], in_functions: bool) -> Iterator[ast.stmt]:
-    """The statements that run on import, those in blocks included; those of functions too, if asked."""
-    for node in statements:
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+def _running(code: ast.AST, called: Collection[str]) -> Iterator[ast.AST]:
+    """The nodes that run on import, and those of the functions and classes whose names are in ``called``."""
+    waiting: list[tuple[ast.AST, Collection[str], bool]] = [(code, called, False)]
+    while waiting:
+        node, names, is_called = waiting.pop()
+        if isinstance(node, ast.If) and any(text in ast.unparse(node.test) for text in ("TYPE_CHECKING", "__main__")):
             continue
         yield node
-        if in_functions or not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            for block in ("body", "orelse", "finalbody"):
-                yield from _at_import(getattr(node, block, []), in_functions)
-            for handler in getattr(node, "handlers", []):
-                yield from _at_import(handler.body, in_functions)
+        is_function = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            is_called = is_called or node.name in names
+            names = names if is_function else ()  # a method runs only if its class is in use
+        runs = is_called or not is_function
+        waiting += [
+            (child, names, is_called) for child in ast.iter_child_nodes(node) if runs or not isinstance(child, ast.stmt)
+        ]

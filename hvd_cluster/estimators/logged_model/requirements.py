@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import io
 import sys
@@ -11,14 +12,14 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
 from pathlib import Path
-from types import CodeType
+from types import CodeType, FunctionType
 from typing import Any
 
 import cloudpickle
 import numpy as np
 import torch
 
-from hvd_cluster.estimators.logged_model.imports import file_of, imported, imported_by
+from hvd_cluster.estimators.logged_model.imports import file_of, imported, imported_by, names_used
 from hvd_cluster.launch.pickling import modules_in
 
 #: What scoring imports. Releases of MLflow differ in the pyarrow that they allow, so any that we support will do.
@@ -53,7 +54,11 @@ def requirements_of(values: Sequence[Any], modules: Iterable[str] = (), without:
         modules: names of modules that are needed too.
         without: names of modules that travel with the model.
     """
-    names = {*_ALWAYS, *modules, *(name for value in values for name in _modules_of(value))}
+    names, called = {*_ALWAYS, *modules}, set[str]()
+    for value in values:
+        pickled, imports, named = _pickled(value)
+        names |= modules_in(pickled) | imports
+        called |= named
     waiting = {name for name in names if not _is_by_value(name) and name not in without}
     local: dict[str, LocalCode] = {}
     distributions: set[str] = set()
@@ -68,36 +73,37 @@ def requirements_of(values: Sequence[Any], modules: Iterable[str] = (), without:
             distributions |= set(found)
         elif top not in local and (code := _local_code(top)) is not None:
             local[top] = code
-            waiting |= _imports_of(code) - set(without)
+            waiting |= _imports_of(local.values(), called) - set(without)
     pins = {f"{name}=={metadata.version(name).partition('+')[0]}" for name in distributions - {"pyarrow"}}
     return Requirements(tuple(sorted({*pins, *_UNPINNED})), tuple(local[name] for name in sorted(local)))
 
 
 class _WithoutNumbers(cloudpickle.Pickler):
-    """Pickles all but the content of tensors and arrays, and keeps what the code of functions imports."""
+    """Pickles all but the content of tensors and arrays, and keeps what functions import and name."""
 
     def __init__(self, sink: io.BytesIO) -> None:
         super().__init__(sink)
         self.imports: set[str] = set()
+        self.named: set[str] = set()
 
     def persistent_id(self, value: Any) -> str | None:
         if isinstance(value, CodeType):
             self.imports |= imported_by(value)
+            self.named |= set(value.co_names)
+        elif isinstance(value, (type, FunctionType)):
+            self.named.add(value.__qualname__.partition(".")[0])
         return "numbers" if isinstance(value, (torch.Tensor, torch.UntypedStorage, np.ndarray)) else None
 
 
-def _pickled(value: Any) -> tuple[bytes, set[str]]:
-    """The pickle, and the names of modules that functions import when they are called; some may be names in modules."""
+def _pickled(value: Any) -> tuple[bytes, set[str], set[str]]:
+    """The pickle, what its functions import when they are called, and the names of what it may call.
+
+    Of the imports some may be names in modules.
+    """
     sink = io.BytesIO()
     pickler = _WithoutNumbers(sink)
     pickler.dump(value)
-    return sink.getvalue(), pickler.imports
-
-
-def _modules_of(value: Any) -> set[str]:
-    """What unpickling and calling a value imports, whether or not this process has imported it."""
-    pickled, imports = _pickled(value)
-    return modules_in(pickled) | imports
+    return sink.getvalue(), pickler.imports, pickler.named
 
 
 def _is_by_value(module: str) -> bool:
@@ -147,10 +153,21 @@ def _local_code(top: str) -> LocalCode | None:
     return LocalCode(top, file)
 
 
-def _imports_of(code: LocalCode) -> set[str]:
-    files = code.path.rglob("*.py") if code.path.is_dir() else [code.path]
-    found: set[str] = set()
-    for file in files:
-        package = ".".join([code.name, *file.parent.relative_to(code.path).parts]) if code.path.is_dir() else ""
-        found |= imported(file.read_text(encoding="utf-8"), package, in_functions=True)
-    return found
+def _imports_of(local: Iterable[LocalCode], called: set[str]) -> set[str]:
+    """What local code imports when it is imported, and when scoring calls its functions and classes.
+
+    Args:
+        called: the names of those, to which this adds the names of what they use in turn. Code that scoring does not
+            use, such as a script's ``main()``, may import what is not installed where the model is loaded.
+    """
+    sources: list[tuple[ast.AST, str]] = []
+    for code in local:
+        for file in code.path.rglob("*.py") if code.path.is_dir() else [code.path]:
+            package = ".".join([code.name, *file.parent.relative_to(code.path).parts]) if code.path.is_dir() else ""
+            sources.append((ast.parse(file.read_text(encoding="utf-8")), package))
+    known = -1
+    while known < len(called):
+        known = len(called)
+        for source, _ in sources:
+            called |= names_used(source, called)
+    return {name for source, package in sources for name in imported(source, package, called)}

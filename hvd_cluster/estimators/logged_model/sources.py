@@ -6,6 +6,7 @@ hash of the content: a process can load models that were logged by different ver
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import re
 import shutil
@@ -33,7 +34,7 @@ def scoring_modules() -> dict[str, str]:
         if name in found or is_package(name) or (source := source_of(name)) is None:
             continue
         found[name] = source
-        waiting += [module for module in imported(source) if module.startswith(f"{_OURS}.")]
+        waiting += [module for module in imported(ast.parse(source)) if module.startswith(f"{_OURS}.")]
     return dict(sorted(found.items()))
 
 

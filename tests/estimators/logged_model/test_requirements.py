@@ -115,6 +115,76 @@ def test_what_functions_of_local_code_import_is_required(acme, tmp_path):
         sys.modules.pop("my_calls", None)
 
 
+_NET = """
+import my_words.deep
+import torch
+from my_words import encoded as words
+from my_words import *
+
+class Net(torch.nn.Linear):
+    def forward(self, x):
+        self.fit(False)
+        return super().forward(words(my_words.deep.lowered(x), widened))
+
+    def fit(self, mode): ...
+
+class Study:
+    def encoded(self):
+        import pytest
+
+def fit():
+    import hvd_cluster
+
+async def main():
+    from hvd_cluster.estimators import TorchEstimator
+    import pyspark, pytest
+    fit()
+
+if __name__ == "__main__":
+    import pytest
+    main()
+"""
+_WORDS = """
+def encoded(x, then):
+    from acme.text import fn
+    return _looked_up(then(x))
+
+def _looked_up(x):
+    match x:
+        case _:
+            import yaml
+    return x
+
+def widened(x):
+    try:
+        return x
+    finally:
+        import PIL
+
+def plotted(x):
+    import matplotlib.pyplot
+    import acme.image
+"""
+
+
+def test_what_functions_of_local_code_import_that_scoring_does_not_call_is_not_required(acme, tmp_path):
+    (tmp_path / "my_net.py").write_text(_NET)
+    (tmp_path / "my_words").mkdir()
+    (tmp_path / "my_words" / "__init__.py").write_text(_WORDS)
+    (tmp_path / "my_words" / "deep.py").write_text("def lowered(x):\n    import psutil\n    return x\n")
+    try:
+        net = importlib.import_module("my_net").Net(1, 1)
+        found = requirements_of([net])
+        assert [one.name for one in found.local] == ["my_net", "my_words"]
+        always = names_of(requirements_of([]))
+        assert names_of(found) - always == {"acme-text", "PyYAML", "pillow", "psutil"}
+        my_words = sys.modules["my_words"]
+        assert "acme-image" in names_of(requirements_of([net, lambda batch: my_words.plotted(batch)]))
+    finally:
+        for name in ("my_net", "my_words", "my_words.deep"):
+            sys.modules.pop(name, None)
+
+
 @pytest.mark.parametrize("role", ["preprocess", "transformation_fn"])
 def test_the_code_of_a_function_that_makes_the_models_arguments_travels(tmp_path, monkeypatch, role):
     (tmp_path / "my_rows.py").write_text("def fn(rows): ...\n")

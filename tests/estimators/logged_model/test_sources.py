@@ -18,7 +18,7 @@ def test_scoring_imports_few_modules_and_only_packages_that_a_model_requires():
     modules = scoring_modules()
     assert len(modules) < 30
     for name, source in modules.items():
-        tops = {one.partition(".")[0] for one in imported(source)} - set(sys.stdlib_module_names)
+        tops = {one.partition(".")[0] for one in imported(ast.parse(source))} - set(sys.stdlib_module_names)
         assert tops <= INSTALLED | {"hvd_cluster"}, name
 
 
@@ -67,5 +67,5 @@ class K:
 def function():
     import m
 """
-    found = imported(source, "package.inner")
+    found = imported(ast.parse(source), "package.inner")
     assert found == {"a.b", "c", "c.d", "package.inner", "package.inner.e", "package.f", "package.f.g", "i", "j", "l"}
