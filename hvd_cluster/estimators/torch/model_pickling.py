@@ -25,6 +25,7 @@ from hvd_cluster.errors import DataError
 M = TypeVar("M", bound=torch.nn.Module)
 T = TypeVar("T")
 
+_HOLDS = "the state of the model, the optimizer or the scheduler holds"
 _REMEDY = (
     "set it to None before fit() and create it where it is used, or exclude it from the module's state with a "
     "__getstate__ method"
@@ -85,7 +86,7 @@ def on_cpu(state: Any) -> Any:
     """The same nest of dicts and lists with every tensor on the CPU, and NumPy's scalars as Python's.
 
     Raises:
-        DataError: it holds a NumPy array of several elements.
+        DataError: it holds a NumPy array with dimensions, or a named tuple or the like; no checkpoint brings it back.
     """
     if isinstance(state, torch.Tensor):
         return state.detach().cpu()
@@ -94,13 +95,13 @@ def on_cpu(state: Any) -> Any:
         if isinstance(state, Counter):  # MultiStepLR calls its methods
             return Counter(moved)
         return with_versions(moved, state) if isinstance(state, OrderedDict) else moved
+    if type(state) in (list, tuple, torch.Size):
+        return type(state)(on_cpu(value) for value in state)
     if isinstance(state, (list, tuple)):
-        values = [on_cpu(value) for value in state]
-        return type(state)(*values) if hasattr(state, "_fields") else type(state)(values)
-    if isinstance(state, np.ndarray) and state.size != 1:
+        raise DataError(f"{_HOLDS} a {type(state).__qualname__}: make it a dict, a list or a plain tuple")
+    if isinstance(state, np.ndarray) and state.ndim:
         raise DataError(
-            f"the state of the model, the optimizer or the scheduler holds a NumPy array of shape {state.shape}: make "
-            "it a tensor, e.g. torch.from_numpy(array)"
+            f"{_HOLDS} a NumPy array of shape {state.shape}: make it a tensor, e.g. torch.from_numpy(array)"
         )
     return state.item() if isinstance(state, (np.ndarray, np.generic)) else state
 

@@ -17,6 +17,7 @@ from torch.nn.utils import parametrizations, parametrize, prune
 
 from hvd_cluster.errors import DataError, LaunchError
 from hvd_cluster.estimators import TorchEstimator, TorchModel
+from hvd_cluster.estimators.run.checkpoint import packed, unpacked
 from hvd_cluster.estimators.torch.model_pickling import copied, make_picklable, on_cpu
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -38,6 +39,9 @@ class Attends(torch.nn.Module):
 class Place(NamedTuple):
     weights: torch.Tensor
     step: int
+
+
+class Kept(list): ...
 
 
 class Logs(torch.nn.Module):
@@ -215,7 +219,21 @@ def test_the_state_of_a_scheduler_keeps_its_counter(tmp_path):
         on_cpu({"extra": np.ones(3)})
 
 
-def test_numbers_of_numpy_and_named_tuples_stay_what_they_are_in_a_state():
-    assert on_cpu({"extra": [np.array(2.0), np.float32(0.5)]}) == {"extra": [2.0, 0.5]}
-    kept = on_cpu({"at": Place(torch.ones(2), 3)})["at"]
-    assert (type(kept), kept.weights.tolist(), kept.step) == (Place, [1.0, 1.0], 3)
+def test_numbers_of_numpy_lists_and_tuples_come_back_from_a_checkpoint():
+    state = {"extra": [np.array(2.0), np.float32(0.5), (1, torch.ones(2, 3).shape)]}
+    found = unpacked(packed(on_cpu(state)))
+    assert found == {"extra": [2.0, 0.5, (1, torch.Size([2, 3]))]}
+    assert [type(one) for one in found["extra"]] == [float, float, tuple]
+    assert type(found["extra"][2][1]) is torch.Size
+
+
+@pytest.mark.parametrize("value", [Place(torch.ones(2), 3), torch.ones(2, 2).max(0), Kept([1, 2])])
+def test_a_tuple_or_list_of_another_kind_is_refused_rather_than_written_and_not_read(value):
+    with pytest.raises(DataError, match=rf"holds a {type(value).__qualname__}: make it a dict"):
+        on_cpu({"extra": [value]})
+
+
+@pytest.mark.parametrize("array", [np.array([2.0]), np.array([[1]]), np.array([])])
+def test_an_array_with_dimensions_is_not_made_a_number(array):
+    with pytest.raises(DataError, match=r"NumPy array of shape \("):
+        on_cpu({"extra": array})
