@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import random
 import threading
 from collections.abc import Iterator
@@ -25,28 +26,45 @@ def seed_all(seed: int, epoch: int, rank: int) -> None:
 
 
 def capture() -> dict[str, Any]:
-    """The state of all generators, as tensors and numbers."""
-    with _lock:
-        _, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
-        version, words, gauss = random.getstate()
-        return {
-            "torch": torch.get_rng_state(),
-            "cuda": torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None,
-            "numpy": (torch.from_numpy(np.asarray(keys, np.int64)), int(position), int(has_gauss), float(cached)),
-            "python": (version, torch.tensor(words, dtype=torch.int64), gauss),
-        }
+    """The state of all generators, as tensors, numbers and texts.
+
+    NumPy's bit generator may be another one than the default, if it is NumPy's own.
+    """
+    found = _states()
+    version, words, gauss = found["python"]
+    return {
+        **found,
+        "numpy": json.dumps(found["numpy"], default=lambda value: value.tolist()),
+        "python": (version, torch.tensor(words, dtype=torch.int64), gauss),
+    }
 
 
 def restore(state: dict[str, Any]) -> None:
     """Restore what :func:`capture` returned."""
-    keys, position, has_gauss, cached = state["numpy"]
     version, words, gauss = state["python"]
+    _set({**state, "numpy": json.loads(state["numpy"]), "python": (version, tuple(words.tolist()), gauss)})
+
+
+def _states() -> dict[str, Any]:
+    with _lock:
+        return {
+            "torch": torch.get_rng_state(),
+            "cuda": torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None,
+            "numpy": np.random.get_state(legacy=False),
+            "python": random.getstate(),
+        }
+
+
+def _set(state: dict[str, Any]) -> None:
     with _lock:
         torch.set_rng_state(state["torch"])
         if state["cuda"] is not None and torch.cuda.is_initialized():
             torch.cuda.set_rng_state(state["cuda"])
-        np.random.set_state(("MT19937", keys.numpy().astype(np.uint32), position, has_gauss, cached))
-        random.setstate((version, tuple(words.tolist()), gauss))
+        name = state["numpy"]["bit_generator"]
+        if name != np.random.get_state(legacy=False)["bit_generator"]:
+            np.random.mtrand.set_bit_generator(getattr(np.random, name)())
+        np.random.set_state(state["numpy"])
+        random.setstate(state["python"])
 
 
 @contextlib.contextmanager
@@ -59,14 +77,14 @@ def set_aside(seed: int | None = None, rank: int = 0, own: dict[str, Any] | None
         own: keeps the state at the end of the block, with which the next one begins instead; empty for the first.
     """
     with _lock:
-        before = capture()
+        before = _states()
         if own:
-            restore(own)
+            _set(own)
         elif seed is not None:
             seed_all(seed, -1, rank)  # before the first epoch
         try:
             yield
         finally:
             if own is not None:
-                own.update(capture())
-            restore(before)
+                own.update(_states())
+            _set(before)
