@@ -47,8 +47,8 @@ def evaluating(model: torch.nn.Module) -> Iterator[None]:
     with _lock:
         for module in modules:
             _evaluated.setdefault(id(module), _Evaluated(module.training)).num_users += 1
-        model.eval()
     try:
+        model.eval()
         yield
     finally:
         with _lock:

@@ -18,6 +18,7 @@ from hvd_cluster.errors import DataError
 from hvd_cluster.estimators import TorchModel
 from hvd_cluster.estimators.scoring.output_columns import VECTOR, metadata_of, output_type
 from hvd_cluster.estimators.spec import Inputs
+from hvd_cluster.estimators.torch import framework
 from hvd_cluster.estimators.torch.framework import evaluating
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -68,6 +69,20 @@ def test_a_model_is_in_evaluation_mode_until_the_last_thread_has_scored():
     with pytest.raises(ZeroDivisionError), evaluating(net):
         raise ZeroDivisionError
     assert net.training
+
+
+def test_a_failure_of_eval_leaves_nothing_behind():
+    class Fails(torch.nn.Dropout):
+        def train(self, mode=True):
+            if not mode:
+                raise ZeroDivisionError
+            return super().train(mode)
+
+    net = torch.nn.Sequential(torch.nn.Dropout(), Fails())
+    with pytest.raises(ZeroDivisionError), evaluating(net):
+        pass
+    assert not framework._evaluated
+    assert [module.training for module in net.modules()] == [True] * 3
 
 
 TABLE = pa.table({"id": [1, 2, 3], "x": [[1.0, 0.4], [2.0, 0.6], [-1.0, -0.6]]})
