@@ -3,16 +3,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import functools
 import logging
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import torch
+
 from hvd_cluster.data.columns.pandas_table import table_of
 from hvd_cluster.data.optional import load_pyarrow
 from hvd_cluster.data.preprocessing import Preprocess
-from hvd_cluster.data.schema import missing_columns_text
+from hvd_cluster.data.schema import Schema, missing_columns_text
 from hvd_cluster.engine.objects import dumps
 from hvd_cluster.estimators.frames import Frame, column_names, kind_of
 from hvd_cluster.estimators.params import ModelParams
@@ -20,7 +24,7 @@ from hvd_cluster.estimators.run.row_transform import RowTransform
 from hvd_cluster.estimators.scoring import output_columns
 from hvd_cluster.estimators.scoring.output_columns import ARRAY, VECTOR
 from hvd_cluster.estimators.scoring.predictor import predictor_of, with_outputs
-from hvd_cluster.estimators.scoring.scorer import Framework, Scorer, types_of
+from hvd_cluster.estimators.scoring.scorer import Arguments, Framework, Scorer, types_of
 from hvd_cluster.estimators.scoring.shipped_model import Scoring, ShippedModel, content_key, score_batches
 from hvd_cluster.estimators.spec import Inputs
 from hvd_cluster.estimators.stages.spark_ml import Model
@@ -205,7 +209,7 @@ class FittedModel(ModelParams, Model):
 
         def predict_fn(model: Any, row: Any) -> Any:
             with scorer.framework.mode(model):
-                found = scorer.outputs(model, scorer.arguments_of(model, table_of(row, scorer.inputs.feature_cols)))
+                found = scorer.outputs(model, _arguments_of_row(scorer, model, row))
             return found[0] if len(found) == 1 else list(found)
 
         return predict_fn
@@ -369,3 +373,26 @@ class FittedModel(ModelParams, Model):
         fields = [StructField(column.name, spark_type(column.type), nullable=True) for column in scorer.columns]
         score = functools.partial(score_batches, ShippedModel(content_key(blob), source, remedy=MODULE_REMEDY))
         return cast(map_batches(dataset, score, StructType([*dataset.schema.fields, *fields])), texts)
+
+
+def _arguments_of_row(scorer: Scorer, model: Any, row: Any) -> Arguments:
+    """What a model is called with for a row: numbers as they are, and other values as those of a column."""
+    values = {name: row[name] for name in scorer.inputs.feature_cols}
+    tensors: dict[str, torch.Tensor] = {}
+    if scorer.preprocess is None and scorer.transformation_fn is None:
+        for name, value in values.items():
+            with contextlib.suppress(TypeError, ValueError, RuntimeError):
+                tensors[name] = _as_tensor(value).unsqueeze(0)
+        if len(tensors) == len(values):
+            return Arguments(scorer.inputs, tensors, Schema(()))
+    others = {name: value for name, value in values.items() if name not in tensors}
+    found = scorer.arguments_of(model, table_of(others))
+    return dataclasses.replace(found, tensors={**tensors, **found.tensors})
+
+
+def _as_tensor(value: Any) -> torch.Tensor:
+    """A number, array, tensor or list of numbers, with all digits of Python's floats."""
+    value = value.toArray() if hasattr(value, "toArray") else value
+    found = torch.as_tensor(value)
+    widens = found.is_floating_point() and not hasattr(value, "dtype")
+    return torch.as_tensor(value, dtype=torch.float64) if widens else found

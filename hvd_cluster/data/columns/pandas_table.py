@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,12 +22,28 @@ def to_table(frame: pd.DataFrame, columns: Sequence[str]) -> pa.Table:
     Missing values (None, NaN, NA) become nulls. Object columns may hold lists, NumPy arrays of any dimension, torch
     tensors, Spark ML vectors, strings or bytes.
     """
-    pyarrow = load_pyarrow()
     existing = [str(name) for name in frame.columns]
+    return _table(columns, existing, lambda name: _to_array(frame.iloc[:, existing.index(name)]))
+
+
+def table_of(row: Mapping[str, Any]) -> pa.Table:
+    """One row as a table. Its values are what object columns may hold, or numbers, dates and times; NaN stays NaN."""
+
+    def column(name: str) -> Any:
+        value = row[name]
+        if _is_array(value):
+            return _stacked([value])
+        return load_pyarrow().array([value], from_pandas=type(value).__name__ in {"NAType", "NaTType"})
+
+    return _table(list(row), list(row), column)
+
+
+def _table(columns: Sequence[str], existing: Sequence[str], to_array: Callable[[str], Any]) -> pa.Table:
+    pyarrow = load_pyarrow()
 
     def column(name: str) -> Any:
         try:
-            return _to_array(frame.iloc[:, existing.index(name)])
+            return to_array(name)
         except (pyarrow.ArrowException, ValueError, TypeError, OverflowError) as error:
             raise DataError(f"column {name!r} cannot be converted: {error}") from error
 
@@ -37,23 +53,21 @@ def to_table(frame: pd.DataFrame, columns: Sequence[str]) -> pa.Table:
     return pyarrow.table(arrays)
 
 
-def table_of(row: Mapping[str, Any], columns: Sequence[str]) -> pa.Table:
-    """One row as a table. Its values are what object columns may hold, or numbers, dates and times."""
-    import pandas as pd
-
-    return to_table(pd.DataFrame({name: pd.Series([row[name]], dtype=object) for name in columns}), columns)
-
-
 def _to_array(series: pd.Series[Any]) -> Any:
     pyarrow = load_pyarrow()
     if series.dtype == object:
         values = series.to_numpy()
         first = next((value for value in values if not _is_missing(value)), None)
-        if getattr(first, "ndim", 0) > 1 or hasattr(first, "toArray") or hasattr(first, "detach"):
+        if _is_array(first):
             return _stacked(values)
     if hasattr(series.dtype, "fill_value"):  # a SparseDtype, which Arrow does not take
         series = series.sparse.to_dense()
     return pyarrow.array(series, from_pandas=True)
+
+
+def _is_array(value: Any) -> bool:
+    """Whether a value of a column is an array that Arrow does not take."""
+    return getattr(value, "ndim", 0) > 1 or hasattr(value, "toArray") or hasattr(value, "detach")
 
 
 def _is_missing(value: Any) -> bool:

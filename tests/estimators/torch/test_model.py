@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import math
 import sys
 import threading
 from decimal import Decimal
@@ -223,15 +224,50 @@ def test_the_default_prediction_function_predicts_one_row():
         (np.arange(4.0).reshape(2, 2), [[0.0, 1.0], [2.0, 3.0]]),
         (torch.arange(4.0).reshape(2, 2), [[0.0, 1.0], [2.0, 3.0]]),
         ([1, 2], [1.0, 2.0]),
+        ([], []),
+        (math.nan, [math.nan]),
+        ([1.0, math.nan], [1.0, math.nan]),
+        ([torch.tensor(1.0), torch.tensor(2.0)], [1.0, 2.0]),
+        (torch.ones(2, dtype=torch.bfloat16), [1.0, 1.0]),
     ],
 )
 def test_the_default_prediction_function_takes_what_a_column_may_hold(value, seen):
     unit = {dt.date: "D", dt.datetime: "D", dt.timedelta: "s"}.get(type(value), "")
     metadata = {"feature_dtypes": ("float32",), "output_types": (VECTOR,), "feature_units": (unit,)}
     fitted = model(model=torch.nn.Identity(), label_columns=["y"], _metadata=metadata)
-    assert fitted.get_prediction_fn()(torch.nn.Identity(), {"x": value, "other": "a"}).flatten().tolist() == (
-        np.array(seen).flatten().tolist()
+    found = fitted.get_prediction_fn()(torch.nn.Identity(), {"x": value, "other": "a"})
+    np.testing.assert_array_equal(found.flatten(), np.array(seen, dtype="float32").flatten())
+
+
+def test_the_default_prediction_function_keeps_the_digits_of_numbers():
+    fitted = model(model=torch.nn.Identity(), label_columns=["y"], _metadata={"feature_dtypes": ("float64",)})
+    for value in (0.1, [0.1], np.float64(0.1)):
+        assert fitted.get_prediction_fn()(torch.nn.Identity(), {"x": value}).item() == 0.1
+
+
+def test_the_default_prediction_function_mixes_numbers_with_other_values():
+    class Filled(torch.nn.Module):
+        def forward(self, x, day):
+            return torch.nan_to_num(x, -1.0) + day
+
+    metadata = {"feature_dtypes": ("float32",) * 2, "output_types": (VECTOR,), "feature_units": ("", "D")}
+    fitted = model(model=Filled(), feature_columns=["x", "day"], label_columns=["y"], _metadata=metadata)
+    score = fitted.get_prediction_fn()
+    assert score(fitted.getModel(), {"x": math.nan, "day": dt.date(1970, 1, 5)}).tolist() == [3.0]
+    for missing in (None, pd.NaT, pd.NA):
+        with pytest.raises(DataError, match="column 'day' holds nothing but nulls"):
+            score(fitted.getModel(), {"x": 1.0, "day": missing})
+
+
+def test_a_preprocess_gets_the_nan_of_a_row():
+    fitted = model(
+        model=torch.nn.Identity(),
+        label_columns=["y"],
+        preprocess=lambda batch: np.nan_to_num(batch["x"], nan=-1.0),
+        batch_format="numpy",
+        _metadata=None,
     )
+    assert fitted.get_prediction_fn()(torch.nn.Identity(), {"x": math.nan}).tolist() == [-1.0]
 
 
 def test_a_transformation_may_return_ints_first_and_floats_later():
