@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from hvd_cluster.estimators.run.checkpoint import PartialEpoch
 from hvd_cluster.estimators.run.finite_check import FiniteCheck, all_finite
 from hvd_cluster.estimators.run.worker_run import WorkerRun
 from hvd_cluster.estimators.run.world import Collectives
+from hvd_cluster.estimators.torch.arguments import floating_dtype
 from hvd_cluster.estimators.torch.made_model import MadeModel
 from hvd_cluster.estimators.torch.means import Means
 from hvd_cluster.estimators.view.history import flat
@@ -55,6 +58,9 @@ class SaveRun(_callbacks.Checkpoint):
         self.look: Callable[[int, int], str | None] | None = None
         #: Lightning's hooks that give a copy of the user's module the layers of the trained one.
         self.hooks: tuple[str, ...] = ()
+        #: The dtypes in which the user's module got its features in the first training step, if that called it.
+        self.dtypes: list[str] = [] if run.resumed is None else list(run.resumed.state.get("dtypes", []))
+        self._recording = contextlib.ExitStack()
         self._spec = run.spec
         self._hvd = run.hvd
         self._best = best
@@ -144,7 +150,13 @@ class SaveRun(_callbacks.Checkpoint):
             self._losses.check(self.run.epoch, self._has_finite_weights)
             self._save(trainer, done)
 
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        """Look at what the first step of an epoch calls the module with."""
+        if self._spec.objective is None and batch_idx == 0 and not self.dtypes:
+            self._recording.enter_context(recorded_dtypes(pl_module, self._spec, self.dtypes))
+
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self._recording.close()
         run, steps = self.run, int(trainer.num_training_batches)
         rows = len(next(iter(batch.values()))) if isinstance(batch, Mapping) else self._spec.batch_size
         run.timer.rows += rows
@@ -229,10 +241,48 @@ class SaveRun(_callbacks.Checkpoint):
                 partial = self.run.partial(done, own)
             if self._hvd.rank() == 0:
                 self._best.save_decisive(trainer)
-                state: dict[str, Any] = {"lightning": file_tensor(path)}
+                state: dict[str, Any] = {"lightning": file_tensor(path), "dtypes": self.dtypes}
                 if isinstance(self._spec.model, MadeModel):
                     state["made"] = dict(self._spec.model.made)
                 self.run.checkpoint(state, partial, self._is_stopped(trainer)).save(self.run.files)
+
+
+@contextlib.contextmanager
+def recorded_dtypes(module: torch.nn.Module, spec: LightningSpec, dtypes: list[str]) -> Iterator[None]:
+    """Add to ``dtypes`` those of the features in the block's first call of the module or of its ``forward``."""
+    forward, before = module.forward, {name: value for name, value in vars(module).items() if name == "forward"}
+
+    def restore() -> None:
+        vars(module).pop("forward", None)
+        vars(module).update(before)
+
+    @functools.wraps(forward)
+    def recording(*args: Any, **kwargs: Any) -> Any:
+        restore()
+        with contextlib.suppress(TypeError, ValueError):  # no such signature, which forward() itself may report
+            dtypes.extend(_dtypes_of(module, spec, inspect.signature(forward).bind(*args, **kwargs)))
+        return forward(*args, **kwargs)
+
+    vars(module)["forward"] = recording
+    try:
+        yield
+    finally:
+        restore()
+
+
+def _dtypes_of(module: torch.nn.Module, spec: LightningSpec, call: inspect.BoundArguments) -> list[str]:
+    """The dtype of each feature in a call, in the model that scores; [] if it has other arguments than features."""
+    names, by_name = spec.inputs.arguments, {**call.arguments, **call.kwargs}
+    given = [by_name.get(name) for name in names] if spec.inputs.by_keyword else call.args[: len(names)]
+    found = [one.dtype for one in given if isinstance(one, torch.Tensor)]
+    if len(found) < len(names):
+        return []
+    floating: torch.dtype = getattr(torch, spec.floating_dtype)
+    own = getattr(torch, floating_dtype(module))  # the Trainer's precision may have changed it
+    for index, dtype in enumerate(found):
+        if dtype.is_floating_point:
+            found[index] = floating if dtype == own else torch.promote_types(dtype, floating)
+    return [str(dtype).removeprefix("torch.") for dtype in found]
 
 
 class ReduceLogged(_callbacks.Callback):

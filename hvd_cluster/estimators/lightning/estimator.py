@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
 from typing import Any
@@ -20,10 +20,12 @@ from hvd_cluster.estimators.lightning.spec import LightningSpec
 from hvd_cluster.estimators.lightning.train import train
 from hvd_cluster.estimators.params import ESTIMATOR_ROWS, with_params
 from hvd_cluster.estimators.run.checkpoint import Checkpoint
+from hvd_cluster.estimators.run.random_state import set_aside
 from hvd_cluster.estimators.run.run_files import RunFiles
 from hvd_cluster.estimators.spec import Inputs, TrainResult
 from hvd_cluster.estimators.torch import made_state
 from hvd_cluster.estimators.torch.arguments import floating_dtype
+from hvd_cluster.estimators.torch.framework import predict
 from hvd_cluster.estimators.torch.made_model import MadeModel, is_lazy
 from hvd_cluster.estimators.torch.module_estimator import ModuleEstimator, unsized
 from hvd_cluster.estimators.torch.probe import ProbeResult, probe
@@ -40,6 +42,11 @@ _OF_THE_MODULE = ("optimizer", "loss", "loss_constructors", "loss_weights", "met
 #: Epochs of a Trainer that has no limit, and of one that is given none.
 _ENDLESS, _DEFAULT_EPOCHS = 2**31 - 1, 1000
 
+_UNCERTAIN_TEXT = (
+    "transform calls the model with feature %r as %s; with %s it returns other outputs. The dtype of the training is "
+    "unknown, because training_step() did not call the module itself: call self(...) there"
+)
+
 
 @with_params(ESTIMATOR_ROWS, LIGHTNING_ROWS)
 class LightningEstimator(LightningEstimatorParams, ModuleEstimator):
@@ -51,7 +58,7 @@ class LightningEstimator(LightningEstimatorParams, ModuleEstimator):
     ``(rows, *shape of a row)``, with floating columns in the module's dtype and others as stored. ``model.history`` has
     what the module logs (``logged`` in ``getHistory()`` has it under the module's names); names that begin with ``val``
     belong to the validation, which epochs without one lack. The result's ``transform`` calls ``model(*feature
-    columns)``, in the dtypes of a batch if the model takes these.
+    columns)``, in the dtypes in which the first training step does.
 
     ``callbacks`` are Lightning's. With a ``ModelCheckpoint`` that monitors a metric, the weights that it found best are
     returned; its files are in the run's folder in the store. After each epoch, and within epochs with
@@ -210,10 +217,7 @@ class LightningEstimator(LightningEstimatorParams, ModuleEstimator):
                 with suppress(DataError):  # a subclass of the model that predicts by itself has outputs of this shape
                     output_shapes = tried(transformed).output_shapes
         floating = floating_dtype(model)
-        dtypes = {
-            name: floating if one.is_floating_point() else str(one.dtype).removeprefix("torch.")
-            for name, one in batch.items()
-        }
+        dtypes = {name: floating if one.is_floating_point() else _name(one.dtype) for name, one in batch.items()}
         known = dataclasses.replace(
             inputs,
             feature_dtypes=tuple(dtypes.get(name, floating) for name in inputs.feature_cols),
@@ -226,6 +230,16 @@ class LightningEstimator(LightningEstimatorParams, ModuleEstimator):
         if found is not None and not is_lazy(self._given_module()) and self._made is not None:
             made_state.require_same(found.state, self._made[0].made, run_id)
         return found
+
+    def _as_called(self, spec: LightningSpec, model: torch.nn.Module, state: dict[str, Any]) -> LightningSpec:
+        if len(dtypes := state["dtypes"]) == len(spec.inputs.arguments):
+            return dataclasses.replace(spec, inputs=dataclasses.replace(spec.inputs, feature_dtypes=tuple(dtypes)))
+        if spec.objective is None:
+            with suppress(Exception):  # transform reports what fails
+                rows = self._trial_rows(spec.dataset, spec.seed).batch(transformed=False)
+                for found in _uncertain(model.eval(), spec, rows, self._value("output_fn")):
+                    logger.warning(_UNCERTAIN_TEXT, *found)
+        return spec
 
     def _train_fn(self) -> Callable[[LightningSpec], TrainResult]:
         return train
@@ -244,3 +258,30 @@ class HorovodLightningEstimator(LightningEstimator):
 def _is_a(one: Any, name: str) -> bool:
     """Whether an object has a class of Lightning, under the name of either package, without importing Lightning."""
     return any(f"{cls.__module__}.{cls.__name__}".endswith(name) for cls in type(one).__mro__)
+
+
+def _uncertain(
+    model: torch.nn.Module, spec: LightningSpec, rows: Mapping[str, torch.Tensor], output_fn: Any
+) -> Iterator[tuple[str, str, str]]:
+    """Features whose dtype makes a difference to the outputs: name, dtype, and another with other outputs."""
+    inputs = spec.inputs
+    dtypes = dict(zip(inputs.arguments, inputs.feature_dtypes, strict=True))
+
+    def outputs(**changed: str) -> list[torch.Tensor]:
+        tried = dataclasses.replace(inputs, feature_dtypes=tuple({**dtypes, **changed}.values()))
+        with set_aside():
+            found = predict(model, tried.features(rows, torch.device("cpu")), output_fn, spec.output_names)
+        return [output.double() for output in found]
+
+    for name, dtype in dtypes.items():
+        stored = rows[name].dtype
+        for other in () if stored.is_floating_point else (_name(stored), "int64", spec.floating_dtype):
+            with suppress(Exception):  # the model does not take it
+                pairs = zip(outputs(), outputs(**{name: other}), strict=True)
+                if not all(torch.allclose(*pair, rtol=1e-3, equal_nan=True) for pair in pairs):
+                    yield name, dtype, other
+                    break
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

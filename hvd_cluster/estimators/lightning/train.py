@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -68,11 +68,11 @@ def _train(spec: LightningSpec, hvd: Collectives, folder: str) -> TrainResult:
         if spec.objective is not None:
             module.checks_batches = "datamodule" in data
         trainer.fit(module, **data, ckpt_path=checkpoint)
-    state = _sharded_result(spec, trainer, best, saving.hooks) if spec.sharding != "none" else b""
+    state = _sharded_result(spec, trainer, best, saving) if spec.sharding != "none" else b""
     if hvd.rank() == 0:
         if not state:
             best.load(trainer, module)
-            state = _packed_model(spec, own, trainer, saving.hooks)
+            state = _packed_model(spec, own, trainer, saving)
         keep_with_run(spec, folder)
     hvd.barrier()
     return TrainResult(rank=hvd.rank(), size=hvd.size(), state=state, history=run.history)
@@ -210,13 +210,13 @@ def _logger(spec: LightningSpec, pl: Any, folder: str) -> Any:
         return False
 
 
-def _packed_model(spec: LightningSpec, model: torch.nn.Module, trainer: Any, hooks: Sequence[str]) -> bytes:
+def _packed_model(spec: LightningSpec, model: torch.nn.Module, trainer: Any, saving: SaveRun) -> bytes:
     made = spec.model.made if isinstance(spec.model, MadeModel) else None
     state = model.state_dict() if made is None else made_state.TrainedPart(made).of(model)
-    return _packed(trainer, state, trainer.optimizers[0].state_dict() if trainer.optimizers else None, hooks)
+    return _packed(trainer, state, trainer.optimizers[0].state_dict() if trainer.optimizers else None, saving)
 
 
-def _sharded_result(spec: LightningSpec, trainer: Any, best: LightningBestFile, hooks: Sequence[str]) -> bytes:
+def _sharded_result(spec: LightningSpec, trainer: Any, best: LightningBestFile, saving: SaveRun) -> bytes:
     """The complete model and its optimizer, on rank 0; every rank takes part."""
     strategy = trainer.strategy
     state = strategy.lightning_module_state_dict()
@@ -226,16 +226,17 @@ def _sharded_result(spec: LightningSpec, trainer: Any, best: LightningBestFile, 
     state = best.weights(trainer) or state
     if spec.objective is not None:
         state = state_within(state, "net")
-    return _packed(trainer, state, optimizer, hooks)
+    return _packed(trainer, state, optimizer, saving)
 
 
-def _packed(trainer: Any, state: Mapping[str, Any], optimizer: Any, hooks: Sequence[str]) -> bytes:
+def _packed(trainer: Any, state: Mapping[str, Any], optimizer: Any, saving: SaveRun) -> bytes:
     from hvd_cluster.lightning.optimizers import scale_rates
 
     optimizer = on_cpu(optimizer)
     if optimizer is not None:
         scale_rates(optimizer["param_groups"], (), 1 / getattr(trainer.strategy, "rate_factor", 1.0))  # of one worker
-    return packed({"model": on_cpu(state), "optimizer": optimizer, "hooks": list(hooks)})
+    more = {"hooks": list(saving.hooks), "dtypes": saving.dtypes}
+    return packed({"model": on_cpu(state), "optimizer": optimizer, **more})
 
 
 @contextlib.contextmanager

@@ -260,6 +260,7 @@ class ModuleEstimator(DistributedEstimator):
         made = spec.model.made if isinstance(spec.model, MadeModel) else None
         trained = TrainState(model, optimizer, made=made)
         trained.load(state["model"], state["optimizer"], shards_of(spec.store, spec.run_id, state))
+        spec = self._as_called(spec, model, state)
         scales = output_scales(model, self._objective()().losses, len(spec.output_shapes))
         metadata = {**self._metadata_of(spec), "output_scales": scales}
         arguments = self._get_model_kwargs(model.eval(), results[0].history, optimizer, spec.run_id, metadata)
@@ -270,6 +271,10 @@ class ModuleEstimator(DistributedEstimator):
     def _untrained_copy(self, spec: Any, state: dict[str, Any]) -> torch.nn.Module:
         """A copy of the spec's model that the weights of ``state`` fit."""
         return spec.model.built_again() if isinstance(spec.model, MadeModel) else copied(spec.model)
+
+    def _as_called(self, spec: Any, model: torch.nn.Module, state: dict[str, Any]) -> Any:
+        """The spec, with the dtypes in which the trained model is to be called."""
+        return spec
 
     def get_model_class(self) -> type[Any]:
         return TorchModel

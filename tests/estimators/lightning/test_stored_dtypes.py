@@ -1,9 +1,11 @@
-"""Integer columns of LightningModules: scored in the dtype that training_step() got them in."""
+"""Integer columns of LightningModules: scored in the dtype in which training_step() passed them to the module."""
 
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from importlib.util import find_spec
+from types import SimpleNamespace
 
 import cloudpickle
 import numpy as np
@@ -15,11 +17,14 @@ import torch.nn.functional as F
 
 from hvd_cluster.errors import DataError
 from hvd_cluster.estimators import LightningEstimator, TorchModel
+from hvd_cluster.estimators.spec import Inputs
 
 if find_spec("lightning") is None:
     pytest.skip("needs lightning", allow_module_level=True)
 
 import lightning.pytorch as pl
+
+from hvd_cluster.estimators.lightning.callbacks import recorded_dtypes
 
 if find_spec("onnxruntime") is not None:
     import onnxruntime  # here, because its import leaves a file in the temporary folder
@@ -72,9 +77,37 @@ class Uncallable(Doubles):
         return F.mse_loss(self.scale * batch["u"], batch["y"])
 
 
-def fitted(backend, module=Doubles, frame=FRAME, columns=("u",)):
+class OfFloats(Doubles):
+    """Its step converts the column before the call, by name, of the module or of its forward()."""
+
+    def __init__(self, how="call"):
+        super().__init__()
+        self.how = how
+
+    def training_step(self, batch, batch_idx):
+        u = batch["u"].float()
+        output = {"call": lambda: self(u), "name": lambda: self(u=u), "forward": lambda: self.forward(u)}[self.how]()
+        return F.mse_loss(output, batch["u"] * 2.0)
+
+
+class OfPart(Doubles):
+    """Its step calls a layer only."""
+
+    def __init__(self, function=lambda u: u * 200):
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 1)
+        self.function = function
+
+    def forward(self, u):
+        return self.layer(self.function(u).float()[:, None]).squeeze(1)
+
+    def training_step(self, batch, batch_idx):
+        return F.mse_loss(self.layer(self.function(batch["u"].float())[:, None]).squeeze(1), batch["y"])
+
+
+def fitted(backend, module=Doubles, frame=FRAME, columns=("u",), **more):
     given = {"feature_cols": list(columns), "label_cols": ["y"], "batch_size": 8, "epochs": 1, "verbose": 0}
-    return LightningEstimator(model=module(), backend=backend, **given).fit(frame)
+    return LightningEstimator(model=module(), backend=backend, **given, **more).fit(frame)
 
 
 def test_transform_computes_in_the_dtype_of_the_training(one_worker, tmp_path):
@@ -90,6 +123,76 @@ def test_transform_computes_in_the_dtype_of_the_training(one_worker, tmp_path):
         assert np.array_equal(each.predictor()()({"u": wide["u"].to_numpy()})["y__output"], WRAPPED)
     score = model.get_prediction_fn()
     assert [float(score(model.getModel(), {"u": value})) for value in (127, 128, 200)] == [254, 0, 144]
+
+
+@pytest.mark.parametrize("how", ["call", "name", "forward"])
+def test_a_column_that_training_converts_is_scored_converted(one_worker, tmp_path, how):
+    model = fitted(one_worker, lambda: OfFloats(how))
+    assert model._get_metadata()["feature_dtypes"] == ("float32",)
+    assert model.history["train_loss"].tolist() == [0.0]
+    model.save(str(tmp_path / "model"))
+    for each in (model, TorchModel.load(str(tmp_path / "model"))):
+        for rows in (FRAME, FRAME.astype("int64")):
+            assert np.array_equal(each.transform(rows)["y__output"], FRAME["u"] * 2.0)
+
+
+def test_a_fit_that_is_over_knows_the_dtypes_of_its_training(one_worker, tmp_path):
+    for _ in range(2):
+        model = fitted(one_worker, OfFloats, store=str(tmp_path), run_id="over")
+        assert np.array_equal(model.transform(FRAME)["y__output"], FRAME["u"] * 2.0)
+
+
+def test_what_training_converts_after_preprocess_is_scored_converted(one_worker):
+    model = fitted(one_worker, OfFloats, preprocess=lambda batch: {"u": batch["u"]}, batch_format="numpy")
+    assert np.array_equal(model.transform(FRAME)["y__output"], FRAME["u"] * 2.0)
+
+
+def test_a_doubtful_dtype_is_named(one_worker, caplog):
+    model = fitted(one_worker, OfPart)
+    (text,) = [text for text in caplog.messages if "returns other outputs" in text]
+    assert "calls the model with feature 'u' as uint8; with int64 it returns other outputs" in text
+    assert model._get_metadata()["feature_dtypes"] == ("uint8",)
+
+
+@pytest.mark.parametrize("function", [lambda u: u / 255, lambda u: u.float() * 2])
+def test_a_dtype_that_makes_no_difference_is_not_named(one_worker, caplog, function):
+    fitted(one_worker, lambda: OfPart(function))
+    assert not [text for text in caplog.messages if "returns other outputs" in text]
+
+
+@pytest.mark.parametrize(
+    ("passed", "own", "scored"),
+    [
+        ("uint8", "float32", "uint8"),
+        ("float32", "float32", "float32"),
+        ("float64", "float32", "float64"),
+        ("float16", "float32", "float32"),  # in mixed precision
+        ("bfloat16", "bfloat16", "float32"),  # Trainer(precision="bf16-true")
+        ("float64", "float64", "float32"),  # Trainer(precision="64-true")
+    ],
+)
+def test_the_precision_of_the_trainer_is_not_that_of_scoring(passed, own, scored):
+    module, dtypes = torch.nn.Linear(1, 1, dtype=getattr(torch, own)), []
+    module.forward = lambda u, more=None: u
+    before = module.forward
+    spec = SimpleNamespace(inputs=Inputs(feature_cols=("u",), label_cols=()), floating_dtype="float32")
+    with recorded_dtypes(module, spec, dtypes):
+        for other in (passed, "int64"):
+            module(torch.ones(1, dtype=getattr(torch, other)), more=1)
+            assert module.forward is before
+    assert dtypes == [scored]
+
+
+def test_a_call_with_other_arguments_is_not_one_with_the_features():
+    module, dtypes = Doubles(), []
+    spec = SimpleNamespace(inputs=Inputs(feature_cols=("u", "c"), label_cols=()), floating_dtype="float32")
+    for call in (lambda: module(torch.ones(1)), lambda: module({}), lambda: module(1, 2)):
+        with recorded_dtypes(module, spec, dtypes), suppress(TypeError):
+            call()
+        with recorded_dtypes(module, spec, dtypes):
+            pass
+        assert not dtypes
+        assert "forward" not in vars(module)
 
 
 @pytest.mark.parametrize("value", [300, -1, 2.5])
