@@ -13,8 +13,7 @@ from hvd_cluster.estimators.run.worker_run import WorkerRun
 from hvd_cluster.estimators.spec import Features, TrainSpec, called
 from hvd_cluster.estimators.torch.made_model import MadeModel
 from hvd_cluster.estimators.torch.objective import Objective
-from hvd_cluster.estimators.torch.precision import HALF_DTYPES
-from hvd_cluster.estimators.torch.strategies.strategy import Strategy
+from hvd_cluster.estimators.torch.strategies.strategy import HALF_DTYPES, Strategy
 from hvd_cluster.estimators.torch.train_state import TrainState
 
 

@@ -11,6 +11,9 @@ from hvd_cluster.estimators.run.world import Collectives
 from hvd_cluster.estimators.spec import TrainSpec
 from hvd_cluster.estimators.torch.initial_model import initial_model, share_weights
 
+#: The dtypes of ``mixed_precision``.
+HALF_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
 
 class Strategy(ABC):
     """How the workers of a fit hold and update one model.
