@@ -46,6 +46,7 @@ def test_the_script_trains_under_hvdrun(tmp_path: Path) -> None:
     assert all(float(loss) < 2.0 for loss in losses.values()), "100 steps began near 8/3"
 
 
+@pytest.mark.slow
 def test_the_script_runs_alone_too(tmp_path: Path) -> None:
     assert "rank 0 of 1" in run(sys.executable, write("train.py", tmp_path), cwd=tmp_path)
 
@@ -56,6 +57,7 @@ def test_the_function_on_spark_returns_what_its_comment_says(tmp_path: Path) -> 
     assert out.strip().splitlines()[-1] == "[(0, 2), (1, 2)]"
 
 
+@pytest.mark.slow
 def test_the_function_on_ray_returns_what_its_comment_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("ray", reason="Ray is not installed: pip install '.[ray]'")
     with tempfile.TemporaryDirectory(prefix="ray", dir="/tmp") as folder:  # its sockets' names must be short

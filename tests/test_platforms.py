@@ -163,6 +163,7 @@ def test_a_script_finds_its_ranks_on(platform: Any, tmp_path: Path) -> None:
         assert printed([sys.executable, "-c", SCRIPT], environments, tmp_path) == SHARED_HOST
 
 
+@pytest.mark.slow
 def test_torch_distributed_shares_the_address(tmp_path: Path) -> None:
     group = "import torch.distributed as dist\ndist.init_process_group('gloo')\ndist.barrier()\n"
     script = f"{SCRIPT}{group}hvd.init(); hvd.shutdown()\n"  # after the first init(), before the second
@@ -171,6 +172,7 @@ def test_torch_distributed_shares_the_address(tmp_path: Path) -> None:
         assert printed([sys.executable, "-c", script], environments, tmp_path) == SHARED_HOST
 
 
+@pytest.mark.slow
 def test_the_pods_of_the_trainjob_manifest_meet(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)

@@ -150,6 +150,7 @@ def test_blocks_that_wait_hold_no_indices_of_their_rows(tmp_path: Path, monkeypa
     assert held_bytes < 8 * MIB
 
 
+@pytest.mark.slow
 @pytest.mark.long
 def test_a_batch_that_is_kept_does_not_hold_its_window(tmp_path: Path) -> None:
     num_rows = 2 * SLAB_BYTES // 16  # in one row group, so that a window is as large

@@ -141,6 +141,7 @@ def test_a_data_loader_takes_a_reader(folder: Path) -> None:
     assert second == [batch["id"].tolist() for batch in reader.epoch(1)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [1, 2])
 def test_processes_of_a_data_loader_are_refused(folder: Path, num_workers: int) -> None:
     script = (

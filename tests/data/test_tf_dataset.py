@@ -74,6 +74,7 @@ assert reader.position.epoch == 2
     run(script, folder)
 
 
+@pytest.mark.slow
 @with_tensorflow
 def test_a_data_set_continues_from_the_position(folder: Path) -> None:
     script = """

@@ -145,6 +145,7 @@ def test_an_exception_between_two_asynchronous_operations_leaves_the_others_an_e
     assert caught.value.rank == 1
 
 
+@pytest.mark.slow
 @TRANSPORTS
 def test_a_fork_with_operations_in_flight_changes_nothing_for_the_parent(shares: str) -> None:
     def fn() -> list[float]:

@@ -216,6 +216,7 @@ def test_nccl_is_built_in_where_torch_has_it_also_on_a_machine_without_a_gpu(mon
     assert hvd.nccl_built() == 22703
 
 
+@pytest.mark.slow
 def test_a_rank_that_never_comes_is_named_on_every_other_rank() -> None:
     def fn() -> str:
         import hvd_cluster.torch as hvd
@@ -314,6 +315,7 @@ def test_start_timeline_needs_the_setting() -> None:
         hvd.shutdown()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shares", ["1", "0"], ids=["shm", "gloo"])
 def test_a_name_is_in_flight_until_its_operation_is_done(shares: str) -> None:
     """Also while the ranks carry it out: two at once would work on one tensor."""
@@ -372,6 +374,7 @@ def test_a_rank_that_is_taken_to_have_submitted_what_it_has_not_ends_the_world()
     assert "all ranks were taken to have submitted allreduce.lost, and this one has not" in second
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transport", ["shm", "gloo"])
 def test_kill_9_while_a_process_set_is_built_is_an_error_on_every_survivor_within_10_s(
     tmp_path: Path, transport: str
@@ -409,6 +412,7 @@ def test_kill_9_while_a_process_set_is_built_is_an_error_on_every_survivor_withi
         assert "rank 2" in told["text"]
 
 
+@pytest.mark.slow
 def test_an_engine_that_fails_while_it_decides_fails_the_waiting_handle_too() -> None:
     def fn(where: str) -> str:
         import hvd_cluster.torch as hvd
@@ -468,6 +472,7 @@ def test_a_world_of_one_serves_several_threads() -> None:
         hvd.shutdown()
 
 
+@pytest.mark.slow
 def test_a_timeline_that_cannot_be_written_does_not_end_the_job(tmp_path: Path) -> None:
     def fn() -> float:
         import hvd_cluster.torch as hvd

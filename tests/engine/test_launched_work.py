@@ -127,6 +127,7 @@ def test_a_bucket_that_is_done_does_not_keep_the_work_and_so_the_tensors_of_a_cp
     assert bucket.works == []
 
 
+@pytest.mark.slow
 def test_work_that_one_device_never_completes_is_reported_and_ends_on_every_rank() -> None:
     def fn() -> None:
         import controlled_device
@@ -155,6 +156,7 @@ def test_work_that_one_device_never_completes_is_reported_and_ends_on_every_rank
     assert "the communication itself hangs" not in text
 
 
+@pytest.mark.slow
 def test_work_that_no_device_completes_is_laid_to_the_network() -> None:
     def fn() -> None:
         import controlled_device
@@ -171,6 +173,7 @@ def test_work_that_no_device_completes_is_laid_to_the_network() -> None:
     local.run(fn, num_proc=2, env=ENV | {"HOROVOD_STALL_CHECK_DISABLE": "1"}, stderr=io.StringIO())
 
 
+@pytest.mark.slow
 def test_a_device_that_is_busy_with_other_work_is_reported_and_waited_for() -> None:
     def fn() -> list[float]:
         import controlled_device

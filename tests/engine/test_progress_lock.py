@@ -337,6 +337,7 @@ def test_an_interrupt_of_a_progress_thread_that_leaves_ends_the_world() -> None:
     assert engine.num_rings == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("shares", "num_ranks"), [("1", 3), ("0", 2)], ids=["shm", "gloo"])
 def test_an_exception_of_a_signal_handler_reaches_the_waiter_and_leaves_the_world_whole(
     tmp_path: Path, shares: str, num_ranks: int
@@ -403,6 +404,7 @@ def test_an_exception_of_a_finish_callback_is_that_of_its_own_handle_alone(num_r
     assert local.run(fn, num_proc=num_ranks, env=ENV) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shares", ["1", "0"], ids=["shm", "gloo"])
 def test_exceptions_of_a_signal_handler_that_come_at_any_moment_leave_the_world_whole(shares: str) -> None:
     def fn() -> list[int]:

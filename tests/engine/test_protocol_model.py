@@ -531,6 +531,7 @@ def most(cases: dict[str, Any]) -> list[Any]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mortal", [0, 1])
 @pytest.mark.parametrize("programs", most(PAIRS))
 def test_one_of_two_ranks_of_a_host_dies_at_any_moment(programs: Programs, mortal: int) -> None:

@@ -11,6 +11,7 @@ from hvd_cluster.launch import local
 ENV = {"OMP_NUM_THREADS": "1"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shared_memory", ["1", "0"], ids=["shm", "gloo"])
 def test_operations_of_all_kinds_in_random_order_are_exact(shared_memory: str) -> None:
     found = local.run(soak, (2_000,), num_proc=4, env={**ENV, "HOROVOD_SHARED_MEMORY": shared_memory})
@@ -41,6 +42,7 @@ def come_and_go(num_cycles: int, warm_cycles: int) -> tuple[int, int, float]:
     return after[0] - before[0], after[1] - before[1], after[2] - before[2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shared_memory", ["1", "0"], ids=["shm", "gloo"])
 def test_worlds_that_come_and_go_leave_nothing_behind(shared_memory: str) -> None:
     env = {**ENV, "HOROVOD_SHARED_MEMORY": shared_memory}

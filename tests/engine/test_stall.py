@@ -76,6 +76,7 @@ def test_ranks_that_wait_for_each_other_are_in_one_warning() -> None:
     assert "1: [allreduce.loss] - rank 1 on 127.0.0.1 last submitted allreduce.accuracy, " in warning
 
 
+@pytest.mark.slow
 def test_a_rank_that_hangs_after_a_join_is_named() -> None:
     def fn() -> None:
         import hvd_cluster.torch as hvd
@@ -91,6 +92,7 @@ def test_a_rank_that_hangs_after_a_join_is_named() -> None:
     assert "1: [allreduce.next epoch] - rank 1 on 127.0.0.1 last submitted join, " in errors.getvalue()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("others", [1, 2])
 def test_a_rank_that_waits_in_a_join_has_the_hanging_rank_named_and_no_other(others: int) -> None:
     def fn() -> None:
@@ -116,6 +118,7 @@ def test_a_rank_that_waits_in_a_join_has_the_hanging_rank_named_and_no_other(oth
     assert "time.sleep(4)" in text
 
 
+@pytest.mark.slow
 def test_a_rank_that_never_joins_ends_the_job_after_the_second_time() -> None:
     def fn() -> None:
         import hvd_cluster.torch as hvd
@@ -217,6 +220,7 @@ def test_it_can_be_switched_off() -> None:
     assert "One or more tensors" not in errors.getvalue()
 
 
+@pytest.mark.slow
 def test_a_rank_inside_a_c_call_that_holds_the_interpreter_lock_does_not_answer() -> None:
     def fn() -> None:
         import ctypes
@@ -238,6 +242,7 @@ def test_a_rank_inside_a_c_call_that_holds_the_interpreter_lock_does_not_answer(
     ) in errors.getvalue()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shared_memory", ["1", "0"])
 def test_a_rank_that_stops_in_the_middle_of_an_operation_is_named_before_the_time_limit(shared_memory: str) -> None:
     def fn() -> None:

@@ -47,6 +47,7 @@ def test_rank_0_writes_lines_and_a_table_that_name_the_late_rank_and_its_line(
     assert "the cause is forward and backward: it was in train (tests/engine/test_step_reports.py:" in table[5]
 
 
+@pytest.mark.slow
 def test_every_rank_has_its_step_times_without_a_monitor(capfd: pytest.CaptureFixture[str]) -> None:
     late, waiting = local.run(train, (0,), num_proc=2, env=ENV)
     assert len(late) == len(waiting) == 11
@@ -57,6 +58,7 @@ def test_every_rank_has_its_step_times_without_a_monitor(capfd: pytest.CaptureFi
     assert "[monitor]" not in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_job_of_one_rank_is_monitored_too(capfd: pytest.CaptureFixture[str]) -> None:
     local.run(train, (0,), num_proc=1, env={**ENV, "HOROVOD_MONITOR": "1"})
     err = capfd.readouterr().err
@@ -64,6 +66,7 @@ def test_a_job_of_one_rank_is_monitored_too(capfd: pytest.CaptureFixture[str]) -
     assert "last in" not in err
 
 
+@pytest.mark.slow
 def test_a_monitor_that_cannot_write_or_count_does_not_end_the_job() -> None:
     def fn() -> int:
         import psutil
@@ -81,6 +84,7 @@ def test_a_monitor_that_cannot_write_or_count_does_not_end_the_job() -> None:
     assert local.run(fn, num_proc=2, env={**ENV, "HOROVOD_MONITOR": "1"}) == [39, 39]
 
 
+@pytest.mark.slow
 def test_hvdrun_has_a_flag_for_it(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(

@@ -78,6 +78,7 @@ def test_a_job_of_fixed_size_runs_on_a_fleet_of_one_class() -> None:
     assert found == [("pod-a", 0, 3.0), ("pod-b", 0, 3.0), ("pod-b", 1, 3.0)]
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_an_elastic_job_runs_on_it_too() -> None:
     spec = ElasticSpec(num_proc=3, min_num_proc=2, is_discovered=True, **task())

@@ -97,6 +97,7 @@ def test_the_first_failure_stops_the_others_and_begins_with_the_users_traceback(
     assert isinstance(caught.value.__cause__, ValueError)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("holds_lock", [False, True], ids=["sleeps", "holds the interpreter lock"])
 def test_a_rank_that_never_calls_init_is_named_and_its_stack_is_in_the_output(holds_lock: bool) -> None:
     def load_data(holds_lock: bool) -> None:
@@ -181,6 +182,7 @@ def test_two_jobs_at_once_in_one_process_do_not_meet() -> None:
     assert not set(results[0][0]) & set(results[1][0])
 
 
+@pytest.mark.slow
 def test_plain_torch_distributed_works_inside_the_function() -> None:
     def fn() -> float:
         import torch

@@ -122,6 +122,7 @@ def test_workers_on_hosts_of_equal_names_without_common_shared_memory_reduce(hos
     ]
 
 
+@pytest.mark.slow
 def test_the_launcher_s_own_host_may_take_part(hosts: MakeHosts) -> None:
     made = hosts(1)
     where = f"localhost:1,{made[0].address}:1"

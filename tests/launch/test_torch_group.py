@@ -27,11 +27,13 @@ def test_the_group_exists_when_the_function_starts(backend: str) -> None:
     assert local.run(total, num_proc=2, env=ENV, torch_backend=backend) == [(backend, 2.0)] * 2
 
 
+@pytest.mark.slow
 def test_each_call_of_an_executor_gets_a_group() -> None:
     with local.Executor(2, env=ENV, torch_backend="hvd") as executor:
         assert [executor.run(total) for _ in range(2)] == [[("hvd", 2.0)] * 2] * 2
 
 
+@pytest.mark.slow
 def test_the_variable_is_the_default_and_the_other_launchers_take_the_argument() -> None:
     env = {**ENV, "HOROVOD_TORCH_BACKEND": "hvd"}
     assert local.run(total, num_proc=2, env=env) == [("hvd", 2.0)] * 2

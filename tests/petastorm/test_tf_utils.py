@@ -137,6 +137,7 @@ with make_batch_reader(sys.argv[1] + "/plain", ["id", "x", "v"], shuffle_row_gro
 """)
 
 
+@pytest.mark.slow
 @with_tensorflow
 def test_a_converter_gives_batches_of_the_size_asked_for() -> None:
     run("""
@@ -153,6 +154,7 @@ with converter.make_tf_dataset(batch_size=4, shuffling_queue_capacity=6, schema_
 """)
 
 
+@pytest.mark.slow
 @with_tensorflow
 def test_each_pass_over_a_converters_batches_draws_them_in_an_order_of_its_own() -> None:
     run("""

@@ -68,6 +68,7 @@ def test_a_callback_that_raises_ends_the_workers_and_the_next_call_says_so() -> 
             executor.run(int)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_ray_cluster")
 def test_the_group_of_torch_distributed_exists_if_asked_for() -> None:
     def total() -> tuple[str, float]:
@@ -81,6 +82,7 @@ def test_the_group_of_torch_distributed_exists_if_asked_for() -> None:
     assert run(total, num_proc=2, torch_backend="hvd") == [("hvd", 3.0)] * 2
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_ray_cluster")
 def test_each_call_of_all_workers_gets_a_group_and_one_of_rank_0_alone_none() -> None:
     import ray
@@ -290,6 +292,7 @@ def test_hosts_and_workers_per_host_spread_over_the_nodes(ray_cluster: TestClust
     assert found == [["0", "0"], ["0", "1"], ["1", "0"], ["1", "1"]]
 
 
+@pytest.mark.slow
 def test_inside_a_placement_group_the_workers_take_its_bundles(ray_cluster: TestCluster) -> None:
     import ray
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy

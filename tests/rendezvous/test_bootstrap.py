@@ -57,6 +57,7 @@ def test_a_script_runs_unchanged_under_torchrun(tmp_path: Path) -> None:
     assert sorted(re.findall(r"rank \d of 2, local \d: 3", done.stdout)) == EXPECTED
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["", ', init_method="hvd://"'])
 def test_the_backend_of_torch_distributed_works_under_torchrun(tmp_path: Path, how: str) -> None:
     script = tmp_path / "train.py"
@@ -68,6 +69,7 @@ def test_the_backend_of_torch_distributed_works_under_torchrun(tmp_path: Path, h
     assert sorted(re.findall(r"hvd \d: 3", done.stdout)) == ["hvd 0: 3", "hvd 1: 3"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("namespace", ["prterun-host-1234@1", ""], ids=["named job", "unnamed job"])
 def test_ranks_of_one_host_under_mpi_meet_through_the_kernel(namespace: str) -> None:
     processes = []

@@ -72,6 +72,7 @@ def test_rank_0_uses_the_address_that_others_have_reached() -> None:
     assert own_address(["a"], [""]) == "127.0.0.1"
 
 
+@pytest.mark.slow
 def test_two_lists_make_two_worlds_at_once() -> None:
     def fn() -> list[tuple[int, int, int, int, float]]:
         import os
@@ -142,6 +143,7 @@ for wrong in (MPI.COMM_NULL, between):
 """
 
 
+@pytest.mark.slow
 @needs_mpi
 def test_communicators_of_mpi4py_make_worlds_under_mpirun(tmp_path: Path) -> None:
     script = tmp_path / "train.py"

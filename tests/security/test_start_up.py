@@ -101,6 +101,7 @@ def crowd(port: int, messages: list[bytes]) -> Iterator[None]:
         thread.join()
 
 
+@pytest.mark.slow
 def test_a_crowd_of_strangers_during_init_runs_nothing_and_keeps_no_rank_out(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
     bomb = pickle.dumps(Bomb(str(tmp_path / "exploded")))

@@ -535,6 +535,7 @@ def changed_in_flight(replaces: bool) -> None:
         optimizer.step()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("replaces", [True, False])
 def test_a_gradient_that_is_changed_in_flight_fails_on_all_ranks(replaces: bool) -> None:
     with pytest.raises(WorkerFailedError) as caught:
@@ -565,6 +566,7 @@ def unfinished(how: str) -> None:
         optimizer.step()
 
 
+@pytest.mark.slow
 def test_a_gradient_that_comes_after_its_reduction_names_the_remedy() -> None:
     with pytest.raises(WorkerFailedError) as caught:
         local.run(unfinished, ("late",), num_proc=2, env={"OMP_NUM_THREADS": "1"})
@@ -592,6 +594,7 @@ def reduced_twice(how: str) -> None:
         parameters[0].sum().backward()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["parameters were added", "another backward pass added to it"])
 def test_a_sum_is_not_summed_again(how: str) -> None:
     with pytest.raises(WorkerFailedError, match=f"The gradient of 'p0' had been reduced when {how}"):
@@ -672,6 +675,7 @@ def clipped_alone(kind: str) -> None:
     clipped_with_fewer_passes(hvd, kind, synchronizes=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["short", "empty", "sparse"])
 def test_clipping_while_another_rank_had_fewer_passes_fails_on_all_ranks(kind: str) -> None:
     with pytest.raises(WorkerFailedError) as caught:

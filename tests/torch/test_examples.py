@@ -39,10 +39,12 @@ def test_the_digits_are_learned(tmp_path: Path) -> None:
     assert saved["model"]["norm.num_batches_tracked"] == 3 * 23
 
 
+@pytest.mark.slow
 def test_ddp_learns_the_digits() -> None:
     assert accuracies(run("torch_ddp.py", "--epochs", "3"))[-1] > 85
 
 
+@pytest.mark.slow
 def test_fsdp2_learns_to_repeat() -> None:
     losses = [float(text) for text in re.findall(r"Loss: ([\d.]+)", run("torch_fsdp2.py", "--steps", "60"))]
     assert len(losses) == 3
@@ -73,6 +75,7 @@ def hosts_script(folder: Path, *hosts: str) -> str:
     return str(script)
 
 
+@pytest.mark.slow
 def test_the_digits_are_learned_by_an_elastic_job(tmp_path: Path) -> None:
     line = [
         str(HOROVODRUN),
@@ -124,6 +127,7 @@ def test_an_elastic_job_learns_the_digits_also_where_a_worker_dies(tmp_path: Pat
     assert accuracies(output)[0] > 90
 
 
+@pytest.mark.slow
 def test_the_synthetic_benchmark_reports_what_all_workers_did() -> None:
     output = run("torch_synthetic_benchmark.py", "--num-iters", "2", "--num-batches-per-iter", "2", "--model", "mlp")
     (each,) = re.findall(r"Img/sec per \wPU: ([\d.]+)", output)

@@ -332,6 +332,7 @@ def test_parameters_of_unusual_types_are_broadcast(two: Any) -> None:
     assert two(fn) == [([1j, 1j], [1, 1, 1], 1.0)] * 2
 
 
+@pytest.mark.slow
 def test_process_sets_have_their_own_objects_and_parameters(four: Any) -> None:
     def fn(hvd: Any) -> Any:
         hvd.shutdown()

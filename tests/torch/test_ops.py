@@ -231,6 +231,7 @@ def test_an_average_of_bytes_does_not_overflow(two: Any, dtype: str, values: tup
     assert two(fn) == [[mean] * 4] * 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scales", [(1.0, 1.0), (0.25, 4.0), (4.0, 0.25)], ids=str)
 def test_an_average_of_large_halves_does_not_overflow(two: Any, three: Any, scales: tuple[float, float]) -> None:
     def fn(hvd: Any) -> set[float]:
@@ -376,6 +377,7 @@ def test_derivatives_that_are_not_supported_are_refused(two: Any) -> None:
     assert two(fn) == [[False] * 4] * 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("other", ["bool", "int64", "uint8"])
 def test_a_group_has_gradients_for_its_real_tensors_beside_others(three: Any, other: str) -> None:
     def fn(hvd: Any) -> dict[str, Any]:
@@ -645,6 +647,7 @@ def test_ranks_that_ran_out_of_data_join_and_send_zeros(three: Any) -> None:
     assert [last for _, last in results] == [2, 2, 2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shares", ["1", "0"], ids=["shm", "gloo"])
 def test_a_rank_that_has_joined_changes_no_minimum_maximum_or_product(shares: str) -> None:
     def fn() -> list[Any]:

@@ -519,6 +519,7 @@ def test_the_thread_that_trains_need_not_be_the_one_that_has_begun() -> None:
     assert local.run(fn, num_proc=2, env={"OMP_NUM_THREADS": "1"}) == [[-1.5] * 3] * 2
 
 
+@pytest.mark.slow
 def test_optimizers_of_two_threads_with_equal_names_are_an_error_on_all_ranks() -> None:
     def fn() -> list[str]:
         import hvd_cluster.torch as hvd

@@ -125,6 +125,7 @@ def in_another_thread(hvd: Any, wait: Any) -> None:
     thread.join()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loop", [in_memory, accumulating, with_closure, in_another_thread])
 def test_loops_without_a_loader_have_a_step_for_each_update_that_begins_with_computation(two: Any, loop: Any) -> None:
     (num0, largest0, sum0), (num1, largest1, sum1) = two(measured, loop, "compute")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+import pytest
 import torch
 
 from hvd_cluster.engine.timeline.summary import BACKWARD, summarize
@@ -42,6 +43,7 @@ def test_each_backward_pass_is_shown_and_how_much_of_the_communication_it_hides(
     assert all(0 < share < 1 for share in overlap.values())
 
 
+@pytest.mark.slow
 def test_a_barrier_of_torch_distributed_is_in_the_timeline(tmp_path: Path) -> None:
     def fn() -> None:
         import torch.distributed as dist

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 
 from hvd_cluster.launch import local
@@ -36,6 +37,7 @@ def test_training_continues_exactly_while_all_ranks_change_parameters_together(t
     assert choices[-1] in choices[:-1], "the last line is the best of those before it"
 
 
+@pytest.mark.slow
 def test_the_buckets_of_an_optimizer_are_those_that_a_job_with_the_tuned_threshold_has(tmp_path: Path) -> None:
     def fn(num_steps: int) -> None:
         import hvd_cluster.torch as hvd

@@ -110,6 +110,7 @@ TRANSPORTS: dict[str, Callable[[int, int], float]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.parametrize("noisy", [False, True], ids=["still", "noisy"])
 @pytest.mark.parametrize("name", TRANSPORTS)

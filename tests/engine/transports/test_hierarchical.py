@@ -157,6 +157,7 @@ def sets_within_hosts() -> tuple[str, list[float]]:
     return name, sums
 
 
+@pytest.mark.slow
 def test_sets_within_a_host_share_its_memory_and_do_not_wait_in_a_ring_with_the_others(hosts: Hosts) -> None:
     env = {**ENV, "HOROVOD_GLOO_TIMEOUT_SECONDS": "20"}
     for rank, (name, sums) in enumerate(hosts.run(sets_within_hosts, ranks=[2, 2], env=env)):
@@ -267,6 +268,7 @@ def test_an_end_with_operations_under_way_is_an_error_on_the_others(hosts: Hosts
         assert hosts.run(fn, ranks=[2, 2], env=ENV) == expected
 
 
+@pytest.mark.slow
 def test_a_fork_with_operations_in_flight_changes_nothing_and_adasum_adds_what_is_orthogonal(hosts: Hosts) -> None:
     def fn() -> tuple[int, list[float], list[float]]:
         import warnings

@@ -6,6 +6,7 @@ import io
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from hvd_cluster.engine.transports.alone import AloneTransport
@@ -43,11 +44,13 @@ def test_ranks_of_one_host_share_memory_and_release_it() -> None:
     assert errors == ""
 
 
+@pytest.mark.slow
 def test_it_can_be_switched_off() -> None:
     results, _ = run(2, None, env={"HOROVOD_SHARED_MEMORY": "0"})
     assert results == [("GLOO", 2.0, 0)] * 2
 
 
+@pytest.mark.slow
 def test_without_memory_to_share_gloo_serves_with_one_line_that_says_why() -> None:
     results, errors = run(2, 0, env={"HOROVOD_GLOO_TIMEOUT_SECONDS": "3"})
     assert results == [("GLOO", 2.0, 0)] * 2

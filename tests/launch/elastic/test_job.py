@@ -171,6 +171,7 @@ def test_the_last_worker_with_the_state_continues_where_its_host_has_failed(tmp_
     assert 1 in end["sizes"]
 
 
+@pytest.mark.slow
 def test_too_few_workers_for_too_long_end_the_job_with_what_it_lacks(tmp_path: Path) -> None:
     job = Job(tmp_path, "localhost:1,127.0.0.1:1", "-np", "2", "--min-np", "2", "--elastic-timeout", "2")
     job.kill(1)
@@ -198,6 +199,7 @@ def test_an_error_of_the_function_s_own_does_not_reset_forever(tmp_path: Path) -
     assert told.count("restart: generation") == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_no_worker_survives_the_launcher(number: int, tmp_path: Path) -> None:
     job = Job(tmp_path, "localhost:1,127.0.0.1:1", "-np", "2", pause_s=0.2)
@@ -305,6 +307,7 @@ def test_an_error_that_ends_the_last_world_is_told_although_newcomers_start_else
     assert isinstance(raised.value.__cause__, ValueError)
 
 
+@pytest.mark.slow
 def test_the_job_fails_with_rank_0_however_the_others_end_later(tmp_path: Path) -> None:
     script = tmp_path / "end.py"
     script.write_text(
@@ -325,6 +328,7 @@ def test_the_job_fails_with_rank_0_however_the_others_end_later(tmp_path: Path) 
     assert "rank 1 has finished" in told
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("all_may_skip", [True, False])
 def test_ranks_skip_the_synchronization_after_a_reset_only_together(all_may_skip: bool) -> None:
     def fn(all_may_skip: bool) -> list[tuple[int, int]]:
@@ -352,6 +356,7 @@ def test_ranks_skip_the_synchronization_after_a_reset_only_together(all_may_skip
     assert ran == [[(0, 5), (1, 6 if all_may_skip else 5)]] * 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_dynamic", [False, True])
 def test_the_next_world_is_joined_with_the_arguments_of_init(is_dynamic: bool) -> None:
     def fn(is_dynamic: bool) -> list[float]:

@@ -85,6 +85,7 @@ def test_averages_and_scaled_sums(trio: Any) -> None:
         assert scaled == [1.5] * 2
 
 
+@pytest.mark.slow
 def test_each_rank_may_scale_what_it_gives_by_a_factor_of_its_own(pair: Any) -> None:
     def fn(dist: Any, gloo: Any) -> Any:
         import torch
@@ -561,6 +562,7 @@ def test_a_continuation_that_adds_itself_again_and_again(pair: Any) -> None:
     assert pair(fn) == [[True, [1.0] * 3]] * 2
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_tensors_around_other_tensors_are_refused_with_the_remedy_and_the_engine_continues(pair: Any) -> None:
     def fn(dist: Any, gloo: Any) -> list[float]:

@@ -112,6 +112,7 @@ def test_every_survivor_raises_whenever_in_a_step_a_rank_is_killed(tmp_path: Pat
         assert max(times.values()) - killed_at < 10
 
 
+@pytest.mark.slow
 def test_a_call_that_outlives_the_timeout_fails_on_all_ranks(tmp_path: Path) -> None:
     def fn() -> tuple[str, bool]:
         import time
@@ -141,6 +142,7 @@ def test_a_call_that_outlives_the_timeout_fails_on_all_ranks(tmp_path: Path) -> 
         assert is_explained, text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shares_memory", ["1", "0"], ids=["shm", "gloo"])
 @pytest.mark.parametrize("what", ["gather", "scatter", "alltoall, fewer", "alltoall, more"])
 def test_sizes_that_do_not_fit_raise_on_all_ranks(what: str, shares_memory: str) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from hvd_cluster.launch import local
 
 
@@ -244,6 +246,7 @@ def test_a_call_is_refused_after_a_rank_has_joined_and_the_group_stays_usable() 
     assert second == ([], 1.0, 2.0)
 
 
+@pytest.mark.slow
 def test_a_rank_may_come_to_its_group_late() -> None:
     def fn(method: str | None) -> float:
         import os
@@ -267,6 +270,7 @@ def test_a_rank_may_come_to_its_group_late() -> None:
         assert local.run(fn, (method,), num_proc=2, env=env) == [2.0, 2.0]
 
 
+@pytest.mark.slow
 def test_the_first_rank_to_destroy_its_group_waits_for_those_that_still_work() -> None:
     def fn() -> float:
         import time
@@ -382,6 +386,7 @@ def test_a_group_does_not_outlive_its_world() -> None:
         assert "make the groups again" in after
 
 
+@pytest.mark.slow
 def test_ranks_that_no_launcher_has_numbered_meet_in_torchs_store(tmp_path: Path) -> None:
     import subprocess
     import sys

@@ -46,6 +46,7 @@ def test_accelerate_trains_and_gathers() -> None:
     assert run(fn) == [("DistributedDataParallel", "hvd", [0, 1], True)] * 2
 
 
+@pytest.mark.slow
 @needs("transformers")
 def test_hugging_faces_trainer(tmp_path: Path) -> None:
     def fn(folder: str) -> Any:
@@ -72,6 +73,7 @@ def test_hugging_faces_trainer(tmp_path: Path) -> None:
     assert run(fn, str(tmp_path)) == [(2, "hvd", True)] * 2
 
 
+@pytest.mark.slow
 @needs("lightning")
 def test_lightnings_ddp_strategy(tmp_path: Path) -> None:
     def fn(folder: str) -> Any:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from hvd_cluster.launch import local
 
 
@@ -68,6 +70,7 @@ def test_a_receive_from_any_source_takes_each_message_once(four: Any) -> None:
     assert found == [(source, [float(source), float(number)]) for source in (1, 2, 3) for number in range(2)]
 
 
+@pytest.mark.slow
 def test_a_receive_from_any_source_is_late_only_while_a_caller_waits_for_it() -> None:
     def fn() -> tuple[str, str, list[float]]:
         import logging
@@ -111,6 +114,7 @@ def test_a_receive_from_any_source_is_late_only_while_a_caller_waits_for_it() ->
     assert found == [1.0, 2.0]
 
 
+@pytest.mark.slow
 def test_a_receive_that_no_rank_sends_to_ends_the_world_after_the_timeout() -> None:
     def fn(is_directed: bool) -> tuple[str, float]:
         import time

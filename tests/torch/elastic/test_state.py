@@ -201,6 +201,7 @@ def apart() -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_a_sync_makes_all_ranks_rank_0_and_deals_what_is_left() -> None:
     first, second = local.run(apart, num_proc=2, env={"OMP_NUM_THREADS": "1"})
     assert (first.pop("samples"), second.pop("samples")) == (list(range(8, 40, 2)), list(range(9, 40, 2)))
@@ -287,6 +288,7 @@ def broken_off() -> tuple[list[float], int, list[float]]:
     return found
 
 
+@pytest.mark.slow
 def test_a_sync_that_fails_halfway_can_be_undone() -> None:
     results = local.run(broken_off, num_proc=2, env={"OMP_NUM_THREADS": "1"})
     assert results == [([0.0], 0, [0.0]), ([0.0], 1, [1.0])]
@@ -354,6 +356,7 @@ def warmed_up() -> tuple[bool, int, float]:
     return found
 
 
+@pytest.mark.slow
 def test_an_object_with_a_state_dict_continues_acting_on_the_optimizer() -> None:
     results = local.run(warmed_up, num_proc=2, env={"OMP_NUM_THREADS": "1"})
     assert results == [(True, 2, pytest.approx(0.2))] * 2
@@ -506,11 +509,13 @@ def grown() -> list[Any]:
     return found
 
 
+@pytest.mark.slow
 def test_a_new_worker_gets_the_containers_as_they_have_become() -> None:
     expected = [0.0, True, [1, 2, 3], {"net": 5.0}, (1, True), (True, 1.0), ([0.5], [])]
     assert local.run(grown, num_proc=2, env={"OMP_NUM_THREADS": "1"}) == [expected] * 2
 
 
+@pytest.mark.slow
 def test_an_optimizer_that_a_new_worker_lacks_is_an_error_on_all_ranks() -> None:
     def run() -> str:
         hvd.init()
