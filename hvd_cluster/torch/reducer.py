@@ -4,12 +4,12 @@ The first backward pass shows in which order gradients become ready and which of
 (:mod:`hvd_cluster.torch.gradient_layout`). After that, each bucket (:mod:`hvd_cluster.torch.buckets`) is one request,
 submitted when its last gradient is ready, while the backward pass continues.
 
-At the end of each backward pass, before ``backward()`` returns, the reducer waits for what is complete; of several
-optimizers that a pass has reached, all send and agree on new gradients before one of them waits. A gradient that
-the pass did not reach is sent as zeros there, as DistributedDataParallel does with ``find_unused_parameters``
-(arXiv:2006.15704, section 3.2.3). Where a step has several passes, the ranks agree in the first step which pass is the
-last one to reach a parameter. After it every rank has sent the parameter's bucket, so a rank waits only for ranks that
-have done fewer passes than itself, and two ranks that reach the same optimizers never wait for each other.
+At the end of each backward pass, before ``backward()`` returns, the reducer waits for what is complete; all optimizers
+that the pass has reached send and begin to agree on new gradients before one of them waits. A gradient that the pass
+did not reach is sent as zeros there, as DistributedDataParallel does with ``find_unused_parameters`` (arXiv:2006.15704,
+section 3.2.3). Where a step has several passes, the ranks agree in the first step which pass is the last one to reach a
+parameter. After it every rank has sent the parameter's bucket, so a rank waits only for ranks that have done fewer
+passes than itself, and two ranks that reach the same optimizers never wait for each other.
 """
 
 from __future__ import annotations
@@ -164,8 +164,10 @@ class GradientReducer:
         self._versions.clear()
         try:
             self._send_rest(is_over=is_over)
-        finally:
+        except _ENDS_STEP:  # and not other exceptions: ranks may wait for a request that only the next call will make
             self._wait()
+            raise
+        self._wait()
         self._is_reduced = bool(self._step.ready)
         if self.config.op in _NOT_TWICE:
             self._reduced = {n: GradientVersion.of(self.index.parameters[n]) for n in self._step.ready}
@@ -252,11 +254,10 @@ class GradientReducer:
             if step.ready:
                 running_engine().note_span("", "BACKWARD", self._begun_s, self._latest_s)
             for send in (self._send_due, self._send_new):
-                # On GPUs this thread is another one than that which has called backward() and waits.
-                with step_clock.in_this_thread():
+                with step_clock.in_this_thread():  # on GPUs not the one that has called backward() and waits
                     try:
                         send()
-                    except BaseException:
+                    except _ENDS_STEP:
                         self._wait(excluding=step.not_due())
                         raise
                 # Without a common plan there is one name for the requests of all optimizers, so each finishes first.
@@ -334,15 +335,14 @@ class GradientReducer:
             self._step.send_due(self._agreement.reach(self._step))
 
     def _begin_layout(self, *, is_last: bool) -> None:
-        """Begin to agree on a layout.
-
-        Ranks may see new gradients at the ends of different backward passes, but all must agree equally often. So each
-        rank continues to agree in ``step()`` until all ranks are there.
-        """
-        if self._step.has_agreed:
-            # Every rank waits for these between two layouts, when it may have to repeat one that others wait for.
-            self._wait(excluding=self._step.not_due(sys.maxsize))
-        self._agreement.begin(self._step, self._repeated, is_last=is_last)
+        """Begin to agree on a layout: all ranks equally often, so in ``step()`` until all of them are there."""
+        # Other ranks wait for these before they begin: one of them may have to be repeated, by all ranks.
+        step = self._step
+        if step.has_agreed:
+            self._wait(excluding=step.not_due(sys.maxsize))
+        elif is_last and step.plan is not None:  # they begin at the end of the last pass
+            self._wait(excluding=step.not_due(step.last_pass(step.plan) - 1))
+        self._agreement.begin(step, self._repeated, is_last=is_last)
 
     def _send_rest(self, *, is_over: bool) -> None:
         """Send what was not sent yet; a gradient that this rank did not compute takes part as zeros."""

@@ -148,7 +148,11 @@ class Step:
         # must find the same gradients on all of them.
         has_new = not plan.unknown.isdisjoint(self.last_passes)
         is_expected = has_new or (not self.has_agreed and self.awaits_gradients(plan))
-        return is_expected and self.is_due(max(plan.last_passes.values(), default=0))
+        return is_expected and self.is_due(self.last_pass(plan))
+
+    def last_pass(self, plan: Plan) -> int:
+        """The backward pass of a step, counted from 1, at whose end the ranks agree on what is new."""
+        return max([self.passes_per_step, *plan.last_passes.values()])
 
     def awaits_gradients(self, plan: Plan) -> bool:
         """Whether some rank may have a gradient in this step that none has had so far."""

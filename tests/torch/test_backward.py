@@ -417,6 +417,23 @@ def test_a_rank_that_skips_the_first_optimizer_waits_for_nothing_but_the_second(
     assert first == second == [[-1.25] * 3, [0.75] * 3, [-2.0] * 3, [1.0] * 3]
 
 
+@pytest.mark.parametrize("short", [0, 1, 2])
+def test_a_rank_with_fewer_passes_agrees_after_what_the_others_wait_for_first(two: Any, short: int) -> None:
+    def fn(hvd: Any) -> list[Any]:
+        parameters = [torch.nn.Parameter(torch.ones(3)) for _ in range(4)]  # the last one is never used
+        named = [(str(number), parameter) for number, parameter in enumerate(parameters)]
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(parameters, lr=0.5), named)
+        for step in range(5):
+            optimizer.zero_grad()
+            for number in range(short if step == 3 and hvd.rank() == 1 else 3):
+                parameters[number].sum().backward()
+            optimizer.step()
+        return [parameter.tolist() for parameter in parameters]
+
+    first, second = two(fn)
+    assert first == second == [[-1.5] * 3] * short + [[-1.25] * 3] * (3 - short) + [[1.0] * 3]
+
+
 def test_gradients_of_reentrant_checkpoints_are_reduced_when_backward_returns(two: Any) -> None:
     def fn(hvd: Any) -> list[float]:
         torch.manual_seed(0)
