@@ -65,6 +65,7 @@ def test_a_fit_on_a_path_and_one_on_the_same_rows_are_equal(
     assert fitted.getHistory()[-1]["train"]["loss"] > 0
 
 
+@pytest.mark.slow
 def test_a_delta_table_object_and_a_pyarrow_data_set_are_fitted(tmp_path: Path, path: str) -> None:
     first = deltalake.DeltaTable(path, version=0)
     dataset = ds.dataset(first.file_uris())

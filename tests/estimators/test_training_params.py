@@ -196,6 +196,7 @@ def test_the_best_epoch_is_returned_if_the_run_ended_before_it_was_saved(frame, 
     assert torch.load(best, weights_only=True)["epoch"] == 2
 
 
+@pytest.mark.slow
 def test_weights_of_a_better_epoch_that_were_not_kept_are_missed(frame, tmp_path, capfd):
     def harsh(output, label):
         return 20 * F.mse_loss(output, label)

@@ -7,9 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.slow
 def test_a_fit_on_a_version_of_a_delta_table(tmp_path: Path) -> None:
     quiet = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
     command = [sys.executable, str(ROOT / "examples/torch_delta_table.py")]

@@ -33,6 +33,7 @@ def fitted(hvd: Any, *, passes: int, is_scaled: bool = False, overwrite: bool = 
     return np.concatenate([weight.ravel() for weight in model.get_weights()])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_scaled", [False, True])
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_averages_over_steps_of_several_passes_are_those_of_whole_batches(

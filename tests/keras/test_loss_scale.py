@@ -63,6 +63,7 @@ def test_all_ranks_skip_the_step_that_one_rank_cannot_take(two: Any, place: str)
         assert rest == [4, 2.0**14, "keras.optimizers.LossScaleOptimizer"]
 
 
+@pytest.mark.slow
 def test_passes_that_are_not_finite_do_not_count_and_the_model_loads_plainly(two: Any, tmp_path: Any) -> None:
     fit = fitted
 

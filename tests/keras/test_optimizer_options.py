@@ -287,6 +287,7 @@ def test_an_optimizer_of_another_package_is_refused_with_what_to_do(two: Any) ->
         assert tensorflow1.endswith("AdamOptimizer of TensorFlow 1: use hvd_cluster.tensorflow.DistributedOptimizer")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["pickle", "cloudpickle", "deepcopy"])
 @pytest.mark.parametrize("passes", [1, 2])
 def test_a_copy_of_a_compiled_model_has_a_distributed_optimizer(two: Any, how: str, passes: int) -> None:

@@ -108,6 +108,7 @@ def test_keras_compiles_neither_the_layer_nor_a_distributed_step_by_itself_on_a_
     assert two(fn) == [[True, False, False]] * 2
 
 
+@pytest.mark.slow
 def test_a_saved_model_with_the_layer_loads_without_custom_objects(tmp_path: Path) -> None:
     """In a new process, which imports only the loading package."""
     save = """

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 
 def test_a_function_that_was_traced_in_one_world_is_right_in_the_next(two: Any) -> None:
     def fn(hvd: Any) -> list[Any]:
@@ -102,6 +104,7 @@ def test_a_world_that_is_over_is_an_error_of_tensorflow_and_the_next_one_works(t
     ]
 
 
+@pytest.mark.slow
 def test_a_name_that_is_in_flight_is_an_invalid_argument(two: Any) -> None:
     def fn(hvd: Any) -> list[Any]:
         import threading

@@ -757,6 +757,7 @@ def test_a_fit_with_validation_gets_no_warning_of_keras(driver, frame):
     assert len(driver(fn, frame)) == 2
 
 
+@pytest.mark.slow
 def test_ranks_without_validation_rows_make_the_same_steps_and_count_nothing(driver, frame):
     fit = estimator
 

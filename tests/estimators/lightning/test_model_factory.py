@@ -86,6 +86,7 @@ def states_equal(left, right):
     return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("factory", [Plain, Module])
 @pytest.mark.parametrize("steps", [None, 2])
 def test_a_resumed_run_ends_with_the_weights_of_an_undisturbed_one(frame, two_workers, tmp_path, factory, steps):

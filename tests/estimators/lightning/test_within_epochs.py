@@ -290,6 +290,7 @@ def test_steps_of_which_nothing_would_be_left_leave_one(frame, two_workers, one_
     assert all(np.isfinite(record["validation"]["loss"]) for record in again.getHistory())
 
 
+@pytest.mark.slow
 def test_the_loaders_of_a_users_data_module_continue_too(frame, two_workers, tmp_path, caplog):
     from torch.utils.data import DataLoader, TensorDataset
 

@@ -64,6 +64,7 @@ def test_a_pandas_frame_is_fitted_in_processes_of_its_own_with_one_progress_bar(
     assert np.mean((scored["y__output"] - frame["y"]) ** 2) < np.var(frame["y"])
 
 
+@pytest.mark.slow
 def test_the_progress_of_a_fit_says_what_its_steps_are_spent_on(frame, capfd):
     def slow_on_rank_1(record, model):
         """After each epoch, so that the first step of the next one is late."""
@@ -79,6 +80,7 @@ def test_the_progress_of_a_fit_says_what_its_steps_are_spent_on(frame, capfd):
     assert shares[1]["late"] < shares[0]["late"]
 
 
+@pytest.mark.slow
 def test_the_default_group_of_torch_is_ready_in_the_workers(frame):
     def check(record, model):
         import torch.distributed as dist

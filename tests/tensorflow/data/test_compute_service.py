@@ -138,6 +138,7 @@ def job_names(hvd: Any, num_shared: Sequence[int]) -> list[str]:
     return [call.kwargs["job_name"] for call in made.call_args_list]
 
 
+@pytest.mark.slow
 def test_the_ranks_of_a_world_share_jobs_that_no_other_world_has_named(two: Any) -> None:
     def fn(hvd: Any, num_shared: Sequence[int]) -> list[str]:
         hvd.shutdown()  # as after a failure
