@@ -67,7 +67,6 @@ def mixed():
         ({"sharding": "zero1", "net": mixed()}, "one dtype, and the model has float32, float64: use .*FSDP2.wrap="),
         ({"sharding": "fsdp2", "net": mixed()}, "of the model together, and they are float32, float64: use .*FSDP2.wr"),
         ({"sharding": FSDP2(wrap="Sequential"), "net": nn.Sequential(mixed())}, "parameters of 0 together"),
-        ({"sharding": "fsdp2", "optimizer": torch.optim.Adafactor}, "Adafactor .* use sharding='zero1'"),
         ({"sharding": "fsdp2", "optimizer": torch.optim.Rprop}, "Rprop .* use sharding='zero1'"),
         ({"sharding": "fsdp2", "net": WithParameter(torch.tensor(1.0))}, r"give own the shape \(1,\)"),
         ({"sharding": "fsdp2", "net": WithParameter(torch.ones(2) * 1j)}, r"own is complex: .*view_as_complex\(\)"),
@@ -79,11 +78,13 @@ def test_wrong_combinations_name_the_remedy(frame, tmp_path, params, text):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch 2.9 first has Muon")
-def test_muon_needs_whole_matrices(frame, tmp_path):
+@pytest.mark.parametrize("name", ["Adafactor", "Muon"])
+def test_optimizers_that_need_whole_matrices_name_the_remedy(frame, tmp_path, name):
+    if not hasattr(torch.optim, name):
+        pytest.skip(f"torch.optim.{name}: this torch lacks it")
     net = nn.Linear(3, 1, bias=False)
-    with pytest.raises(ValueError, match="Muon .* use sharding='zero1'"):
-        estimator(str(tmp_path), net, sharding="fsdp2", optimizer=torch.optim.Muon).fit(frame)
+    with pytest.raises(ValueError, match=f"{name} .* use sharding='zero1'"):
+        estimator(str(tmp_path), net, sharding="fsdp2", optimizer=getattr(torch.optim, name)).fit(frame)
 
 
 def test_frozen_complex_parameters_are_allowed():
