@@ -25,6 +25,8 @@ from hvd_cluster.launch import local
 NUM_JOBS = 100
 SEED = 1
 NUM_STEPS = 20
+#: Bytes that the slow disk gives at once: the smallest size of a pipe.
+CHUNK = 4096
 #: What the monitor has to say of each: the activity, whether it is one rank, and part of the line.
 EXPECTED: dict[str, tuple[set[str], bool, str]] = {
     "niced rank": ({"core"}, True, ""),
@@ -57,13 +59,14 @@ def train(kind: str, victim: int, delay_s: float, folder: str) -> dict[str, Any]
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01), model.named_parameters())
     disk, feeder = None, None
     if kind == "slow disk" and is_victim:
-        script = f"while :; do head -c 64 /dev/zero; sleep {delay_s}; done"
-        feeder = subprocess.Popen(["sh", "-c", script], stdout=subprocess.PIPE, start_new_session=True)
+        script = f"while :; do head -c {CHUNK} /dev/zero; sleep {delay_s}; done"
+        # The pipe holds one chunk: a larger one would fill up while the job begins, and then serve it at once.
+        feeder = subprocess.Popen(["sh", "-c", script], stdout=subprocess.PIPE, start_new_session=True, pipesize=CHUNK)
         disk = feeder.stdout
 
     def read_slowly() -> None:
         assert disk is not None
-        assert len(os.read(disk.fileno(), 64)) == 64
+        assert len(os.read(disk.fileno(), CHUNK)) == CHUNK
 
     class Rows(torch.utils.data.Dataset[Any]):
         def __len__(self) -> int:
