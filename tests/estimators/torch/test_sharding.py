@@ -85,6 +85,7 @@ def test_optimizers_that_need_whole_matrices_name_the_remedy(frame, tmp_path, na
     net = nn.Linear(3, 1, bias=False)
     with pytest.raises(ValueError, match=f"{name} .* use sharding='zero1'"):
         estimator(str(tmp_path), net, sharding="fsdp2", optimizer=getattr(torch.optim, name)).fit(frame)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_frozen_complex_parameters_are_allowed():
