@@ -790,11 +790,11 @@ def test_the_steps_after_a_join_have_equal_numbers(two: Any) -> None:
         hvd.join()
         for _ in range(2):
             step_clock.end_step()
-        return list(step_clock.since(100))
+        return list(step_clock.since(0))[-3:]  # these ranks have made other tests' steps before
 
-    first, second = two(fn)
+    (last, *first), (other_last, *second) = two(fn)
     assert first == second
-    assert len(first) == 2
+    assert first[0] > max(last, other_last) + 1
 
 
 def test_an_allgather_while_a_rank_has_joined_is_an_error(two: Any) -> None:
