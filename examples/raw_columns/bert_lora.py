@@ -16,8 +16,8 @@ def make():
     return get_peft_model(base, LoraConfig(task_type=TaskType.SEQ_CLS, r=8, target_modules=["query", "value", "dense"]))
 
 
-estimator = TorchEstimator(model=make, optimizer=lambda net: torch.optim.AdamW(net.parameters(), lr=1e-2), num_proc=2)
-estimator.setPreprocess(lambda batch: tokenizer(list(batch["text"]), padding=True, return_tensors="pt")).setEpochs(20)
+estimator = TorchEstimator(model=make, optimizer=lambda net: torch.optim.AdamW(net.parameters(), lr=5e-3), num_proc=2)
+estimator.setPreprocess(lambda batch: tokenizer(list(batch["text"]), padding=True, return_tensors="pt")).setEpochs(25)
 train, test = data.reviews()
 model = estimator.setFeatureCols(["text"]).setLabelCols(["label"]).fit(train)
 scored = model.setOutputKinds(["argmax"]).transform(test)
