@@ -389,7 +389,10 @@ class OfRows(torch.optim.Optimizer):
                 row = parameter.grad.pow(2).mean(dim=-1, keepdim=True) if parameter.dim() > 1 else parameter.grad.pow(2)
                 mean = self.state[parameter].setdefault("row", torch.zeros_like(row))
                 mean.mul_(0.9).add_(row, alpha=0.1)
-                parameter.addcdiv_(parameter.grad, mean.sqrt() + 0.1, value=-group["lr"])
+                change = parameter.grad / (mean.sqrt() + 0.1)
+                if hasattr(change, "redistribute"):  # torch 2.14 does not do so in place
+                    change = change.redistribute(placements=parameter.placements)
+                parameter.sub_(change, alpha=group["lr"])
 
 
 def of_rows(net):

@@ -134,13 +134,14 @@ def state_part(value: Any, parameter: torch.Tensor) -> Any:
     """This rank's part of an entry of an optimizer's complete state, divided like the parameter if that is possible.
 
     It is a DTensor also if it has another shape, as statistics of rows have: steps compute them from DTensors, which do
-    not mix with plain tensors.
+    not mix with plain tensors. Torch divides no dimension that it computes over more ranks than it has elements.
     """
     if not isinstance(parameter, DTensor) or not isinstance(value, torch.Tensor) or not value.dim():
         return value
 
     def is_divisible(dim: int) -> bool:
-        return dim < value.dim() and value.shape[dim] == parameter.shape[dim]
+        is_alike = dim < value.dim() and value.shape[dim] == parameter.shape[dim]
+        return is_alike and (value.shape == parameter.shape or value.shape[dim] >= parameter.device_mesh.size())
 
     placements = [
         one if isinstance(one, Shard) and is_divisible(one.dim) else Replicate() for one in parameter.placements
