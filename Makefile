@@ -125,8 +125,8 @@ matrix-mxnet: .venv-mxnet/.ready
 		"tests/docs/test_code_blocks.py::test_blocks_run[mxnet.md]"
 
 # What later releases of these packages brought, or changed: sharding needs torch 2.6, half floats and null lists of a fixed size in
-# Parquet need pyarrow 15, fsspec's memory lists no key with an empty part, and the other tests expect texts and hooks of today.
-# Some need the package in the environment.
+# Parquet need pyarrow 15, keys with an empty part in fsspec's memory need a later fsspec, and the other tests expect texts and
+# hooks of today. Some need the package in the environment.
 OLDEST := shard communication halffloat lists_of_every_element_type byte_that_has_changed several_row_groups bfloat16_is_reduced \
 	another_format delta abfs asked_to_share petastorm_reader_stands default_device examples compiled_model \
 	gradient_checkpoints factory_that many_kinds_of_columns no_code_in_the_best continues_as_if \

@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.distributed.tensor import DTensor, Replicate
 
 from hvd_cluster.data.store import Store
 from hvd_cluster.errors import DataError, WorkerFailedError
@@ -377,20 +378,26 @@ def test_options_of_an_optimizer_outside_of_its_defaults_are_kept(frame, two_wor
 
 
 class OfRows(torch.optim.Optimizer):
-    """Keeps a number for each row of a parameter."""
+    """Keeps a number for each row of a parameter, divided like the parameter or whole on each rank."""
 
-    def __init__(self, params, lr=0.01):
-        super().__init__(params, {"lr": lr})
+    def __init__(self, params, lr=0.01, is_whole=False):
+        super().__init__(params, {"lr": lr, "is_whole": is_whole})
 
     @torch.no_grad()
     def step(self, closure=None):
         for group in self.param_groups:
             for parameter in group["params"]:
-                row = parameter.grad.pow(2).mean(dim=-1, keepdim=True) if parameter.dim() > 1 else parameter.grad.pow(2)
-                mean = self.state[parameter].setdefault("row", torch.zeros_like(row))
-                mean.mul_(0.9).add_(row, alpha=0.1)
-                change = parameter.grad / (mean.sqrt() + 0.1)
-                if hasattr(change, "redistribute"):  # torch 2.14 does not do so in place
+                row = parameter.grad.pow(2).sum(dim=-1, keepdim=True) if parameter.dim() > 1 else parameter.grad.pow(2)
+                if group["is_whole"] and isinstance(row, DTensor):
+                    row = row.redistribute(placements=[Replicate()])
+                kept = self.state[parameter].setdefault("row", torch.zeros_like(row))
+                assert getattr(kept, "placements", ()) == getattr(row, "placements", ())
+                kept.mul_(0.9).add_(row, alpha=0.1)
+                if not group["is_whole"]:
+                    parameter.addcdiv_(parameter.grad, kept.sqrt() + 0.1, value=-group["lr"])
+                    continue
+                change = parameter.grad / (kept.sqrt() + 0.1)
+                if isinstance(change, DTensor):
                     change = change.redistribute(placements=parameter.placements)
                 parameter.sub_(change, alpha=group["lr"])
 
@@ -399,11 +406,16 @@ def of_rows(net):
     return OfRows(net.parameters())
 
 
-def test_statistics_of_rows_are_continued(frame, two_workers, tmp_path):
-    params = {"store": str(tmp_path), "run_id": "r", "make": of_rows}
+def of_whole_rows(net):
+    return OfRows(net.parameters(), is_whole=True)
+
+
+@pytest.mark.parametrize("make", [of_rows, of_whole_rows])
+def test_statistics_of_rows_are_continued(frame, two_workers, tmp_path, make):
+    params = {"store": str(tmp_path), "run_id": "r", "make": make}
     for epochs in (1, 2):
         model = fit(frame, two_workers, DIVIDED, epochs=epochs, **params)
-    assert_same(model, fit(frame, two_workers, "none", make=of_rows, epochs=2))
+    assert_same(model, fit(frame, two_workers, "none", make=make, epochs=2))
 
 
 class Kinds:

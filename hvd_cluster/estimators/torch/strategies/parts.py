@@ -54,7 +54,13 @@ def rest_of(model: Mapping[str, Any], optimizer: Any) -> tuple[dict[str, Any], d
         groups.append({**group, "params": positions})
         start += len(positions)
     others = with_versions({name: one for name, one in model.items() if not isinstance(one, torch.Tensor)}, model)
-    return others, {"state": {index: entry for index, entry in state.items() if entry}, "param_groups": groups}
+    undivided = [name for name, one in tensors_of({}, optimizer).items() if _is_undivided(one)]
+    entries = {index: entry for index, entry in state.items() if entry}
+    return others, {"state": entries, "param_groups": groups, "undivided": undivided}
+
+
+def _is_undivided(value: torch.Tensor) -> bool:
+    return isinstance(value, DTensor) and all(one.is_replicate() for one in value.placements)
 
 
 def load(
@@ -109,7 +115,9 @@ def load(
             kind, _, place = name.partition(".")
             index, _, key = place.partition(".")
             if kind == own_name and int(index) in own:
-                entries.setdefault(int(index), {})[key] = targets[name] = _like(parameters[int(index)], shape)
+                is_divided = name not in optimizer_rest.get("undivided", ())
+                targets[name] = _like(parameters[int(index)], shape, is_divided)
+                entries.setdefault(int(index), {})[key] = targets[name]
             elif kind == "exchange" and exchange is not None and exchange.needs(place):
                 exchanged[place] = targets[name] = torch.zeros(shape[0], dtype=shape[1])
     shards.read(targets, alone=alone)
@@ -130,18 +138,17 @@ def _require(condition: bool, text: str, names: Iterable[str]) -> None:
         raise RuntimeError(f"{text}: {', '.join(sorted(names)[:5])}")
 
 
-def state_part(value: Any, parameter: torch.Tensor) -> Any:
+def state_part(value: Any, parameter: torch.Tensor, is_divided: bool = True) -> Any:
     """This rank's part of an entry of an optimizer's complete state, divided like the parameter if that is possible.
 
-    It is a DTensor also if it has another shape, as statistics of rows have: steps compute them from DTensors, which do
-    not mix with plain tensors. Torch divides no dimension that it computes over more ranks than it has elements.
+    Unless ``is_divided``, each rank has all of it. It is a DTensor also if it has another shape, as statistics of rows
+    have: steps compute them from DTensors, which do not mix with plain tensors.
     """
-    if not isinstance(parameter, DTensor) or not isinstance(value, torch.Tensor) or not value.dim():
+    if not isinstance(parameter, DTensor) or not isinstance(value, torch.Tensor) or (is_divided and not value.dim()):
         return value
 
     def is_divisible(dim: int) -> bool:
-        is_alike = dim < value.dim() and value.shape[dim] == parameter.shape[dim]
-        return is_alike and (value.shape == parameter.shape or value.shape[dim] >= parameter.device_mesh.size())
+        return is_divided and dim < value.dim() and value.shape[dim] == parameter.shape[dim]
 
     placements = [
         one if isinstance(one, Shard) and is_divisible(one.dim) else Replicate() for one in parameter.placements
@@ -149,12 +156,12 @@ def state_part(value: Any, parameter: torch.Tensor) -> Any:
     return distribute_tensor(value.to(parameter.device), parameter.device_mesh, placements, src_data_rank=None)
 
 
-def _like(parameter: torch.Tensor, shape: Shape) -> torch.Tensor:
+def _like(parameter: torch.Tensor, shape: Shape, is_divided: bool) -> torch.Tensor:
     """Memory for a part of an optimizer's state."""
     size, dtype = shape
-    if size == parameter.shape:
+    if is_divided and size == parameter.shape:
         return torch.zeros_like(parameter.detach(), dtype=dtype)
-    part: torch.Tensor = state_part(torch.zeros(size, dtype=dtype), parameter)
+    part: torch.Tensor = state_part(torch.zeros(size, dtype=dtype), parameter, is_divided)
     return part
 
 
