@@ -28,7 +28,7 @@ from hvd_cluster.engine.request import (
     dtype_name,
     recorded_event,
 )
-from hvd_cluster.errors import HorovodInternalError
+from hvd_cluster.errors import HorovodInternalError, UnsupportedReductionError
 
 Tensors = list[torch.Tensor]
 
@@ -81,6 +81,18 @@ def reduce_op(average: bool | None, op: ReduceOp | None) -> ReduceOp:
     if op is None:
         return _AVERAGE
     return op if type(op) is ReduceOp else ReduceOp(op)  # an Enum takes long to find itself
+
+
+def scatter_op(op: ReduceOp) -> ReduceOp:
+    """The reduction of a reducescatter.
+
+    Raises:
+        UnsupportedReductionError: ``op`` is neither Average nor Sum.
+    """
+    if op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
+        name = ReduceOp(op).name
+        raise UnsupportedReductionError(f"reducescatter supports op=hvd.Average and op=hvd.Sum, not {name}")
+    return ReduceOp(op)
 
 
 class Waitable(Protocol):

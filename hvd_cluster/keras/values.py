@@ -99,7 +99,10 @@ def reducescatter(value: Any, name: str | None = None, op: ReduceOp = ReduceOp.A
     Args:
         value: a list, an array or a tensor, with the same shape and dtype on all ranks.
         name: matches the call with those of the other ranks.
-        op: Average, Sum, Min, Max or Product.
+        op: Average or Sum.
+
+    Raises:
+        UnsupportedReductionError: ``op`` is neither.
     """
     array = _array(value)
     return from_torch(hvd.reducescatter(to_torch(array), name, op=op), array.dtype)

@@ -13,7 +13,7 @@ import torch
 from hvd_cluster.engine.membership import rows_by_rank
 from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
 from hvd_cluster.engine.request import Kind, ReduceOp
-from hvd_cluster.engine.submission import Collective, reduce_op
+from hvd_cluster.engine.submission import Collective, reduce_op, scatter_op
 from hvd_cluster.mxnet.interop import to_mxnet, to_torch
 
 __all__ = [
@@ -216,11 +216,9 @@ def grouped_reducescatter(
     """:func:`reducescatter` of several arrays as one request.
 
     Raises:
-        ValueError: ``op`` is neither Average nor Sum.
+        UnsupportedReductionError: ``op`` is neither Average nor Sum.
     """
-    if op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
-        raise ValueError(f"reducescatter supports op=hvd.Average and op=hvd.Sum, not {ReduceOp(op).name}")
-    collective = _reduction(Kind.REDUCESCATTER, ReduceOp(op), name, prescale_factor, postscale_factor, process_set)
+    collective = _reduction(Kind.REDUCESCATTER, scatter_op(op), name, prescale_factor, postscale_factor, process_set)
     return _results(collective, tensors)
 
 

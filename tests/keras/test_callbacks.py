@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from packaging.version import Version
 
+from hvd_cluster.errors import UnsupportedReductionError
+
 
 def fitted(hvd: Any, *, callbacks: Any, optimizer: Any = None, epochs: int = 2, seed: int = 0) -> tuple[Any, Any]:
     """A small model that was fitted on two batches an epoch, and its history."""
@@ -184,6 +186,8 @@ def test_values_are_reduced_gathered_and_broadcast(two: Any) -> None:
 
         r = hvd.rank()
         half = hvd.allreduce(np.float32([1.0, 2.0 * r]), compression=hvd.Compression.fp16)
+        with pytest.raises(UnsupportedReductionError, match="not PRODUCT"):
+            hvd.reducescatter(np.arange(4.0), op=hvd.Product)
         return [
             float(hvd.allreduce(2.0 * r)),
             hvd.allreduce(np.arange(3) + r, op=hvd.Sum).tolist(),

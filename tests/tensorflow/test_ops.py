@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from hvd_cluster.errors import UnsupportedReductionError
+
 
 def test_allreduce_and_its_gradient(ranks: Any) -> None:
     def build(hvd: Any, tf: Any, gradient_of: Any) -> Any:
@@ -155,6 +157,17 @@ def test_reducescatter_and_its_gradient(ranks: Any) -> None:
 
     gradients = [[1.0, 1.0, 2.0], [2.0, 2.0, 4.0]]
     assert ranks(build) == [[[0.0, 1.5], [0.0, 3.0], *gradients], [[3.0], [6.0], *gradients]]
+
+
+def test_a_reducescatter_takes_no_other_reduction(ranks: Any) -> None:
+    def build(hvd: Any, tf: Any, gradient_of: Any) -> Any:
+        del gradient_of
+        for call in (hvd.reducescatter, lambda x, op: hvd.grouped_reducescatter([x], op=op)):
+            with pytest.raises(UnsupportedReductionError, match="not MAX"):
+                call(tf.ones([2]), op=hvd.Max)
+        return []
+
+    assert ranks(build) == [[], []]
 
 
 def test_every_tensor_of_a_group_has_its_gradient(ranks: Any) -> None:

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
 from hvd_cluster.engine.request import Kind, ReduceOp
-from hvd_cluster.engine.submission import Collective
+from hvd_cluster.engine.submission import Collective, scatter_op
 from hvd_cluster.tensorflow.collectives.allgather import gathered
 from hvd_cluster.tensorflow.compression import Compression, Compressor
 from hvd_cluster.tensorflow.custom_gradient import custom_gradient
@@ -48,7 +48,7 @@ def reducescatter(
         and, for Sum, by the number of ranks.
 
     Raises:
-        ValueError: ``op`` is neither Average nor Sum.
+        UnsupportedReductionError: ``op`` is neither Average nor Sum.
         tf.errors.InvalidArgumentError: the tensor has an unsupported dtype.
         tf.errors.FailedPreconditionError: the ranks disagree, or the tensor has no dimension (UnknownError with the
             same text in a graph).
@@ -86,14 +86,13 @@ def _grouped(
     ignore_name_scope: bool,
     factors: tuple[float, float],
 ) -> list[tf.Tensor]:
-    if op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
-        raise ValueError(f"reducescatter supports op=hvd.Average and op=hvd.Sum, not {ReduceOp(op).name}")
+    op = scatter_op(op)
     compressed, contexts = zip(*(compression.compress(dense(tensor)) for tensor in tensors), strict=True)
     collective = Collective(
         kind=Kind.REDUCESCATTER,
         process_set=process_set,
         name=label(name, compressed[0], ignore_name_scope=ignore_name_scope),
-        op=ReduceOp(op),
+        op=op,
         prescale=factors[0],
         postscale=factors[1],
     )

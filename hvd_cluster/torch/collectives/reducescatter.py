@@ -11,7 +11,7 @@ import torch
 from hvd_cluster.engine.membership import num_members
 from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
 from hvd_cluster.engine.request import Kind, ReduceOp
-from hvd_cluster.errors import UnsupportedReductionError
+from hvd_cluster.engine.submission import scatter_op
 from hvd_cluster.torch.collectives.allgather import grouped_allgather
 from hvd_cluster.torch.collectives.differentiable import differentiable
 from hvd_cluster.torch.compression import Compression, Compressor
@@ -62,7 +62,7 @@ def reducescatter_async(
     postscale_factor: float = 1.0,
 ) -> int:
     """Asynchronous :func:`reducescatter`: returns a handle for :func:`synchronize`. Not differentiable."""
-    arguments = (name, _checked_op(op), prescale_factor, postscale_factor, process_set)
+    arguments = (name, scatter_op(op), prescale_factor, postscale_factor, process_set)
     return keep(_submit([tensor], *arguments))
 
 
@@ -80,7 +80,7 @@ def grouped_reducescatter(
     if not tensors:
         return []
     compressed, ctxs = zip(*(compression.compress(tensor) for tensor in tensors), strict=True)
-    arguments = (_checked_op(op), prescale_factor, postscale_factor, process_set)
+    arguments = (scatter_op(op), prescale_factor, postscale_factor, process_set)
     results = _reducescatter(name, *arguments, *compressed)
     return [compression.decompress(result, ctx) for result, ctx in zip(results, ctxs, strict=True)]
 
@@ -94,16 +94,8 @@ def grouped_reducescatter_async(
     postscale_factor: float = 1.0,
 ) -> int:
     """Asynchronous :func:`grouped_reducescatter`: returns one handle for :func:`synchronize`. Not differentiable."""
-    arguments = (name, _checked_op(op), prescale_factor, postscale_factor, process_set)
+    arguments = (name, scatter_op(op), prescale_factor, postscale_factor, process_set)
     return keep(_submit(tensors, *arguments, as_list=True))
-
-
-def _checked_op(op: ReduceOp) -> ReduceOp:
-    if op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
-        raise UnsupportedReductionError(
-            f"reducescatter supports op=hvd.Average and op=hvd.Sum, not {ReduceOp(op).name}"
-        )
-    return ReduceOp(op)
 
 
 _submit = partial(submit_tensors, Kind.REDUCESCATTER)
