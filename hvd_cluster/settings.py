@@ -107,17 +107,17 @@ class Settings:
     timeline_max_mb: float = _knob("HOROVOD_TIMELINE_MAX_MB", 256.0, _above_zero)
     #: Write every few seconds what the ranks spend their steps on, and a table at the end.
     monitor: bool = _knob("HOROVOD_MONITOR", False, _flag)
-    #: Let the ranks report these numbers to rank 0 without writing lines, as the estimators do for their progress.
+    #: Let the ranks report their step times to rank 0 without writing lines, as the estimators do for their progress.
     report_steps: bool = _knob("HOROVOD_REPORT_STEPS", False, _flag)
-    #: Seconds between these lines.
+    #: Seconds between the monitor's lines.
     monitor_interval_s: float = _knob("HOROVOD_MONITOR_INTERVAL_SECONDS", 5.0, _above_zero)
-    #: The port on which rank 0 serves these numbers as OpenMetrics; None for no port.
+    #: The port on which rank 0 serves the monitor's numbers as OpenMetrics; None for no port.
     metrics_port: int | None = _knob("HOROVOD_METRICS_PORT", None, _port)
     #: Do not warn about tensors that only some ranks have submitted.
     stall_check_disable: bool = _knob("HOROVOD_STALL_CHECK_DISABLE", False, _flag)
     #: Seconds until a tensor that waits for other ranks is reported.
     stall_warning_s: float = _knob("HOROVOD_STALL_CHECK_TIME_SECONDS", 60.0, _above_zero)
-    #: Seconds until such a tensor aborts the job; 0 for never.
+    #: Seconds until a tensor that waits for other ranks aborts the job; 0 for never.
     stall_shutdown_s: float = _knob("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", 0.0, _at_least_zero)
     #: Allow process sets to be added and removed after ``init``.
     dynamic_process_sets: bool = _knob("HOROVOD_DYNAMIC_PROCESS_SETS", False, _flag, is_common=True)
@@ -131,7 +131,7 @@ class Settings:
     elastic_leave_timeout_s: float = _knob("HOROVOD_ELASTIC_LEAVE_TIMEOUT", 300.0, _above_zero)
     #: Seconds that a launcher waits for all workers to report.
     start_timeout_s: float = _knob("HOROVOD_START_TIMEOUT", 30.0, _above_zero)
-    #: The same on Spark, where executors may have to be allocated first.
+    #: Seconds that a launcher waits for all workers on Spark, where executors may have to be allocated first.
     spark_start_timeout_s: float = _knob("HOROVOD_SPARK_START_TIMEOUT", 600.0, _above_zero)
     #: Addresses of the GPUs that Spark assigned to this worker, comma-separated; set by the launcher on Spark.
     spark_gpus: str = _knob("HOROVOD_SPARK_GPUS", "", str)
@@ -139,7 +139,7 @@ class Settings:
     rows_dir: str = _knob("HOROVOD_ROWS_DIR", "", str)
     #: The level of the workers' log messages; None leaves it to the program (Python's default is warnings).
     log_level: str | None = _knob("HOROVOD_LOG_LEVEL", None, _log_level)
-    #: Omit the time from these messages.
+    #: Omit the time from the workers' log messages.
     log_hide_time: bool = _knob("HOROVOD_LOG_HIDE_TIME", False, _flag)
 
     def __post_init__(self) -> None:

@@ -208,7 +208,7 @@ class _Materializer:
         self.wrong: list[str] = []
 
     def from_spark(self, frame: Any) -> Dataset:
-        """Executors write Parquet with the same writer as everybody; a line of JSON for each partition comes back."""
+        """Executors write Parquet with the one writer of all ways; a line of JSON for each partition comes back."""
         options = self.options
         schema = schema_spark.infer_split(frame.schema, options.columns, options.validation, self.wrong, options.raw)
         self._usable(schema)

@@ -1,4 +1,4 @@
-"""What a launcher needs of a cluster's hosts: the one class to implement for another kind of cluster."""
+"""What a launcher needs of a cluster's hosts; another kind of cluster subclasses it."""
 
 from __future__ import annotations
 

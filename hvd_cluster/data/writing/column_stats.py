@@ -28,7 +28,7 @@ class ColumnStats:
     nulls: int = 0
     #: Nulls inside of lists.
     inner_nulls: int = 0
-    #: For each level of lists the lengths seen (at most two are kept: two are one too many).
+    #: For each level of lists the lengths seen (two at most: a second shows that they differ).
     lengths: list[list[int]] = field(default_factory=list)
 
     def add_lengths(self, level: int, lengths: Any) -> None:

@@ -66,7 +66,7 @@ class Switch:
 
 
 _STALL_WARNING = "seconds until a tensor that only some ranks submitted is reported"
-_STALL_SHUTDOWN = "seconds until such a tensor ends the job; 0: never"
+_STALL_SHUTDOWN = "seconds until a tensor that waits for other ranks ends the job; 0: never"
 _NOISE = "noise that is assumed in the samples, 0 to 1"
 
 KNOBS: Sequence[Knob] = (
@@ -112,7 +112,7 @@ OBSOLETE: Mapping[str, tuple[int, str]] = {
     "--log-hide-timestamp": (0, "use --log-without-timestamp"),
     "--no-log-hide-timestamp": (0, "use --log-with-timestamp"),
 }
-#: Flags of Horovod whose effect hvd_cluster always has.
+#: Flags of Horovod whose effect hvd_cluster always has. The cache is that of the launcher's checks of hosts.
 KEPT_ANYWAY: Sequence[str] = ("--gloo", "--disable-cache", "--no-hierarchical-allgather", "--no-torus-allreduce")
 
 
