@@ -10,6 +10,7 @@ import tensorflow as tf
 from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
 from hvd_cluster.engine.request import Kind, ReduceOp
 from hvd_cluster.engine.submission import Collective, scatter_op
+from hvd_cluster.errors import UnsupportedReductionError
 from hvd_cluster.tensorflow.collectives.allgather import gathered
 from hvd_cluster.tensorflow.compression import Compression, Compressor
 from hvd_cluster.tensorflow.custom_gradient import custom_gradient
@@ -48,7 +49,7 @@ def reducescatter(
         and, for Sum, by the number of ranks.
 
     Raises:
-        UnsupportedReductionError: ``op`` is neither Average nor Sum.
+        ValueError: ``op`` is neither Average nor Sum.
         tf.errors.InvalidArgumentError: the tensor has an unsupported dtype.
         tf.errors.FailedPreconditionError: the ranks disagree, or the tensor has no dimension (UnknownError with the
             same text in a graph).
@@ -86,7 +87,10 @@ def _grouped(
     ignore_name_scope: bool,
     factors: tuple[float, float],
 ) -> list[tf.Tensor]:
-    op = scatter_op(op)
+    try:
+        op = scatter_op(op)
+    except UnsupportedReductionError as error:  # a tf.function would raise a StagingError for a class of ours
+        raise ValueError(str(error)) from None
     compressed, contexts = zip(*(compression.compress(dense(tensor)) for tensor in tensors), strict=True)
     collective = Collective(
         kind=Kind.REDUCESCATTER,
