@@ -111,12 +111,12 @@ def load(
         own_name = _own_name(optimizer)
         if not any(name.startswith(f"{own_name}.") for name in shapes):
             own_name = SHARED_NAME  # there were fewer ranks
+        undivided = set(optimizer_rest.get("undivided", ()))
         for name, shape in shapes.items():
             kind, _, place = name.partition(".")
             index, _, key = place.partition(".")
             if kind == own_name and int(index) in own:
-                is_divided = name not in optimizer_rest.get("undivided", ())
-                targets[name] = _like(parameters[int(index)], shape, is_divided)
+                targets[name] = _like(parameters[int(index)], shape, name not in undivided)
                 entries.setdefault(int(index), {})[key] = targets[name]
             elif kind == "exchange" and exchange is not None and exchange.needs(place):
                 exchanged[place] = targets[name] = torch.zeros(shape[0], dtype=shape[1])
