@@ -9,6 +9,7 @@ ballot that others wait. Between hosts the root informs ranks that have not repo
 from __future__ import annotations
 
 import logging
+import math
 import sys
 import threading
 import time
@@ -34,6 +35,8 @@ _SAMPLE_S = 0.02
 _MAX_PAUSE_S = 4 * _SAMPLE_S
 #: How long a rank counts as awaited after it was informed.
 _AWAITED_S = 2.5 * _SAMPLE_S
+#: Each rank reports at this part of the intervals since its world began, the root writes at their end: after that.
+_REPORT_PHASE = 0.9
 #: How long the end of a world waits for the summary to be written.
 _CLOSE_TIMEOUT_S = 5.0
 
@@ -84,7 +87,8 @@ class StepReports:
             usage = NodeMeter().measure if self._position.is_leader else None
             self._reporter = RankReporter(self._rank, world.topology.size, step_clock, usage)
             now_s = time.monotonic()
-            self._next_sample_s, self._next_report_s = now_s + _SAMPLE_S, now_s + self._interval_s
+            self._next_sample_s = now_s + _SAMPLE_S
+            self._next_report_s = now_s + _REPORT_PHASE * self._interval_s
             if self._position.parent is None:
                 self.job = JobMonitor(world.hosts)
                 self._output = MonitorOutput(self.job, settings)
@@ -110,7 +114,7 @@ class StepReports:
             self._pause_s = _SAMPLE_S if is_active else min(2 * self._pause_s, _MAX_PAUSE_S)
             self._sampled_s, self._next_sample_s = now_s, now_s + self._pause_s
         if now_s >= self._next_report_s:
-            self._next_report_s = now_s + self._interval_s
+            self._next_report_s = next_beat(self._next_report_s, self._interval_s, now_s)
             self._report()
 
     def report(self) -> None:
@@ -208,8 +212,10 @@ class MonitorOutput:
         self._thread.join(_CLOSE_TIMEOUT_S)
 
     def _run(self) -> None:
+        due_s = time.monotonic() + self._interval_s
         try:
-            while not self._is_over.wait(self._interval_s):
+            while not self._is_over.wait(due_s - time.monotonic()):
+                due_s = next_beat(due_s, self._interval_s, time.monotonic())
                 self._collect()
                 self._write_line()
             self._collect()
@@ -245,6 +251,14 @@ class LocalMonitor:
     def close(self) -> None:
         """Write the summary."""
         self._output.close()
+
+
+def next_beat(due_s: float, interval_s: float, now_s: float) -> float:
+    """When to do again what was due at ``due_s`` and is done now: whole intervals later, so that no delays add up.
+
+    At least half an interval from now.
+    """
+    return due_s + interval_s * math.ceil((now_s - due_s) / interval_s + 0.5)
 
 
 def _write(text: str) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from hvd_cluster.engine.step_reports import next_beat
 from hvd_cluster.launch import local
 
 ENV = {"OMP_NUM_THREADS": "1", "HOROVOD_MONITOR_INTERVAL_SECONDS": "0.2"}
@@ -33,6 +34,11 @@ def train(late_rank: int, num_steps: int = 12) -> list[tuple[float, ...]]:
     times = [tuple(step) for step in hvd.step_times()]
     hvd.shutdown()
     return times
+
+
+@pytest.mark.parametrize(("now_s", "due_s"), [(10.0, 15.0), (12.4, 15.0), (12.6, 20.0), (15.2, 20.0), (31.0, 35.0)])
+def test_late_reports_do_not_shift_those_that_follow(now_s: float, due_s: float) -> None:
+    assert next_beat(10.0, 5.0, now_s) == due_s
 
 
 @pytest.mark.parametrize("shares", ["1", "0"], ids=["ballot", "tree"])
