@@ -75,6 +75,7 @@ def plot(records: Sequence[dict[str, Any]], ax: Any = None) -> Any:
         except ImportError as error:
             raise MissingExtraError("matplotlib", "plot", "to draw the history") from error
         _, ax = plt.subplots()
+        ax.locator_params("x", integer=True)
     table = rows(records)
     for part in ("train", "validation"):
         points = [(row["epoch"], row[f"{part}_loss"]) for row in table if f"{part}_loss" in row]

@@ -80,6 +80,7 @@ def test_a_model_shows_and_plots_its_history():
             "validation": [5.0, 4.0, 3.0],
         }
         assert [list(line.get_xdata()) for line in axes.lines] == [[0, 1, 2]] * 2  # as in the table beside it
+        assert all(tick == int(tick) for tick in axes.get_xticks())
         assert model.plot_history(axes) is axes
         plt.close(axes.figure)
     assert model.history["validation_group_0_y"].tolist() == [0.5] * 3
