@@ -42,7 +42,7 @@ def not_with_join(key: Key, signature: Signature, joined: Sequence[int]) -> str 
 def _difference(ours: Signature, theirs: Signature) -> str:
     if ours.kind != theirs.kind:
         return f"Mismatched operations: One rank did an {ours.kind.name}, but another rank did an {theirs.kind.name}."
-    if ours.members != theirs.members:
+    if ours.identity != theirs.identity:
         return (
             "Mismatched members of a group: One rank sends other tensors than another rank, e.g. because they have "
             "frozen different parameters, or have gradients of different layers in this step."

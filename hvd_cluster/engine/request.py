@@ -13,7 +13,6 @@ from typing import Any
 import torch
 
 from hvd_cluster.engine.signature import (
-    OPEN_KINDS,
     Key,
     Kind,
     ReduceOp,
@@ -25,7 +24,6 @@ from hvd_cluster.engine.signature import (
 from hvd_cluster.monitor.step_clock import step_clock
 
 __all__ = [
-    "OPEN_KINDS",
     "REDUCED_DTYPES",
     "Handle",
     "Key",

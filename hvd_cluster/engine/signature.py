@@ -43,9 +43,6 @@ class Kind(str, Enum):
     __hash__ = str.__hash__  # as in ReduceOp
 
 
-#: Ranks may differ in the first dimension of these.
-OPEN_KINDS = frozenset({Kind.ALLGATHER, Kind.ALLTOALL})
-
 #: A registered process set, by its number; or any set of ranks, which needs no registration, by its ranks in order.
 SetId = int | tuple[int, ...]
 #: (process set id, request name): requests of different ranks match if these are equal.
@@ -102,7 +99,7 @@ class Signature(NamedTuple):
     #: torch's name of the element type in which floating-point tensors travel and are added; "" for their own.
     wire: str = ""
     #: A number that identifies the tensors of a group if their metas do not.
-    members: int = -1
+    identity: int = -1
     #: The shapes of the sparse tensors of which these are the entries; -1 for a length that is unknown.
     sparse_shapes: tuple[tuple[int, ...], ...] = ()
     #: It is refused after a rank has joined; else zeros stand in for that rank where this is possible.

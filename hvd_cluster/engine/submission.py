@@ -17,7 +17,6 @@ from hvd_cluster.engine.fusion import split_into_requests
 from hvd_cluster.engine.membership import next_number, process_set_id, require_process_set, running_engine
 from hvd_cluster.engine.process_sets import ProcessSet
 from hvd_cluster.engine.request import (
-    OPEN_KINDS,
     REDUCED_DTYPES,
     Handle,
     Kind,
@@ -42,28 +41,22 @@ _AVERAGE, _ADASUM = ReduceOp.AVERAGE, ReduceOp.ADASUM
 class _Rules(NamedTuple):
     """What a kind of collective takes."""
 
-    #: The kind's value, which an Enum takes long to look up.
-    prefix: str
     dtypes: frozenset[torch.dtype]
-    reduces: bool
-    has_root: bool
+    reduces: bool = False
+    has_root: bool = False
     #: Tensors need a first dimension.
-    has_rows: bool
+    has_rows: bool = False
     #: Ranks may differ in the first dimension.
-    is_open: bool
+    is_ragged: bool = False
 
 
-_REDUCING = (Kind.ALLREDUCE, Kind.REDUCESCATTER)
 _RULES = {
-    kind: _Rules(
-        kind.value,
-        REDUCED_DTYPES if kind in _REDUCING else _MOVED_DTYPES,
-        kind in _REDUCING,
-        kind is Kind.BROADCAST,
-        kind in (Kind.ALLGATHER, Kind.ALLTOALL, Kind.REDUCESCATTER),
-        kind in OPEN_KINDS,
-    )
-    for kind in Kind
+    Kind.ALLREDUCE: _Rules(REDUCED_DTYPES, reduces=True),
+    Kind.ALLGATHER: _Rules(_MOVED_DTYPES, has_rows=True, is_ragged=True),
+    Kind.BROADCAST: _Rules(_MOVED_DTYPES, has_root=True),
+    Kind.ALLTOALL: _Rules(_MOVED_DTYPES, has_rows=True, is_ragged=True),
+    Kind.REDUCESCATTER: _Rules(REDUCED_DTYPES, reduces=True, has_rows=True),
+    Kind.BARRIER: _Rules(_MOVED_DTYPES),
 }
 
 
@@ -149,7 +142,7 @@ class Collective:
             root=self.root,
             prescale=self.prescale,
             postscale=self.postscale,
-            members=-1 if self.present is None else self.present.fingerprint,
+            identity=-1 if self.present is None else self.present.fingerprint,
             sparse_shapes=self.sparse_shapes,
             splits=splits,
             is_waited_for=is_waited_for,
@@ -200,7 +193,7 @@ def submit(
     prescale: float = 1.0,
     postscale: float = 1.0,
     wire: torch.dtype | None = None,
-    members: int = -1,
+    identity: int = -1,
     sparse_shapes: tuple[tuple[int, ...], ...] = (),
     splits: tuple[int, ...] = (),
     in_place: bool = False,
@@ -222,7 +215,7 @@ def submit(
         prescale: factor before the reduction.
         postscale: factor after it.
         wire: element type in which floating-point tensors travel and are added; allreduce only.
-        members: a number that identifies the tensors of a group if their shapes and types do not.
+        identity: a number that identifies the tensors of a group if their shapes and types do not.
         sparse_shapes: the shapes of the sparse tensors of which ``tensors`` are the entries.
         splits: rows for each rank; alltoall only.
         in_place: write the results into ``tensors``.
@@ -241,13 +234,13 @@ def submit(
     set_id = process_set_id(process_set)
     data = prepare(tensors)
     rules = _check(kind, data, process_set, name, op, root, prescale, postscale)
-    metas = tuple([describe(tensor, any_first_dimension=rules.is_open) for tensor in data])
+    metas = tuple([describe(tensor, any_first_dimension=rules.is_ragged) for tensor in data])
     wire_name = "" if wire is None else dtype_name(wire)
     handle = Handle(engine.progress)
     request = Request(
-        f"{rules.prefix}.{unnamed if name is None else name}",
+        kind + "." + (unnamed if name is None else name),  # an f-string takes the name of a member
         set_id,
-        Signature(kind, metas, op, root, float(prescale), float(postscale), (), wire_name, members, sparse_shapes),
+        Signature(kind, metas, op, root, float(prescale), float(postscale), (), wire_name, identity, sparse_shapes),
         data,
         data if in_place else [],
         finish,

@@ -155,7 +155,7 @@ class DeltaOptimizer(Wrapper):
                     name=f"DistributedDelta.{self._names[bucket[0]]}",
                     in_place=True,
                     op=ReduceOp.ADASUM,
-                    members=fingerprint(names) if len(names) < len(bucket) else -1,
+                    identity=fingerprint(names) if len(names) < len(bucket) else -1,
                     prepare=checked,
                     finish=lambda _: None,
                     labels=[f"allreduce.{name}" for name in names],

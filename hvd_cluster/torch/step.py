@@ -339,8 +339,13 @@ class Step:
             is_all = len(present) == len(bucket.members)
             identity = -1 if is_all else fingerprint([self.index.names[number] for number in present])
         self._identities[bucket.name] = identity, is_over
-        members = _members(identity, is_over)
-        self._send(bucket.name, bucket.active, members=members, is_wanted=is_wanted, asks_who=bucket.is_whole)
+        self._send(
+            bucket.name,
+            bucket.active,
+            identity=_request_identity(identity, is_over),
+            is_wanted=is_wanted,
+            asks_who=bucket.is_whole,
+        )
         bucket.is_sent = True  # not before: an exception of a compressor or signal handler may have ended that
 
     def _send(
@@ -348,15 +353,15 @@ class Step:
         name: str,
         numbers: Sequence[int],
         *,
-        members: int = -1,
+        identity: int = -1,
         is_wanted: bool = True,
         asks_who: bool = False,
     ) -> None:
-        """Make one request; ``members`` must be equal on all ranks."""
+        """Make one request; ``identity`` must be equal on all ranks."""
         parameters = [self.index.parameters[number] for number in numbers]
         labels = [f"allreduce.{self.index.names[number]}" for number in numbers]
         with self._behind_gradients(numbers):
-            self.transfers.send(name, parameters, labels, members=members, is_wanted=is_wanted, asks_who=asks_who)
+            self.transfers.send(name, parameters, labels, identity=identity, is_wanted=is_wanted, asks_who=asks_who)
 
     def _send_sparse(self, number: int, plan: Plan, *, is_wanted: bool = True, is_over: bool = False) -> None:
         name, parameter = self._name_of_sparse(number, plan), self.index.parameters[number]
@@ -368,7 +373,7 @@ class Step:
                 name,
                 parameter,
                 plan.sparse[number],
-                members=_members(identity, is_over),
+                identity=_request_identity(identity, is_over),
                 is_wanted=is_wanted,
                 asks_who=asks_who,
             )
@@ -383,7 +388,7 @@ class Step:
         return f"{plan.label}.{self.index.names[number]}"
 
 
-def _members(identity: int, is_over: bool) -> int:
+def _request_identity(identity: int, is_over: bool) -> int:
     """What the request's ranks must agree on: which parameters, and whether it is made in ``step()``."""
     return -3 - identity if is_over else identity
 

@@ -119,7 +119,7 @@ class Transfers:
         parameters: Sequence[torch.Tensor],
         labels: Sequence[str],
         *,
-        members: int = -1,
+        identity: int = -1,
         is_wanted: bool = True,
         asks_who: bool = False,
     ) -> None:
@@ -130,7 +130,7 @@ class Transfers:
             parameters: those of the gradients. If there are none, an empty request is made, because other ranks may not
                 have frozen these parameters and would wait for it.
             labels: the names in the timeline.
-            members: a number that identifies the parameters if the name does not.
+            identity: a number that identifies the parameters if the name does not.
             is_wanted: False sends zeros and does not change the gradients.
             asks_who: some of these parameters may be frozen on some ranks or on all. (Otherwise each rank uses all.)
         """
@@ -148,7 +148,7 @@ class Transfers:
             name=name,
             in_place=True,
             op=config.op,
-            members=members,
+            identity=identity,
             prescale=1.0 / config.predivide_factor,
             postscale=config.predivide_factor,
             wire=wire_dtype,
@@ -165,14 +165,14 @@ class Transfers:
         parameter: torch.Tensor,
         sparse_dim: int,
         *,
-        members: int = -1,
+        identity: int = -1,
         is_wanted: bool = True,
         asks_who: bool = False,
     ) -> None:
         """Gather the sparse gradient of a parameter; without a gradient this rank has no entries.
 
         Args:
-            name, members, is_wanted: as for :meth:`send`.
+            name, identity, is_wanted: as for :meth:`send`.
             parameter: that of the gradient.
             sparse_dim: the number of sparse dimensions.
             asks_who: the parameter may be frozen on some ranks only.
@@ -186,7 +186,7 @@ class Transfers:
         elif not gradient.is_sparse:
             gradient = gradient.to_sparse(sparse_dim)
         packed, context = wire.compress_sparse(gradient, config.compression)
-        wait = begin_sparse_allreduce(packed, name, config.op, config.process_set, members, votes)
+        wait = begin_sparse_allreduce(packed, name, config.op, config.process_set, identity, votes)
         self._sent.append(
             _Sent(
                 name,

@@ -28,10 +28,8 @@ def barrier(requests: list[Request], transport: Transport, buffers: BufferPool, 
     return [[] for _ in requests]
 
 
-Collective = Callable[[list[Request], Transport, BufferPool, Recorder], Steps]
-
 #: The collective of each kind of bucket.
-COLLECTIVES: dict[Kind, Collective] = {
+COLLECTIVES: dict[Kind, Callable[[list[Request], Transport, BufferPool, Recorder], Steps]] = {
     Kind.ALLREDUCE: allreduce,
     Kind.ALLGATHER: allgather,
     Kind.BROADCAST: broadcast,

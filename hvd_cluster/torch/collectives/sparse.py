@@ -47,14 +47,14 @@ def begin_sparse_allreduce(
     name: str | None,
     op: ReduceOp,
     process_set: ProcessSet,
-    members: int = -1,
+    identity: int = -1,
     notes: Sequence[torch.Tensor] = (),
 ) -> Callable[[], tuple[torch.Tensor, list[torch.Tensor]]]:
     """:func:`sparse_allreduce_async` with a number that must be equal on all ranks.
 
     Args:
         tensor, name, op, process_set: as above.
-        members: the number.
+        identity: as for :func:`~hvd_cluster.engine.submission.submit`.
         notes: tensors that the same request gathers; the result is the sparse tensor, and the notes of all ranks.
     """
     if op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
@@ -75,7 +75,7 @@ def begin_sparse_allreduce(
         name=None if name is None else f"{name}.sparse",  # beside a gather of the same name
         unnamed="sparse.noname",
         op=ReduceOp(op),
-        members=members,
+        identity=identity,
         sparse_shapes=(tuple(tensor.shape),),
         prepare=checked,
         labels=[]
