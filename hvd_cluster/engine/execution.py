@@ -13,7 +13,7 @@ import torch
 from hvd_cluster.engine.buffers import BufferPool
 from hvd_cluster.engine.collectives import COLLECTIVES
 from hvd_cluster.engine.collectives.allreduce import reduce_inline
-from hvd_cluster.engine.collectives.step import Step, Steps
+from hvd_cluster.engine.collectives.stage import Stage, Stages
 from hvd_cluster.engine.launched_work import Launch
 from hvd_cluster.engine.request import Kind, Request
 from hvd_cluster.engine.streams import OwnStreams, on_streams
@@ -23,7 +23,7 @@ from hvd_cluster.engine.transports.transport import Transport
 #: Of a network that is very slow for GPUs.
 _MIN_BYTES_PER_S = 50e6
 
-Notify = Callable[["Execution", Step], None]
+Notify = Callable[["Execution", Stage], None]
 #: Called with an executed bucket: its requests, when it was decided and when it was done.
 Observe = Callable[[list[Request], float, float], None]
 #: Called when the first work of a bucket was launched.
@@ -61,8 +61,8 @@ class Execution:
         self._transport = transport
         self._recorder = recorder
         self._names = [name for request in requests for name in request.tensor_names]
-        self._steps: Steps = COLLECTIVES[requests[0].signature.kind](requests, transport, buffers, recorder)
-        self._step: Step | None = None
+        self._stages: Stages = COLLECTIVES[requests[0].signature.kind](requests, transport, buffers, recorder)
+        self._stage: Stage | None = None
         self._decided_s = time.monotonic()
         #: The engine's stream of each GPU that takes part.
         self._streams = {gpu: _side_streams[gpu] for gpu in _gpus(requests, transport)}
@@ -75,70 +75,70 @@ class Execution:
         #: Every handle has its result.
         self.is_done = False
 
-    def is_waiting_for(self, step: Step) -> bool:
-        """True if :meth:`advance` cannot continue before the work of ``step`` is done."""
-        return self._step is step and not self.is_done
+    def is_waiting_for(self, stage: Stage) -> bool:
+        """True if :meth:`advance` cannot continue before the work of ``stage`` is done."""
+        return self._stage is stage and not self.is_done
 
     def advance(self, notify: Notify) -> None:
         """Continue until there is work that is not done.
 
         Args:
-            notify: called from any thread with a step whose work is done.
+            notify: called from any thread with a stage whose work is done.
 
         Raises:
             RuntimeError: the transport failed.
         """
-        if self._step is None:
+        if self._stage is None:
             for name in self._names:
                 self._recorder.span(name, "QUEUE", self._decided_s, time.monotonic())
         with torch.no_grad(), self._on_stream():
             while not self.is_done:
-                if self._step is not None:
-                    self._finish_step(self._step)
+                if self._stage is not None:
+                    self._finish_stage(self._stage)
                 try:
-                    self._step = next(self._steps)
+                    self._stage = next(self._stages)
                 except StopIteration as stop:
                     self._complete(stop.value)
                     return
-                self.is_launched = self._step.is_last and not self.is_exclusive
+                self.is_launched = self._stage.is_last and not self.is_exclusive
                 if self._watch is not None:
-                    self._note_launch(self._watch, self._step)
-                if self._is_waiting(self._step, notify):
+                    self._note_launch(self._watch, self._stage)
+                if self._is_waiting(self._stage, notify):
                     return
 
     def close(self) -> None:
         """Stop: the world has ended."""
         with suppress(RuntimeError):
-            self._steps.close()
+            self._stages.close()
 
     def fail(self, error: Callable[[], Exception]) -> None:
         """Fail every handle of the bucket, each with its own error."""
         for request in self._requests:
             request.handle.fail(error())
 
-    def _is_waiting(self, step: Step, notify: Notify) -> bool:
+    def _is_waiting(self, stage: Stage, notify: Notify) -> bool:
         # Counts down in the transports' threads; list.pop() is atomic, an attribute's -= is not.
-        open_works = list(range(len(step.works)))
+        open_works = list(range(len(stage.works)))
         is_registered = False
 
         def work_done() -> None:
             open_works.pop()
             if not open_works and is_registered:
-                notify(self, step)
+                notify(self, stage)
 
-        for work in step.works:
+        for work in stage.works:
             work.on_done(work_done)
         is_registered = True
         # Work that was done before the line above has not notified. Work that ends just now may both notify and
-        # be seen here: then the notification comes for an earlier step and is ignored.
+        # be seen here: then the notification comes for an earlier stage and is ignored.
         return bool(open_works)
 
-    def _finish_step(self, step: Step) -> None:
-        for work in step.works:
+    def _finish_stage(self, stage: Stage) -> None:
+        for work in stage.works:
             work.result()
         now_s = time.monotonic()
         for name in self._names:
-            self._recorder.span(name, step.activity, step.since_s, now_s)
+            self._recorder.span(name, stage.activity, stage.since_s, now_s)
 
     def _complete(self, results: list[list[torch.Tensor]]) -> None:
         self.is_launched = True
@@ -172,16 +172,16 @@ class Execution:
             self._observe(self._requests, self._decided_s, now_s)
         self.is_done = True  # last: if something above raises, the remaining handles must fail
 
-    def _note_launch(self, watch: Watch, step: Step) -> None:
+    def _note_launch(self, watch: Watch, stage: Stage) -> None:
         if self._launch is not None:
-            self._launch.works += step.works
+            self._launch.works += stage.works
             return
         events = [request.ready_event for request in self._requests if request.ready_event is not None]
         transfer_s = None
         if self._transport.is_asynchronous:
             tensors = [tensor for request in self._requests for tensor in (*request.inputs, *request.outputs)]
             transfer_s = sum(tensor.nbytes for tensor in tensors) / _MIN_BYTES_PER_S
-        self._launch = Launch(list(step.works), [*events], transfer_s)
+        self._launch = Launch(list(stage.works), [*events], transfer_s)
         watch(self._launch)
 
     @contextmanager
@@ -190,7 +190,7 @@ class Execution:
             yield
             return
         with on_streams([*self._streams.values()]):
-            if self._step is None:
+            if self._stage is None:
                 for request in self._requests:
                     if request.ready_event is not None:
                         for stream in self._streams.values():
@@ -243,11 +243,11 @@ def execute_inline(
     return True
 
 
-def _drained(steps: Steps) -> list[list[torch.Tensor]]:
+def _drained(stages: Stages) -> list[list[torch.Tensor]]:
     """The results of a collective on a transport that ends its work in the calling thread."""
     while True:
         try:
-            next(steps)
+            next(stages)
         except StopIteration as stop:
             results: list[list[torch.Tensor]] = stop.value
             return results
@@ -295,7 +295,7 @@ class ExecutionQueue:
     """The decided buckets of one process set, launched in the order of the log.
 
     Args:
-        notify: called from any thread with a bucket and its step whose work is done.
+        notify: called from any thread with a bucket and its stage whose work is done.
         gpu_order: the order of the buckets on GPUs, over all process sets.
     """
 

@@ -6,7 +6,7 @@ import queue
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 
-from hvd_cluster.engine.collectives.step import Step
+from hvd_cluster.engine.collectives.stage import Stage
 from hvd_cluster.engine.execution import Execution, ExecutionQueue, LaunchOrder
 from hvd_cluster.engine.signature import SetId
 
@@ -38,8 +38,8 @@ class Queues:
         self._is_idle = is_idle
         self._on_drained = on_drained
         self._gpu_order = LaunchOrder()
-        #: Steps whose work is done, from the transports' threads.
-        self._finished: queue.SimpleQueue[tuple[Execution, Step]] = queue.SimpleQueue()
+        #: Stages whose work is done, from the transports' threads.
+        self._finished: queue.SimpleQueue[tuple[Execution, Stage]] = queue.SimpleQueue()
         self._queues: dict[SetId, ExecutionQueue] = {id: self._new() for id in process_set_ids}
         #: Queues of removed sets: what was decided before the removal is still executed.
         self._draining: dict[SetId, ExecutionQueue] = {}
@@ -55,7 +55,7 @@ class Queues:
 
     @property
     def has_finished(self) -> bool:
-        """The work of a step is done: :meth:`advance` has something to do."""
+        """The work of a stage is done: :meth:`advance` has something to do."""
         return not self._finished.empty()
 
     def add(self, process_set_id: int) -> None:
@@ -68,7 +68,7 @@ class Queues:
         self._drop_drained()
 
     def advance(self) -> None:
-        """Continue the executions whose step is done."""
+        """Continue the executions whose stage is done."""
         finished = []
         while not self._finished.empty():
             finished.append(self._finished.get())
@@ -97,16 +97,16 @@ class Queues:
         # These are not needed any more, and they hold the transport with its threads and connections.
         self._finished = queue.SimpleQueue()
 
-    def _note(self, execution: Execution, step: Step) -> None:
+    def _note(self, execution: Execution, stage: Stage) -> None:
         """Called by the transports' threads."""
         if self._has_failed:
             return
-        self._finished.put((execution, step))
+        self._finished.put((execution, stage))
         self._wake()
 
-    def _continue(self, finished: Sequence[tuple[Execution, Step]]) -> None:
-        for execution, step in finished:
-            if execution.is_waiting_for(step):
+    def _continue(self, finished: Sequence[tuple[Execution, Stage]]) -> None:
+        for execution, stage in finished:
+            if execution.is_waiting_for(stage):
                 execution.advance(self._note)
         # A launch in one process set may be what the queue of another one waits for.
         while any(executions.launch() for executions in self._all()):

@@ -17,7 +17,7 @@ from hvd_cluster.torch.plan import Plan
 from hvd_cluster.torch.step import Step
 
 
-class Agreement:
+class LayoutAgreement:
     """Agrees on layouts with the other ranks.
 
     Args:

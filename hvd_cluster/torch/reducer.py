@@ -29,7 +29,7 @@ from hvd_cluster.engine.request import ReduceOp
 from hvd_cluster.errors import GradientChangedError, HorovodInternalError
 from hvd_cluster.monitor.step_clock import step_clock
 from hvd_cluster.torch import remedies, wire
-from hvd_cluster.torch.agreement import Agreement
+from hvd_cluster.torch.agreement import LayoutAgreement
 from hvd_cluster.torch.backward import GradientHooks, in_checkpoint
 from hvd_cluster.torch.parameter_index import ParameterIndex
 from hvd_cluster.torch.step import Step
@@ -65,7 +65,7 @@ class GradientReducer:
         self._is_sparse_only = is_sparse_only
         self._hooks = GradientHooks(self)
         self._step = Step(self.index, config, is_sparse_only, passes_per_step, self._hooks.streams)
-        self._agreement = Agreement(self.index, config, self._hooks.number, self._hooks.maker)
+        self._agreement = LayoutAgreement(self.index, config, self._hooks.number, self._hooks.maker)
         self._engine: Callable[[], Engine | None] = lambda: None
         self._num_steps = 0  #: so far, for errors
         #: Parameters that re-entrant checkpoints accumulate several times in one backward pass.
@@ -117,7 +117,7 @@ class GradientReducer:
             self._refuse(twice, "had been reduced when parameters were added", "Add them after step().")
         self.index = ParameterIndex(self.index.named | names, self.index.groups)
         self._step = Step(self.index, self.config, self._is_sparse_only, self.passes_per_step, self._hooks.streams)
-        self._agreement = Agreement(self.index, self.config, self._hooks.number, self._hooks.maker)
+        self._agreement = LayoutAgreement(self.index, self.config, self._hooks.number, self._hooks.maker)
         self._repeated.clear()
         self.clear()
         if self.is_attached:

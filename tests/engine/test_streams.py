@@ -12,7 +12,7 @@ from fake_gpus import FakeEvent, FakeGpus, FakeStream, FakeTensor
 
 from hvd_cluster.engine import execution, streams
 from hvd_cluster.engine.buffers import BufferPool
-from hvd_cluster.engine.collectives.step import Step
+from hvd_cluster.engine.collectives.stage import Stage
 from hvd_cluster.engine.execution import Execution, execute_inline
 from hvd_cluster.engine.request import Handle, Kind, Request, Signature, describe
 from hvd_cluster.engine.streams import OwnStreams, behind, on_streams
@@ -63,12 +63,12 @@ def test_a_bucket_of_tensors_on_two_gpus_is_in_order_with_the_streams_of_both(
 ) -> None:
     found: dict[int, set[str]] = {}
 
-    def collective(requests: list[Request], *_: Any) -> Iterator[Step]:
+    def collective(requests: list[Request], *_: Any) -> Iterator[Stage]:
         for gpu in (1, 0):
             stream = gpus.current_stream(gpu)
             found[gpu] = set(stream.work)
             stream.work.add(f"sum on {gpu}")
-        yield Step([], "REDUCE", time.monotonic())
+        yield Stage([], "REDUCE", time.monotonic())
         return [request.inputs for request in requests]
 
     monkeypatch.setitem(execution.COLLECTIVES, Kind.ALLREDUCE, collective)

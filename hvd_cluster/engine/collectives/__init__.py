@@ -1,6 +1,6 @@
 """How each kind of request is executed over a transport: one file for each kind but the barrier.
 
-A collective is a generator over :class:`~hvd_cluster.engine.collectives.step.Step`: it packs, yields the work that it
+A collective is a generator over :class:`~hvd_cluster.engine.collectives.stage.Stage`: it packs, yields the work that it
 has launched, and is resumed when that work is done. So the progress thread runs several of them at once. A transport
 without threads, such as shared memory, finishes the work when it is launched.
 """
@@ -16,20 +16,20 @@ from hvd_cluster.engine.collectives.allreduce import allreduce
 from hvd_cluster.engine.collectives.alltoall import alltoall
 from hvd_cluster.engine.collectives.broadcast import broadcast
 from hvd_cluster.engine.collectives.reducescatter import reducescatter
-from hvd_cluster.engine.collectives.step import Step, Steps
+from hvd_cluster.engine.collectives.stage import Stage, Stages
 from hvd_cluster.engine.request import Kind, Request
 from hvd_cluster.engine.timeline import Recorder
 from hvd_cluster.engine.transports.transport import Transport
 
 
-def barrier(requests: list[Request], transport: Transport, buffers: BufferPool, recorder: Recorder) -> Steps:
+def barrier(requests: list[Request], transport: Transport, buffers: BufferPool, recorder: Recorder) -> Stages:
     """Nothing remains to be done: the negotiation runs this request because every rank has arrived."""
-    yield Step([], f"{transport.name}_BARRIER", time.monotonic())
+    yield Stage([], f"{transport.name}_BARRIER", time.monotonic())
     return [[] for _ in requests]
 
 
 #: The collective of each kind of bucket.
-COLLECTIVES: dict[Kind, Callable[[list[Request], Transport, BufferPool, Recorder], Steps]] = {
+COLLECTIVES: dict[Kind, Callable[[list[Request], Transport, BufferPool, Recorder], Stages]] = {
     Kind.ALLREDUCE: allreduce,
     Kind.ALLGATHER: allgather,
     Kind.BROADCAST: broadcast,

@@ -12,14 +12,14 @@ import time
 import torch
 
 from hvd_cluster.engine.buffers import BufferPool, layout
-from hvd_cluster.engine.collectives.step import Step, Steps
+from hvd_cluster.engine.collectives.stage import Stage, Stages
 from hvd_cluster.engine.request import Request
 from hvd_cluster.engine.scaling import copy_scaled
 from hvd_cluster.engine.timeline import Recorder
 from hvd_cluster.engine.transports.transport import Transport
 
 
-def adasum(requests: list[Request], transport: Transport, buffers: BufferPool, recorder: Recorder) -> Steps:
+def adasum(requests: list[Request], transport: Transport, buffers: BufferPool, recorder: Recorder) -> Stages:
     """Combine a bucket of requests; at each level a rank exchanges the whole bucket with its partner."""
     signature = requests[0].signature
     results = [request.outputs or [torch.empty_like(tensor) for tensor in request.inputs] for request in requests]
@@ -37,12 +37,12 @@ def adasum(requests: list[Request], transport: Transport, buffers: BufferPool, r
             since_s = time.monotonic()
             work = transport.alltoall(theirs, mine, sizes, sizes)
             level *= 2
-            yield Step([work], f"{transport.name}_ADASUM_ALLREDUCE", since_s, is_last=level >= transport.num_ranks)
+            yield Stage([work], f"{transport.name}_ADASUM_ALLREDUCE", since_s, is_last=level >= transport.num_ranks)
             for piece, other in zip(ours, others, strict=True):
                 # Both partners compute the same expression of the same operands, so they stay equal to the last bit.
                 piece.copy_(_combined(piece, other) if transport.index < partner else _combined(other, piece))
         if transport.num_ranks == 1:
-            yield Step([], f"{transport.name}_ADASUM_ALLREDUCE", time.monotonic())
+            yield Stage([], f"{transport.name}_ADASUM_ALLREDUCE", time.monotonic())
         outputs = [tensor for result in results for tensor in result]
         for output, piece in zip(outputs, ours, strict=True):
             copy_scaled(output, piece, signature.postscale)

@@ -7,13 +7,13 @@ import time
 import torch
 
 from hvd_cluster.engine.buffers import BufferPool, as_bytes
-from hvd_cluster.engine.collectives.step import Step, Steps
+from hvd_cluster.engine.collectives.stage import Stage, Stages
 from hvd_cluster.engine.request import Request
 from hvd_cluster.engine.timeline import Recorder
 from hvd_cluster.engine.transports.transport import Transport, Work
 
 
-def allgather(requests: list[Request], transport: Transport, buffers: BufferPool, recorder: Recorder) -> Steps:
+def allgather(requests: list[Request], transport: Transport, buffers: BufferPool, recorder: Recorder) -> Stages:
     """Gather a bucket. The first dimensions, which may differ between ranks, are exchanged first."""
     if requests[0].outputs:
         return (yield from _gather_into(requests[0], transport))
@@ -24,10 +24,10 @@ def allgather(requests: list[Request], transport: Transport, buffers: BufferPool
     sizes = torch.empty(transport.num_ranks, len(inputs), dtype=torch.int64, device=sizes_transport.device)
     since_s = time.monotonic()
     exchange = sizes_transport.allgather(as_bytes(sizes), as_bytes(mine))
-    yield Step([exchange], f"{sizes_transport.name}_ALLGATHER_SIZES", since_s, is_last=False)
+    yield Stage([exchange], f"{sizes_transport.name}_ALLGATHER_SIZES", since_s, is_last=False)
     since_s = time.monotonic()
     gathers = [_Gather(tensor, rows, transport) for tensor, rows in zip(inputs, sizes.t().tolist(), strict=True)]
-    yield Step([work for gather in gathers for work in gather.works], f"{transport.name}_ALLGATHER", since_s)
+    yield Stage([work for gather in gathers for work in gather.works], f"{transport.name}_ALLGATHER", since_s)
     with recorder.phase(names, "COPY_ALLGATHER_OUTPUT"):
         outputs = [gather.finish() for gather in gathers]
     position = 0
@@ -39,7 +39,7 @@ def allgather(requests: list[Request], transport: Transport, buffers: BufferPool
     return results
 
 
-def _gather_into(request: Request, transport: Transport) -> Steps:
+def _gather_into(request: Request, transport: Transport) -> Stages:
     """Gather tensors of equal size on all ranks into the outputs of the request: no sizes are exchanged."""
     outputs = [_on(transport, output) for output in request.outputs]
     since_s = time.monotonic()
@@ -48,7 +48,7 @@ def _gather_into(request: Request, transport: Transport) -> Steps:
         for output, tensor in zip(outputs, request.inputs, strict=True)
         if output.numel()
     ]
-    yield Step(works, f"{transport.name}_ALLGATHER", since_s)
+    yield Stage(works, f"{transport.name}_ALLGATHER", since_s)
     for output, place in zip(request.outputs, outputs, strict=True):
         if output is not place:
             output.copy_(place)

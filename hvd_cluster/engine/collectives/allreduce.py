@@ -11,7 +11,7 @@ import torch
 
 from hvd_cluster.engine.buffers import BufferPool, layout
 from hvd_cluster.engine.collectives.adasum import adasum
-from hvd_cluster.engine.collectives.step import Step, Steps
+from hvd_cluster.engine.collectives.stage import Stage, Stages
 from hvd_cluster.engine.request import ReduceOp, Request, Signature
 from hvd_cluster.engine.scaling import Bucketing
 from hvd_cluster.engine.timeline import Recorder
@@ -68,7 +68,7 @@ class _Part:
         )
 
 
-def allreduce(requests: list[Request], transport: Transport, buffers: BufferPool, recorder: Recorder) -> Steps:
+def allreduce(requests: list[Request], transport: Transport, buffers: BufferPool, recorder: Recorder) -> Stages:
     """Reduce a bucket of requests of equal op and factors, with one call for each element type."""
     signature = requests[0].signature
     if signature.op == ReduceOp.ADASUM:
@@ -83,19 +83,19 @@ def allreduce(requests: list[Request], transport: Transport, buffers: BufferPool
 
 def _reduce(
     part: _Part, transport: Transport, buffers: BufferPool, recorder: Recorder, *, is_last: bool
-) -> Generator[Step, None, None]:
+) -> Generator[Stage, None, None]:
     activity = f"{transport.name}_ALLREDUCE"
     bucketing = part.bucketing(transport)
     since_s = time.monotonic()
     work = part.begin_directly(transport, bucketing)
     if work is not None:
-        yield Step([work], activity, since_s, is_last)
+        yield Stage([work], activity, since_s, is_last)
         return
     with ExitStack() as leases:
         with recorder.phase(part.names, "MEMCPY_IN_FUSION_BUFFER"):
             flat, pieces = _pack(part, bucketing, transport, buffers, leases)
         since_s = time.monotonic()
-        yield Step([transport.allreduce(flat, bucketing.op)] if flat.numel() else [], activity, since_s, is_last)
+        yield Stage([transport.allreduce(flat, bucketing.op)] if flat.numel() else [], activity, since_s, is_last)
         with recorder.phase(part.names, "MEMCPY_OUT_FUSION_BUFFER"):
             for output, piece in zip(part.outputs, pieces, strict=True):
                 bucketing.unpack(output, piece)

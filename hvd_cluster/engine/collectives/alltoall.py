@@ -9,13 +9,13 @@ from collections.abc import Generator, Sequence
 import torch
 
 from hvd_cluster.engine.buffers import BufferPool, as_bytes
-from hvd_cluster.engine.collectives.step import Step, Steps
+from hvd_cluster.engine.collectives.stage import Stage, Stages
 from hvd_cluster.engine.request import Request
 from hvd_cluster.engine.timeline import Recorder
 from hvd_cluster.engine.transports.transport import Transport
 
 
-def alltoall(requests: list[Request], transport: Transport, buffers: BufferPool, recorder: Recorder) -> Steps:
+def alltoall(requests: list[Request], transport: Transport, buffers: BufferPool, recorder: Recorder) -> Stages:
     """Execute one request. The results are the concatenated slices, and how many rows came from each rank."""
     (request,) = requests
     if request.outputs:
@@ -35,7 +35,7 @@ def alltoall(requests: list[Request], transport: Transport, buffers: BufferPool,
         [count * row_bytes for count in rows],
         [count * row_bytes for count in request.splits],
     )
-    yield Step([work], f"{transport.name}_ALLTOALL", since_s)
+    yield Stage([work], f"{transport.name}_ALLTOALL", since_s)
     return [[output.to(given.device), _moved(received.to(torch.int32), given.device)]]
 
 
@@ -46,18 +46,18 @@ def _moved(counts: torch.Tensor, device: torch.device) -> torch.Tensor:
     return counts.to(device)
 
 
-def _sizes_from_others(sizes: Sequence[int], transport: Transport) -> Generator[Step, None, torch.Tensor]:
+def _sizes_from_others(sizes: Sequence[int], transport: Transport) -> Generator[Stage, None, torch.Tensor]:
     """What each rank sends to this one, of shape (ranks,); this one sends them ``sizes``."""
     sent = torch.tensor(sizes, dtype=torch.int64, device=transport.device)
     received = torch.empty_like(sent)
     word_sizes = [sent.element_size()] * transport.num_ranks
     since_s = time.monotonic()
     exchange = transport.alltoall(as_bytes(received), as_bytes(sent), word_sizes, word_sizes)
-    yield Step([exchange], f"{transport.name}_ALLTOALL_SIZES", since_s, is_last=False)
+    yield Stage([exchange], f"{transport.name}_ALLTOALL_SIZES", since_s, is_last=False)
     return received
 
 
-def _exchange_into(request: Request, transport: Transport) -> Steps:
+def _exchange_into(request: Request, transport: Transport) -> Stages:
     """Exchange slices whose sizes both ends know, in elements of flat tensors."""
     (tensor,), (output,) = request.inputs, request.outputs
     is_there = output.device == transport.device
@@ -71,7 +71,7 @@ def _exchange_into(request: Request, transport: Transport) -> Steps:
         transport.require_equal_sizes(expected, sent.tolist())
     since_s = time.monotonic()
     work = transport.alltoall(as_bytes(place), as_bytes(tensor.to(transport.device)), expected, sizes)
-    yield Step([work], f"{transport.name}_ALLTOALL", since_s)
+    yield Stage([work], f"{transport.name}_ALLTOALL", since_s)
     if not is_there:
         output.copy_(place)
     return [[output]]

@@ -8,13 +8,13 @@ from contextlib import ExitStack
 import torch
 
 from hvd_cluster.engine.buffers import BufferPool, as_bytes, layout
-from hvd_cluster.engine.collectives.step import Step, Steps
+from hvd_cluster.engine.collectives.stage import Stage, Stages
 from hvd_cluster.engine.request import Request
 from hvd_cluster.engine.timeline import Recorder
 from hvd_cluster.engine.transports.transport import Transport
 
 
-def broadcast(requests: list[Request], transport: Transport, buffers: BufferPool, recorder: Recorder) -> Steps:
+def broadcast(requests: list[Request], transport: Transport, buffers: BufferPool, recorder: Recorder) -> Stages:
     """Send a bucket of requests with the same root as one run of bytes."""
     root_index = transport.ranks.index(requests[0].signature.root)
     is_root = root_index == transport.index
@@ -40,7 +40,7 @@ def broadcast(requests: list[Request], transport: Transport, buffers: BufferPool
                         piece.copy_(tensor)
         since_s = time.monotonic()
         works = [transport.broadcast(buffer, root_index)] if buffer.numel() else []
-        yield Step(works, f"{transport.name}_BCAST", since_s)
+        yield Stage(works, f"{transport.name}_BCAST", since_s)
         if not in_place:
             with recorder.phase(names, "MEMCPY_OUT_FUSION_BUFFER"):
                 for output, piece in zip(outputs, pieces, strict=True):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from hvd_cluster.engine.buffers import BufferPool, as_bytes
-from hvd_cluster.engine.collectives.step import Step, Steps
+from hvd_cluster.engine.collectives.stage import Stage, Stages
 from hvd_cluster.engine.request import ReduceOp, Request, Signature
 from hvd_cluster.engine.scaling import HALVES, Factors, copy_scaled, finish_divided
 from hvd_cluster.engine.timeline import Recorder
@@ -25,7 +25,7 @@ _FOLDS: dict[ReduceOp, Callable[..., torch.Tensor]] = {
 }
 
 
-def reducescatter(requests: list[Request], transport: Transport, buffers: BufferPool, recorder: Recorder) -> Steps:
+def reducescatter(requests: list[Request], transport: Transport, buffers: BufferPool, recorder: Recorder) -> Stages:
     """Send every slice to its owner, who adds them in the order of the ranks: as many bytes as a ring moves."""
     if requests[0].outputs:
         return (yield from _scatter_into(requests[0], transport, buffers))
@@ -40,7 +40,7 @@ def reducescatter(requests: list[Request], transport: Transport, buffers: Buffer
                 for tensor in request.inputs
             ]
         works = [work for scatter in scatters for work in scatter.works]
-        yield Step(works, f"{transport.name}_REDUCESCATTER", since_s)
+        yield Stage(works, f"{transport.name}_REDUCESCATTER", since_s)
         with recorder.phase(names, "MEMCPY_OUT_FUSION_BUFFER"):
             outputs = [scatter.finish() for scatter in scatters]
     position = 0
@@ -51,7 +51,7 @@ def reducescatter(requests: list[Request], transport: Transport, buffers: Buffer
     return results
 
 
-def _scatter_into(request: Request, transport: Transport, buffers: BufferPool) -> Steps:
+def _scatter_into(request: Request, transport: Transport, buffers: BufferPool) -> Stages:
     """Reduce flat tensors, of which each rank gets an equal share in its output."""
     signature = request.signature
     op = ReduceOp.SUM if signature.op == ReduceOp.AVERAGE else signature.op
@@ -70,7 +70,7 @@ def _scatter_into(request: Request, transport: Transport, buffers: BufferPool) -
                 scatter = _Scatter(rows, signature, transport, buffers, leases)
                 works += scatter.works
                 scatters.append((output, scatter))
-        yield Step(works, f"{transport.name}_REDUCESCATTER", since_s)
+        yield Stage(works, f"{transport.name}_REDUCESCATTER", since_s)
         for output, scatter in scatters:
             output.copy_(scatter.finish().view(-1))
     return [request.outputs]

@@ -15,7 +15,7 @@ from hvd_cluster.errors import LaunchError
 from hvd_cluster.launch.elastic.discovery import HostDiscovery
 from hvd_cluster.launch.elastic.elastic_worker import Announcer, ElasticWorker
 from hvd_cluster.launch.elastic.host_manager import HostManager
-from hvd_cluster.launch.elastic.policy import Decision, Phase, Step, View, decide
+from hvd_cluster.launch.elastic.policy import Action, Decision, Phase, View, decide
 from hvd_cluster.launch.fleet import Fleet
 from hvd_cluster.launch.outcome import Outcome, failure_text, first_failure
 from hvd_cluster.launch.placement import Slot, place_keeping_local_slots
@@ -131,7 +131,7 @@ class ElasticController:
             if self._finished and not self._members:
                 return self._results()
             decision = decide(self._view(usable, hosts.blacklisted()))
-            if decision.step is Step.RAISE:
+            if decision.action is Action.RAISE:
                 return self._give_up(decision)
             self._apply(decision, usable)
 
@@ -276,7 +276,7 @@ class ElasticController:
             self._members[key].expect_exit()
             self._announcer.dismiss(self._members[key])
         if decision.world:
-            self._make_world([self._members[key] for key in decision.world], decision.step)
+            self._make_world([self._members[key] for key in decision.world], decision.action)
         for host in decision.start:
             self._start(host, usable)
         living = [member for member in self._world if member.key in self._members]
@@ -327,7 +327,7 @@ class ElasticController:
             ending = f"could not be started: {error}"
             self._record_failure(member, Outcome(label, host, finished_at=time.time(), ending_text=ending))
 
-    def _make_world(self, members: list[ElasticWorker], step: Step) -> None:
+    def _make_world(self, members: list[ElasticWorker], action: Action) -> None:
         if self._generation >= 0:
             self._num_resets += 1
             self._fleet.server.close_keys(f"world/{self._generation}.")
@@ -359,7 +359,7 @@ class ElasticController:
         self._lost.clear()
         self._short_since_s = self._ready_since_s = self._broken_since_s = None
         logger.info(
-            "%s: generation %d has %d workers, %d of them new", step.value, self._generation, len(members), newcomers
+            "%s: generation %d has %d workers, %d of them new", action.value, self._generation, len(members), newcomers
         )
 
     def _log_wait(self, text: str) -> None:

@@ -38,7 +38,7 @@ class Phase(Enum):
     RUNNING = "running"
 
 
-class Step(Enum):
+class Action(Enum):
     """The kind of a decision, for logs and tests."""
 
     WAIT = "wait"
@@ -105,7 +105,7 @@ class View:
 class Decision:
     """What to do now."""
 
-    step: Step
+    action: Action
     #: Hosts on which to start a worker, one for each entry.
     start: tuple[str, ...] = ()
     #: Workers to stop.
@@ -129,18 +129,18 @@ def decide(view: View) -> Decision:
         left = tuple(worker.key for worker in view.workers if worker.phase is Phase.WAITING)
         # Before the first world there is nothing to join: programs that never call init() just finish.
         new = [worker.key for worker in view.workers if worker.phase is Phase.STARTING]
-        return Decision(step=Step.WAIT, leave=left, stop=tuple(new) if view.generation >= 0 else ())
+        return Decision(action=Action.WAIT, leave=left, stop=tuple(new) if view.generation >= 0 else ())
     last = _last_holders(view, holders, members)
     if view.generation >= 0 and not holders and not last:
         return Decision(
-            step=Step.RAISE,
+            action=Action.RAISE,
             text="No hosts from previous set remaining, unable to broadcast state: all workers that held the state of "
             "the job have ended. Start it again from your last checkpoint.",
         )
     wanted, unwanted = _wanted_and_unwanted(view, last)
     stop = _to_stop(view, unwanted)
     leave = tuple(w.key for w in unwanted if w.phase is Phase.WAITING and w.key not in stop)
-    base = Decision(step=Step.WAIT, start=_to_start(view, wanted), stop=stop, leave=leave)
+    base = Decision(action=Action.WAIT, start=_to_start(view, wanted), stop=stop, leave=leave)
     if view.generation < 0:
         return _first_world(view, wanted, base)
     if view.num_lost > 0 or any(worker.phase is Phase.WAITING for worker in members):
@@ -200,7 +200,7 @@ def _first_world(view: View, wanted: list[WorkerView], base: Decision) -> Decisi
     ready = [worker for worker in wanted if worker.phase is Phase.WAITING]
     others_come = bool(base.start) or (len(ready) < len(wanted) and view.ready_for_s < READY_WAIT_S)
     if len(ready) >= view.num_proc and not others_come:
-        return replace(base, step=Step.START, world=tuple(w.key for w in ready))
+        return replace(base, action=Action.START, world=tuple(w.key for w in ready))
     return _short(view, len(ready), view.num_proc, base)
 
 
@@ -224,7 +224,7 @@ def _next_world(view: View, wanted: list[WorkerView], members: list[WorkerView],
         return replace(waiting, text="for workers of failed hosts to end")
     if _resets_are_used_up(view):
         return Decision(
-            step=Step.RAISE,
+            action=Action.RAISE,
             stop=base.stop,
             text="Horovod was shutdown because number of resets during elastic job exceeded limit: "
             f"{view.reset_limit}. (--reset-limit says how often the workers may change.)",
@@ -233,8 +233,8 @@ def _next_world(view: View, wanted: list[WorkerView], members: list[WorkerView],
     if len(ready) < view.min_num_proc:
         return _short(view, len(ready), view.min_num_proc, waiting)
     world = tuple(worker.key for worker in sorted(ready, key=_seniority))
-    kind = Step.RESTART if len(world) == view.size else Step.RESIZE
-    return replace(base, step=kind, world=world)
+    kind = Action.RESTART if len(world) == view.size else Action.RESIZE
+    return replace(base, action=kind, world=world)
 
 
 def _short(view: View, num_ready: int, needed: int, base: Decision) -> Decision:
@@ -247,7 +247,7 @@ def _short(view: View, num_ready: int, needed: int, base: Decision) -> Decision:
         if view.blacklisted and not view.may_return:
             excluded += f" after a failure ({_COOLDOWN_TEXT})"
         return Decision(
-            step=Step.RAISE,
+            action=Action.RAISE,
             stop=base.stop,
             text="Timed out waiting for minimum number of slots to become available. Please check that you have enough "
             f"resources to run at least {needed} Horovod processes. ({num_ready} workers are ready, {slots} slots are "
@@ -257,7 +257,7 @@ def _short(view: View, num_ready: int, needed: int, base: Decision) -> Decision:
     no_more = bool(view.blacklisted) and not view.may_return and not (view.may_come and view.hosts)
     if no_more and slots < needed and not view.workers:
         return Decision(
-            step=Step.RAISE,
+            action=Action.RAISE,
             stop=base.stop,
             text=f"{needed} workers are needed, {slots} slots are usable, and {_names(view.blacklisted)} excluded "
             f"permanently after a failure: {_COOLDOWN_TEXT}.",
@@ -276,5 +276,5 @@ def _intact(view: View, wanted: list[WorkerView], unwanted: list[WorkerView], ba
     others_come = bool(base.start) or any(w.phase is Phase.STARTING for w in wanted)
     adds = bool(ready) and (not others_come or view.ready_for_s >= READY_WAIT_S) and not _resets_are_used_up(view)
     removes = any(w.rank is not None and w.key not in base.stop for w in unwanted)
-    step = Step.NOTIFY if adds or removes else Step.WAIT
-    return replace(base, step=step, notify=(adds, removes))
+    action = Action.NOTIFY if adds or removes else Action.WAIT
+    return replace(base, action=action, notify=(adds, removes))

@@ -11,7 +11,7 @@ from hvd_cluster.engine.transports.transport import Work
 
 
 @dataclass(frozen=True)
-class Step:
+class Stage:
     """Resume the collective when all ``works`` are done."""
 
     works: list[Work]
@@ -23,5 +23,5 @@ class Step:
     is_last: bool = True
 
 
-#: Yields steps, returns the results of each request, in order: one list of tensors for each.
-Steps = Generator[Step, None, list[list[torch.Tensor]]]
+#: Yields stages, returns the results of each request, in order: one list of tensors for each.
+Stages = Generator[Stage, None, list[list[torch.Tensor]]]
