@@ -29,8 +29,8 @@ from hvd_cluster.engine import tree
 from hvd_cluster.engine.agreement import Agreement
 from hvd_cluster.engine.messages import Bucket, Decision, LogMessage, ReportBatch
 from hvd_cluster.engine.negotiation import Negotiator
-from hvd_cluster.engine.request import Key, Kind, Signature, TensorMeta
 from hvd_cluster.engine.shared_memory.ballot import Ballot
+from hvd_cluster.engine.signature import Key, Kind, Signature, TensorMeta
 from hvd_cluster.engine.tree_links import TreeLinks
 from hvd_cluster.engine.world import World
 from hvd_cluster.rendezvous.session import Session

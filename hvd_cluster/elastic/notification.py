@@ -12,7 +12,7 @@ import torch
 
 from hvd_cluster.elastic.state import HostUpdateResult, State
 from hvd_cluster.engine.process_sets import global_process_set
-from hvd_cluster.engine.request import Kind
+from hvd_cluster.engine.signature import Kind
 from hvd_cluster.engine.submission import Collective
 from hvd_cluster.rendezvous.client import KeyValueMailbox
 from hvd_cluster.rendezvous.membership import membership

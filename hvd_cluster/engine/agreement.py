@@ -14,8 +14,8 @@ from typing import Protocol
 
 from hvd_cluster.engine.messages import Decision, Entry, Ready, Recall, ReportBatch, Tune
 from hvd_cluster.engine.negotiation import Negotiator
-from hvd_cluster.engine.request import Key, SetId, Signature
 from hvd_cluster.engine.shared_memory.ballot import MAX_VOTES, Ballot, Vote
+from hvd_cluster.engine.signature import Key, SetId, Signature
 from hvd_cluster.engine.tree import TreePosition
 
 

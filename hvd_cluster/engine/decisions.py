@@ -15,8 +15,8 @@ from hvd_cluster.engine.launched_work import LaunchedWork
 from hvd_cluster.engine.messages import Bucket, JoinDone, Refuse, Tune
 from hvd_cluster.engine.negotiation import Negotiator
 from hvd_cluster.engine.queues import Queues
-from hvd_cluster.engine.request import Handle, Key, Kind, Request, Signature, neutral_for
-from hvd_cluster.engine.signature import ranks_of
+from hvd_cluster.engine.request import Handle, Request, neutral_for
+from hvd_cluster.engine.signature import Key, Kind, Signature, ranks_of
 from hvd_cluster.engine.submission_queue import SubmissionQueue
 from hvd_cluster.engine.timeline import Recorder
 from hvd_cluster.engine.transports.select import TransportTable

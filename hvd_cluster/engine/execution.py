@@ -15,7 +15,8 @@ from hvd_cluster.engine.collectives import COLLECTIVES
 from hvd_cluster.engine.collectives.allreduce import reduce_inline
 from hvd_cluster.engine.collectives.stage import Stage, Stages
 from hvd_cluster.engine.launched_work import Launch
-from hvd_cluster.engine.request import Kind, Request
+from hvd_cluster.engine.request import Request
+from hvd_cluster.engine.signature import Kind
 from hvd_cluster.engine.streams import OwnStreams, on_streams
 from hvd_cluster.engine.timeline import Recorder
 from hvd_cluster.engine.transports.transport import Transport

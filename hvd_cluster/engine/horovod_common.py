@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from hvd_cluster.engine import basics
 from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
-from hvd_cluster.engine.request import ReduceOp
+from hvd_cluster.engine.signature import ReduceOp
 from hvd_cluster.errors import HorovodVersionMismatchError
 from hvd_cluster.topology import export
 

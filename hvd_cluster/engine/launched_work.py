@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from hvd_cluster.engine.messages import Wait, WaitState
-from hvd_cluster.engine.request import Key, SetId
+from hvd_cluster.engine.signature import Key, SetId
 from hvd_cluster.engine.transports.transport import Work
 from hvd_cluster.settings import Settings
 

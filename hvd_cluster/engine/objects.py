@@ -13,7 +13,7 @@ import torch
 
 from hvd_cluster.engine.membership import next_number, running_engine
 from hvd_cluster.engine.process_sets import ProcessSet
-from hvd_cluster.engine.request import Kind
+from hvd_cluster.engine.signature import Kind
 from hvd_cluster.engine.submission import Collective
 from hvd_cluster.errors import HorovodInternalError
 from hvd_cluster.rendezvous.secret import sign, verify

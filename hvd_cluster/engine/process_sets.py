@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from hvd_cluster.engine import current
-from hvd_cluster.engine.request import Handle, Kind, Request, Signature
+from hvd_cluster.engine.request import Handle, Request
+from hvd_cluster.engine.signature import Kind, Signature
 from hvd_cluster.rendezvous.communicator import is_communicator, ranks_in
 
 __all__ = ["ProcessSet", "add_process_set", "global_process_set", "remove_process_set"]

@@ -9,7 +9,7 @@ from typing import Any
 from hvd_cluster.engine.compression import Compressor, NoneCompressor
 from hvd_cluster.engine.fusion import group_indices
 from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
-from hvd_cluster.engine.request import ReduceOp
+from hvd_cluster.engine.signature import ReduceOp
 
 #: How many groups, or which parameters' gradients are reduced together; None for as few requests as fit.
 Groups = int | Sequence[Sequence[Any]] | None

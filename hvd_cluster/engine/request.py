@@ -12,32 +12,8 @@ from typing import Any
 
 import torch
 
-from hvd_cluster.engine.signature import (
-    Key,
-    Kind,
-    ReduceOp,
-    SetId,
-    Signature,
-    TensorMeta,
-    element_dtype,
-)
+from hvd_cluster.engine.signature import Key, ReduceOp, SetId, Signature, TensorMeta, element_dtype
 from hvd_cluster.monitor.step_clock import step_clock
-
-__all__ = [
-    "REDUCED_DTYPES",
-    "Handle",
-    "Key",
-    "Kind",
-    "ReduceOp",
-    "Request",
-    "SetId",
-    "Signature",
-    "TensorMeta",
-    "describe",
-    "dtype_name",
-    "element_dtype",
-    "recorded_event",
-]
 
 #: Element types that every collective takes.
 REDUCED_DTYPES = frozenset(

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 
 from hvd_cluster.engine.buffers import flat
-from hvd_cluster.engine.request import ReduceOp
+from hvd_cluster.engine.signature import ReduceOp
 
 #: Added in float32 wherever this package adds them itself; Gloo and NCCL add them in their own type.
 HALVES = frozenset({torch.float16, torch.bfloat16})

@@ -6,8 +6,7 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 
 from hvd_cluster.engine.messages import StallLimit, StallQuery, StallReply, WaitState
-from hvd_cluster.engine.request import Key, SetId
-from hvd_cluster.engine.signature import ranks_of
+from hvd_cluster.engine.signature import Key, SetId, ranks_of
 from hvd_cluster.engine.tree import TreePosition
 
 #: How many names are listed for each rank.

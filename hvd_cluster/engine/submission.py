@@ -16,17 +16,8 @@ from hvd_cluster.engine import current
 from hvd_cluster.engine.fusion import split_into_requests
 from hvd_cluster.engine.membership import next_number, process_set_id, require_process_set, running_engine
 from hvd_cluster.engine.process_sets import ProcessSet
-from hvd_cluster.engine.request import (
-    REDUCED_DTYPES,
-    Handle,
-    Kind,
-    ReduceOp,
-    Request,
-    Signature,
-    describe,
-    dtype_name,
-    recorded_event,
-)
+from hvd_cluster.engine.request import REDUCED_DTYPES, Handle, Request, describe, dtype_name, recorded_event
+from hvd_cluster.engine.signature import Kind, ReduceOp, Signature
 from hvd_cluster.errors import HorovodInternalError, UnsupportedReductionError
 
 Tensors = list[torch.Tensor]

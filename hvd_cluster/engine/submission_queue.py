@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from hvd_cluster.engine.messages import Abort, TimelineSwitch
-from hvd_cluster.engine.request import Handle, Key, Request, SetId
+from hvd_cluster.engine.request import Handle, Request
+from hvd_cluster.engine.signature import Key, SetId
 from hvd_cluster.engine.timer import Timer
 from hvd_cluster.errors import DUPLICATE_NAME_TEXT, WorldEndedError
 

@@ -12,7 +12,7 @@ if find_spec("keras") is None:
 from hvd_cluster.engine import basics, process_sets
 from hvd_cluster.engine.basics import *
 from hvd_cluster.engine.process_sets import *
-from hvd_cluster.engine.request import ReduceOp
+from hvd_cluster.engine.signature import ReduceOp
 from hvd_cluster.errors import HorovodInternalError, JoinUnsupportedError, RanksDisagreeError, WorldEndedError
 from hvd_cluster.keras import callbacks, elastic
 from hvd_cluster.keras.compression import Compression

@@ -11,7 +11,7 @@ import keras
 from hvd_cluster.elastic.keras_model import origin_of_optimizer, variables_of_layers
 from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
 from hvd_cluster.engine.reduction_config import Groups, ReductionConfig
-from hvd_cluster.engine.request import ReduceOp
+from hvd_cluster.engine.signature import ReduceOp
 from hvd_cluster.keras.compression import Compression, Compressor
 from hvd_cluster.keras.gradient_accumulation import GradientAccumulator
 from hvd_cluster.keras.loss_scale import distribute_loss_scale, patch_loss_scale_optimizer

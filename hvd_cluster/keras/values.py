@@ -12,7 +12,7 @@ import torch
 
 import hvd_cluster.torch as hvd
 from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
-from hvd_cluster.engine.request import ReduceOp
+from hvd_cluster.engine.signature import ReduceOp
 from hvd_cluster.keras.compression import Compression, Compressor
 
 Array = npt.NDArray[Any]

@@ -12,7 +12,7 @@ import torch
 
 from hvd_cluster.engine.membership import rows_by_rank
 from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
-from hvd_cluster.engine.request import Kind, ReduceOp
+from hvd_cluster.engine.signature import Kind, ReduceOp
 from hvd_cluster.engine.submission import Collective, reduce_op, scatter_op
 from hvd_cluster.mxnet.interop import to_mxnet, to_torch
 

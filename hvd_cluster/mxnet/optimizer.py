@@ -8,7 +8,7 @@ import mxnet as mx
 
 from hvd_cluster.engine.membership import takes_part
 from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
-from hvd_cluster.engine.request import ReduceOp
+from hvd_cluster.engine.signature import ReduceOp
 from hvd_cluster.mxnet.ops import grouped_allreduce_
 
 

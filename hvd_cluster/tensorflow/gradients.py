@@ -12,7 +12,7 @@ from hvd_cluster.engine.basics import is_alone
 from hvd_cluster.engine.gradient_presence import Presence, agree, dense_ones
 from hvd_cluster.engine.membership import takes_part
 from hvd_cluster.engine.reduction_config import ReductionConfig
-from hvd_cluster.engine.request import Kind, ReduceOp
+from hvd_cluster.engine.signature import Kind, ReduceOp
 from hvd_cluster.engine.submission import Collective, Present
 from hvd_cluster.errors import RanksDisagreeError
 from hvd_cluster.tensorflow.collectives.allreduce import check_adasum, reduced, sparse_sum

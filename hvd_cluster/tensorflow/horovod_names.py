@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import tensorflow as tf
 
-from hvd_cluster.engine.request import ReduceOp
+from hvd_cluster.engine.signature import ReduceOp
 from hvd_cluster.tensorflow.collectives.allreduce import allreduce, grouped_allreduce
 from hvd_cluster.tensorflow.collectives.reducescatter import grouped_reducescatter, reducescatter
 from hvd_cluster.tensorflow.gradient_accumulation import GradientAccumulator

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hvd_cluster.engine.request import ReduceOp
+from hvd_cluster.engine.signature import ReduceOp
 from hvd_cluster.tensorflow.collectives.allgather import allgather, grouped_allgather
 from hvd_cluster.tensorflow.collectives.allreduce import allreduce, grouped_allreduce
 from hvd_cluster.tensorflow.collectives.alltoall import alltoall

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from hvd_cluster.engine.basics import is_alone
 from hvd_cluster.engine.process_sets import global_process_set
-from hvd_cluster.engine.request import Kind, ReduceOp
+from hvd_cluster.engine.signature import Kind, ReduceOp
 from hvd_cluster.engine.submission import Collective
 from hvd_cluster.tensorflow.collectives.allreduce import reduced
 from hvd_cluster.tensorflow.naming import unscoped_label

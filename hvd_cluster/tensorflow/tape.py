@@ -9,7 +9,7 @@ import tensorflow as tf
 from hvd_cluster.elastic.keras_model import variables_of_layers
 from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
 from hvd_cluster.engine.reduction_config import Groups, ReductionConfig
-from hvd_cluster.engine.request import ReduceOp
+from hvd_cluster.engine.signature import ReduceOp
 from hvd_cluster.monitor.step_clock import step_clock
 from hvd_cluster.tensorflow.compression import Compression, Compressor
 from hvd_cluster.tensorflow.gradients import GradientReducer, variable_key

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from hvd_cluster.engine.process_sets import global_process_set
-from hvd_cluster.engine.request import Kind, ReduceOp
+from hvd_cluster.engine.signature import Kind, ReduceOp
 from hvd_cluster.engine.submission import check_adasum, submit, wait_all
 from hvd_cluster.monitor.step_clock import OPTIMIZER, step_clock
 from hvd_cluster.settings import Settings

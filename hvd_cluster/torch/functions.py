@@ -13,7 +13,8 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from hvd_cluster.engine import objects
 from hvd_cluster.engine.membership import running_engine
 from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
-from hvd_cluster.engine.request import REDUCED_DTYPES, describe, element_dtype
+from hvd_cluster.engine.request import REDUCED_DTYPES, describe
+from hvd_cluster.engine.signature import element_dtype
 from hvd_cluster.engine.submission import wait_all
 from hvd_cluster.torch import wire
 from hvd_cluster.torch.collectives.allgather import allgather

@@ -15,7 +15,7 @@ import torch
 
 from hvd_cluster.engine.membership import member_index, num_members
 from hvd_cluster.engine.process_sets import ProcessSet
-from hvd_cluster.engine.request import Kind, ReduceOp
+from hvd_cluster.engine.signature import Kind, ReduceOp
 from hvd_cluster.engine.submission import submit
 
 # Columns of the head, and rows of the table below it.

@@ -6,7 +6,7 @@ the unnamed ones.
 
 from __future__ import annotations
 
-from hvd_cluster.engine.request import ReduceOp
+from hvd_cluster.engine.signature import ReduceOp
 from hvd_cluster.torch.collectives.allgather import (
     allgather,
     allgather_async,

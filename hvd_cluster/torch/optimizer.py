@@ -13,7 +13,7 @@ import torch
 from hvd_cluster.engine import basics
 from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
 from hvd_cluster.engine.reduction_config import ReductionConfig
-from hvd_cluster.engine.request import ReduceOp
+from hvd_cluster.engine.signature import ReduceOp
 from hvd_cluster.monitor.step_clock import COMPUTE, OPTIMIZER, step_clock
 from hvd_cluster.settings import Settings
 from hvd_cluster.torch import backward

@@ -9,7 +9,8 @@ from math import inf
 import torch
 
 from hvd_cluster.engine.reduction_config import ReductionConfig
-from hvd_cluster.engine.request import Handle, Kind, ReduceOp
+from hvd_cluster.engine.request import Handle
+from hvd_cluster.engine.signature import Kind, ReduceOp
 from hvd_cluster.engine.streams import behind
 from hvd_cluster.engine.submission import submit
 from hvd_cluster.errors import HorovodInternalError

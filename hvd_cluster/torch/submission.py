@@ -11,7 +11,8 @@ import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
-from hvd_cluster.engine.request import REDUCED_DTYPES, Handle, Kind, ReduceOp
+from hvd_cluster.engine.request import REDUCED_DTYPES, Handle
+from hvd_cluster.engine.signature import Kind, ReduceOp
 from hvd_cluster.engine.submission import finished, submit
 
 _PLAIN_TYPES = frozenset({torch.Tensor, torch.nn.Parameter})

@@ -18,7 +18,7 @@ from torch.nn.parameter import is_lazy
 from hvd_cluster.engine import basics
 from hvd_cluster.engine.membership import next_number, num_members
 from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
-from hvd_cluster.engine.request import ReduceOp
+from hvd_cluster.engine.signature import ReduceOp
 from hvd_cluster.torch.collectives.allgather import allgather
 from hvd_cluster.torch.collectives.allreduce import allreduce
 

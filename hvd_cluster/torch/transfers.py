@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from hvd_cluster.engine.reduction_config import ReductionConfig
-from hvd_cluster.engine.request import Kind, ReduceOp
+from hvd_cluster.engine.signature import Kind, ReduceOp
 from hvd_cluster.engine.submission import submit
 from hvd_cluster.errors import HorovodInternalError, RanksDisagreeError
 from hvd_cluster.torch import wire

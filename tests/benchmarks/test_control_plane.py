@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.control_plane import HOP_S, Costs, Simulation, simulate
 from hvd_cluster.engine import tree
-from hvd_cluster.engine.request import Kind, Signature, TensorMeta
+from hvd_cluster.engine.signature import Kind, Signature, TensorMeta
 
 SIGNATURE = Signature(Kind.ALLREDUCE, (TensorMeta("float32", (4,), "cpu"),))
 

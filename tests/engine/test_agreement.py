@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from simulated_hosts import JOIN, ODD, SUM, SimulatedHosts, Step, host
 
 from hvd_cluster.engine.messages import Close, Forget, JoinDone, Refuse, Run
-from hvd_cluster.engine.request import Kind, Signature, TensorMeta
 from hvd_cluster.engine.shared_memory import ballot as ballot_module
 from hvd_cluster.engine.shared_memory.ballot import Ballot, Vote
+from hvd_cluster.engine.signature import Kind, Signature, TensorMeta
 
 
 def all_histories_are_equal(world: SimulatedHosts) -> None:

@@ -18,7 +18,8 @@ import torch
 
 from hvd_cluster.engine.loop import Loop
 from hvd_cluster.engine.progress_lock import ProgressLock
-from hvd_cluster.engine.request import Handle, Kind, ReduceOp, Request, Signature
+from hvd_cluster.engine.request import Handle, Request
+from hvd_cluster.engine.signature import Kind, ReduceOp, Signature
 from hvd_cluster.engine.submission_queue import SubmissionQueue
 from hvd_cluster.launch import local
 

@@ -9,8 +9,9 @@ import torch
 
 from hvd_cluster.engine.buffers import BufferPool
 from hvd_cluster.engine.execution import Execution
-from hvd_cluster.engine.request import Handle, Kind, ReduceOp, Request, Signature, describe, neutral_for, recorded_event
+from hvd_cluster.engine.request import Handle, Request, describe, neutral_for, recorded_event
 from hvd_cluster.engine.scaling import copy_scaled
+from hvd_cluster.engine.signature import Kind, ReduceOp, Signature
 from hvd_cluster.engine.timeline import Recorder
 from hvd_cluster.engine.transports.alone import AloneTransport
 from hvd_cluster.engine.transports.transport import FinishedWork, Work

@@ -22,8 +22,9 @@ from hypothesis import strategies as st
 from hvd_cluster.engine.buffers import BufferPool
 from hvd_cluster.engine.collectives.allreduce import allreduce
 from hvd_cluster.engine.collectives.reducescatter import reducescatter, rows_per_rank
-from hvd_cluster.engine.request import Handle, Kind, ReduceOp, Request, Signature, describe
+from hvd_cluster.engine.request import Handle, Request, describe
 from hvd_cluster.engine.shared_memory.arena import Arena
+from hvd_cluster.engine.signature import Kind, ReduceOp, Signature
 from hvd_cluster.engine.timeline import Recorder
 from hvd_cluster.engine.transports import hierarchical, shm_layout
 from hvd_cluster.engine.transports.alone import AloneTransport

@@ -17,7 +17,8 @@ import torch
 
 from hvd_cluster.engine.launched_work import Launch, LaunchedWork
 from hvd_cluster.engine.messages import StallLimit, StallReport, Wait
-from hvd_cluster.engine.request import Handle, Kind, Request, Signature
+from hvd_cluster.engine.request import Handle, Request
+from hvd_cluster.engine.signature import Kind, Signature
 from hvd_cluster.engine.stall import StallInspector
 from hvd_cluster.engine.submission_queue import SubmissionQueue
 from hvd_cluster.engine.tree import tree_positions

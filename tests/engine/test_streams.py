@@ -14,7 +14,8 @@ from hvd_cluster.engine import execution, streams
 from hvd_cluster.engine.buffers import BufferPool
 from hvd_cluster.engine.collectives.stage import Stage
 from hvd_cluster.engine.execution import Execution, execute_inline
-from hvd_cluster.engine.request import Handle, Kind, Request, Signature, describe
+from hvd_cluster.engine.request import Handle, Request, describe
+from hvd_cluster.engine.signature import Kind, Signature
 from hvd_cluster.engine.streams import OwnStreams, behind, on_streams
 from hvd_cluster.engine.timeline import Recorder
 from hvd_cluster.engine.transports.alone import AloneTransport

@@ -7,7 +7,8 @@ from select import poll
 
 import pytest
 
-from hvd_cluster.engine.request import Handle, Kind, ReduceOp, Request, Signature
+from hvd_cluster.engine.request import Handle, Request
+from hvd_cluster.engine.signature import Kind, ReduceOp, Signature
 from hvd_cluster.engine.submission_queue import Leave, SerialNumber, SubmissionQueue
 from hvd_cluster.engine.timer import Timer
 from hvd_cluster.errors import HorovodInternalError

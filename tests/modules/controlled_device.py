@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 
 from hvd_cluster.engine import submission
-from hvd_cluster.engine.request import ReduceOp
+from hvd_cluster.engine.signature import ReduceOp
 from hvd_cluster.engine.transports.select import TransportTable
 from hvd_cluster.engine.transports.transport import Transport, Work
 

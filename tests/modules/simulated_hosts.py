@@ -14,8 +14,8 @@ from typing import Any
 from hvd_cluster.engine.agreement import Agreement
 from hvd_cluster.engine.messages import Bucket, Close, Decision, JoinDone, Refuse, ReportBatch
 from hvd_cluster.engine.negotiation import Negotiator
-from hvd_cluster.engine.request import Key, Kind, Signature, TensorMeta
 from hvd_cluster.engine.shared_memory.ballot import Ballot
+from hvd_cluster.engine.signature import Key, Kind, Signature, TensorMeta
 from hvd_cluster.engine.submission_queue import SerialNumber
 from hvd_cluster.engine.tree import tree_positions
 

@@ -730,7 +730,7 @@ def test_unnamed_operations_match_after_epochs_of_unequal_length(num_ranks: int)
 
 def test_an_operation_that_one_rank_alone_refuses_shifts_no_numbers(three: Any) -> None:
     def fn(hvd: Any) -> list[Any]:
-        from hvd_cluster.engine.request import Kind
+        from hvd_cluster.engine.signature import Kind
         from hvd_cluster.engine.submission import Collective
 
         summed = Collective(kind=Kind.ALLREDUCE, process_set=hvd.global_process_set)
@@ -1122,7 +1122,7 @@ def test_adasum_of_equal_gradients_is_one_of_them_and_of_orthogonal_ones_their_s
 
 def test_adasum_says_what_it_cannot_do(three: Any) -> None:
     def fn(hvd: Any) -> None:
-        from hvd_cluster.engine.request import Kind
+        from hvd_cluster.engine.signature import Kind
         from hvd_cluster.engine.submission import Collective
 
         with pytest.raises(NotImplementedError, match="power of two; it is 3"):  # what MXNet submits

@@ -17,7 +17,8 @@ from hvd_cluster.engine.collectives.alltoall import alltoall
 from hvd_cluster.engine.collectives.broadcast import broadcast
 from hvd_cluster.engine.collectives.reducescatter import reducescatter
 from hvd_cluster.engine.collectives.stage import Stage, Stages
-from hvd_cluster.engine.request import Kind, Request
+from hvd_cluster.engine.request import Request
+from hvd_cluster.engine.signature import Kind
 from hvd_cluster.engine.timeline import Recorder
 from hvd_cluster.engine.transports.transport import Transport
 

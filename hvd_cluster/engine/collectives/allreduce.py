@@ -12,8 +12,9 @@ import torch
 from hvd_cluster.engine.buffers import BufferPool, layout
 from hvd_cluster.engine.collectives.adasum import adasum
 from hvd_cluster.engine.collectives.stage import Stage, Stages
-from hvd_cluster.engine.request import ReduceOp, Request, Signature
+from hvd_cluster.engine.request import Request
 from hvd_cluster.engine.scaling import Bucketing
+from hvd_cluster.engine.signature import ReduceOp, Signature
 from hvd_cluster.engine.timeline import Recorder
 from hvd_cluster.engine.transports.transport import Transport, Work
 

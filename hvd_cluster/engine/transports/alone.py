@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import torch
 
-from hvd_cluster.engine.request import ReduceOp
+from hvd_cluster.engine.signature import ReduceOp
 from hvd_cluster.engine.transports.transport import FinishedWork, Transport, Work
 
 

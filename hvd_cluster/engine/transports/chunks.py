@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import torch
 
 from hvd_cluster.engine.buffers import flat
-from hvd_cluster.engine.request import ReduceOp
 from hvd_cluster.engine.scaling import HALVES, Factors, copy_scaled
+from hvd_cluster.engine.signature import ReduceOp
 
 REDUCE: dict[ReduceOp, Callable[..., Any]] = {
     ReduceOp.SUM: torch.add,

@@ -12,7 +12,7 @@ from typing import ClassVar
 
 import torch
 
-from hvd_cluster.engine.request import ReduceOp
+from hvd_cluster.engine.signature import ReduceOp
 from hvd_cluster.engine.transports.chunks import Arithmetic, Chunk, full_chunks_of, without_aliases
 from hvd_cluster.engine.transports.exchange import NUM_BUFFERS, HostExchange
 from hvd_cluster.engine.transports.gloo import GlooTransport

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import torch
 import torch.distributed as dist
 
-from hvd_cluster.engine.request import ReduceOp
+from hvd_cluster.engine.signature import ReduceOp
 from hvd_cluster.engine.transports.gloo import REDUCE_OPS
 from hvd_cluster.engine.transports.transport import FinishedWork, Transport, Work
 from hvd_cluster.rendezvous.client import KeyValueClient

@@ -18,10 +18,10 @@ from typing import Any, ClassVar
 
 import torch
 
-from hvd_cluster.engine.request import ReduceOp
 from hvd_cluster.engine.shared_memory.arena import Arena
 from hvd_cluster.engine.shared_memory.deadline import Check, Deadline
 from hvd_cluster.engine.shared_memory.semaphores import Barrier, Semaphores
+from hvd_cluster.engine.signature import ReduceOp
 from hvd_cluster.engine.transports.chunks import Arithmetic, Chunk, Scratch, chunks_of, scatter, without_aliases
 from hvd_cluster.engine.transports.shm_layout import (
     ANNOUNCEMENT_BYTES,

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import torch
 
-from hvd_cluster.engine.request import ReduceOp
+from hvd_cluster.engine.signature import ReduceOp
 
 
 class Work(ABC):

@@ -15,7 +15,7 @@ from hvd_cluster.engine.basics import is_alone
 from hvd_cluster.engine.gradient_presence import Presence, agree, dense_ones
 from hvd_cluster.engine.membership import next_number, takes_part
 from hvd_cluster.engine.reduction_config import ReductionConfig
-from hvd_cluster.engine.request import Kind
+from hvd_cluster.engine.signature import Kind
 from hvd_cluster.engine.submission import Collective, Present
 from hvd_cluster.errors import RanksDisagreeError
 

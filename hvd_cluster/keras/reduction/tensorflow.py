@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from hvd_cluster.engine.request import Kind
+from hvd_cluster.engine.signature import Kind
 from hvd_cluster.engine.submission import Collective, Present
 from hvd_cluster.keras.reduction.reducer import Reduction
 from hvd_cluster.tensorflow.collectives.allreduce import reduced

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from hvd_cluster.engine import submission
 from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
-from hvd_cluster.engine.request import Kind, ReduceOp
+from hvd_cluster.engine.signature import Kind, ReduceOp
 from hvd_cluster.engine.submission import Collective, Tensors, Waitable, reduce_op
 from hvd_cluster.tensorflow.collectives.allgather import gathered
 from hvd_cluster.tensorflow.compression import Compression, Compressor

@@ -9,7 +9,8 @@ import torch
 
 from hvd_cluster.engine.membership import rows_by_rank
 from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
-from hvd_cluster.engine.request import Handle, Kind
+from hvd_cluster.engine.request import Handle
+from hvd_cluster.engine.signature import Kind
 from hvd_cluster.engine.submission import Collective
 from hvd_cluster.tensorflow.custom_gradient import custom_gradient
 from hvd_cluster.tensorflow.interop import any_rows, call, dense

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from hvd_cluster.engine.membership import running_engine
 from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
-from hvd_cluster.engine.request import Kind
+from hvd_cluster.engine.signature import Kind
 from hvd_cluster.engine.submission import Collective, IntegerHandle
 from hvd_cluster.tensorflow.interop import call, is_v1_graph
 from hvd_cluster.tensorflow.naming import label

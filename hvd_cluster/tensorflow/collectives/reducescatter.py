@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
-from hvd_cluster.engine.request import Kind, ReduceOp
+from hvd_cluster.engine.signature import Kind, ReduceOp
 from hvd_cluster.engine.submission import Collective, scatter_op
 from hvd_cluster.errors import UnsupportedReductionError
 from hvd_cluster.tensorflow.collectives.allgather import gathered

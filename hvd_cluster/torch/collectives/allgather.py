@@ -9,7 +9,7 @@ import torch
 
 from hvd_cluster.engine.membership import member_index
 from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
-from hvd_cluster.engine.request import Kind
+from hvd_cluster.engine.signature import Kind
 from hvd_cluster.torch.collectives.allreduce import grouped_allreduce
 from hvd_cluster.torch.collectives.differentiable import differentiable
 from hvd_cluster.torch.submission import keep, submit_tensors

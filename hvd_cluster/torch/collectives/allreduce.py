@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
-from hvd_cluster.engine.request import Kind, ReduceOp
+from hvd_cluster.engine.signature import Kind, ReduceOp
 from hvd_cluster.engine.submission import reduce_op
 from hvd_cluster.torch.collectives.differentiable import differentiable
 from hvd_cluster.torch.compression import Compression, Compressor, wire_of

@@ -6,7 +6,7 @@ import torch
 
 from hvd_cluster.engine.membership import running_engine
 from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
-from hvd_cluster.engine.request import Kind
+from hvd_cluster.engine.signature import Kind
 from hvd_cluster.engine.submission import submit
 
 

@@ -10,7 +10,7 @@ import torch
 
 from hvd_cluster.engine.membership import num_members
 from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
-from hvd_cluster.engine.request import Kind, ReduceOp
+from hvd_cluster.engine.signature import Kind, ReduceOp
 from hvd_cluster.engine.submission import scatter_op
 from hvd_cluster.torch.collectives.allgather import grouped_allgather
 from hvd_cluster.torch.collectives.differentiable import differentiable

@@ -9,8 +9,8 @@ import torch
 
 from hvd_cluster.engine.membership import num_members
 from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
-from hvd_cluster.engine.request import Kind, ReduceOp
 from hvd_cluster.engine.scaling import copy_scaled
+from hvd_cluster.engine.signature import Kind, ReduceOp
 from hvd_cluster.engine.submission import check_reduction, submit
 from hvd_cluster.torch.submission import checked
 

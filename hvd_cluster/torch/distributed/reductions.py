@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from hvd_cluster.engine.request import REDUCED_DTYPES, ReduceOp
+from hvd_cluster.engine.request import REDUCED_DTYPES
+from hvd_cluster.engine.signature import ReduceOp
 
 
 class Reduction(NamedTuple):

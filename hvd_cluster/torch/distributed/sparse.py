@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from hvd_cluster.engine.request import Kind, ReduceOp, Signature, describe
+from hvd_cluster.engine.request import describe
+from hvd_cluster.engine.signature import Kind, ReduceOp, Signature
 from hvd_cluster.torch.distributed.calls import OrderedCalls
 from hvd_cluster.torch.distributed.reductions import Reduction, reduction_of
 from hvd_cluster.torch.distributed.work import HandleWork

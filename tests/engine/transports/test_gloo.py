@@ -10,7 +10,7 @@ from contextlib import closing
 import pytest
 import torch
 
-from hvd_cluster.engine.request import ReduceOp
+from hvd_cluster.engine.signature import ReduceOp
 from hvd_cluster.engine.transports.gloo import GlooTransport
 from hvd_cluster.rendezvous.client import KeyValueClient
 from hvd_cluster.rendezvous.server import KeyValueServer

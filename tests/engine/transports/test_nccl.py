@@ -16,7 +16,7 @@ ENV = {"OMP_NUM_THREADS": "1"}
 def test_nccl_with_one_rank_carries_out_every_collective() -> None:
     def fn() -> list[Any]:
         import hvd_cluster.torch as hvd
-        from hvd_cluster.engine.request import ReduceOp
+        from hvd_cluster.engine.signature import ReduceOp
         from hvd_cluster.engine.transports.alone import AloneTransport
         from hvd_cluster.engine.transports.nccl import NcclTransport
         from hvd_cluster.rendezvous.client import KeyValueClient

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from hvd_cluster.engine.request import ReduceOp
+from hvd_cluster.engine.signature import ReduceOp
 from hvd_cluster.engine.transports.alone import AloneTransport
 from hvd_cluster.engine.transports.nccl import NcclTransport
 from hvd_cluster.rendezvous.client import KeyValueClient

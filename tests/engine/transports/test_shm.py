@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from hvd_cluster.engine.request import ReduceOp
+from hvd_cluster.engine.signature import ReduceOp
 from hvd_cluster.engine.transports import shm_layout
 from hvd_cluster.engine.transports.shm import ShmTransport
 from hvd_cluster.engine.transports.shm_layout import segment_bytes
