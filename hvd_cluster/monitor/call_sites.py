@@ -1,4 +1,5 @@
 """Where the training thread is while other ranks wait for it: the line of the user, what it calls, and which activity.
+If it waits for data that a function of the user prepares in another thread, that is where it is.
 
 A sample costs some microseconds, so the text is made only when it is reported.
 """
@@ -9,7 +10,7 @@ import sys
 from types import CodeType, FrameType
 from typing import NamedTuple
 
-from hvd_cluster.monitor.stacks import WORKER, code_name, library_path, shown_path
+from hvd_cluster.monitor.stacks import WORKER, code_name, library_path, reader_calls, shown_path
 from hvd_cluster.monitor.step_clock import COMPUTE, DATA, OPTIMIZER, OTHER, SAVE, StepClock
 
 #: What a call means, if the clock does not know: a part of the path of its file, the beginning of its name.
@@ -31,7 +32,7 @@ _MAX_SITES = 512
 
 
 class CallSite(NamedTuple):
-    """A place in the user's program, and what the training thread does there."""
+    """A place in the user's program, and what the training thread does there or waits for."""
 
     #: What is called and where, e.g. "DataLoader.__next__ (train.py:41)".
     text: str
@@ -59,6 +60,10 @@ class CallSites:
         user, called, meant = _resolve(frame)
         if activity in (COMPUTE, OTHER) and meant is not None:
             activity = meant
+        if activity == DATA and called is not None and _is_reader(called):
+            # A variable with the frames of all threads would refer to itself, and keep what they hold.
+            reader = next(reader_calls(sys._current_frames()), None)
+            user, called = (user, called) if reader is None else (reader[1], None)
         key = (None if user is None else user.f_code, 0 if user is None else user.f_lineno, called, activity)
         if key in self._counts or len(self._counts) < _MAX_SITES:
             self._counts[key] = self._counts.get(key, 0) + 1
@@ -97,6 +102,10 @@ def _resolve(frame: FrameType) -> tuple[FrameType | None, CodeType | None, int |
             meant = next((what for part, start, what in _MEANING if part in path and name.startswith(start)), None)
         innermost = innermost.f_back
     return *in_our_loop, meant
+
+
+def _is_reader(code: CodeType) -> bool:
+    return (library_path(code.co_filename) or "").startswith(("hvd_cluster/data/", "hvd_cluster/petastorm/"))
 
 
 def _text(user: CodeType | None, line: int, called: CodeType | None) -> str:

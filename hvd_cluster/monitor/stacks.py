@@ -6,6 +6,7 @@ import linecache
 import sys
 import sysconfig
 import threading
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -22,6 +23,8 @@ _PACKAGE = str(Path(__file__).parents[2])
 _OWN = ("hvd_cluster/engine/", "hvd_cluster/monitor/stacks.py")
 #: Calls the user's function. Its own callers are how a worker starts: ``python -c`` has the file "<string>".
 WORKER = "hvd_cluster/launch/worker.py"
+#: How the names of threads begin that read data or run the user's functions on them.
+_READERS = ("hvd-reader", "hvd-preprocess", "hvd-async-loader", "hvd-to-device")
 #: Kernel states of a process that does not run; see proc_pid_stat(5).
 _PROCESS_STATES = {
     "T": "it is stopped (SIGSTOP or SIGTSTP)",
@@ -44,14 +47,44 @@ def user_stack(submitter: int | None = None) -> str:
             in ParquetReader.__next__ (hvd_cluster/data/reader.py:281) ... Condition.wait (threading.py:331)
         train.py:88 in main: train(model)
         hvd-reader-0 has been reading row group 3 of s3://b/x for 58.1 s
+        hvd-reader-1 is in resize (train.py:12)
     """
     frames = sys._current_frames()
     try:
         stacks = [_stack(frames[thread]) for thread in (threading.main_thread().ident, submitter) if thread in frames]
+        threads = describe_threads()
     except Exception as error:  # noqa: BLE001 - a loader of the user's modules may raise anything; the engine must continue
         stacks = [([f"(its stack cannot be shown: {type(error).__name__}: {error})"], True)]
+        threads = []
+    frames.clear()  # it refers to this function's frame, which refers to it
     lines = next((lines for lines, has_user_code in stacks if has_user_code), stacks[0][0] if stacks else [])
-    return "\n".join([*lines, *describe_activities()])
+    return "\n".join([*lines, *threads])
+
+
+def describe_threads() -> list[str]:
+    """What the threads that prepare data do: files, and lines of the user's functions."""
+    calls = reader_calls(sys._current_frames())
+    return [
+        *describe_activities(),
+        *(f"{name} is in {code_name(of.f_code)} ({shown_path(of.f_code)}:{of.f_lineno})" for name, of in calls),
+    ]
+
+
+def reader_calls(frames: Mapping[int, FrameType]) -> Iterator[tuple[str, FrameType]]:
+    """The names of the threads that prepare data and run code of the user now, with the innermost frame of that code.
+
+    Args:
+        frames: the innermost frame of each thread.
+    """
+    for thread in threading.enumerate():
+        frame = frames.get(thread.ident or 0) if thread.name.startswith(_READERS) else None
+        while frame is not None:
+            path = frame.f_code.co_filename
+            if library_path(path) is None and path != "<string>":  # a library has generated that one
+                break
+            frame = frame.f_back
+        if frame is not None:
+            yield thread.name, frame
 
 
 def process_state(pid: int) -> str:

@@ -7,6 +7,7 @@ import decimal
 import posixpath
 import shutil
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -365,6 +366,22 @@ def test_what_is_drawn_depends_on_seed_epoch_rank_and_row_only(folder: Path) -> 
     assert torch.equal(whole[350:], drawn(0, 2, start=7, num_threads=4))
     others = [drawn(1, 2), drawn(0, 3), drawn(0, 2, seed=6)]
     assert not any(torch.equal(whole, other) for other in others)
+
+
+def test_a_function_that_does_not_return_is_named(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fn(batch: dict[str, Any]) -> Any:
+        end_s = time.monotonic() + 60
+        while threading.current_thread().name.startswith("hvd") and not caplog.messages and time.monotonic() < end_s:
+            time.sleep(0.02)
+        return batch["text"] == ""
+
+    monkeypatch.setenv("HOROVOD_STALL_CHECK_TIME_SECONDS", "0.2")
+    preprocess = Preprocess(fn=fn, columns=("text",))
+    list(ParquetReader(folder, ["text"], preprocess=preprocess, batch_size=100))
+    assert caplog.messages[0].startswith("the next batch has not come for 0 s: hvd-preprocess_0 has been calling")
+    assert "<locals>.fn (tests/data/test_preprocessing.py:" in caplog.messages[0]
 
 
 def test_a_bad_row_is_named_by_file_and_row(folder: Path) -> None:

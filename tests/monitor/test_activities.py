@@ -55,6 +55,7 @@ def test_a_reader_that_waits_says_which_file_its_threads_read(
     assert message.startswith(
         "the next rows have not come for 1 s: hvd-reader-0 has been reading row group 1 of part-0"
     )
+    assert "<locals>.read (tests/monitor/test_activities.py:" in message
 
 
 def test_a_write_to_a_filesystem_that_hangs_is_warned_of(

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 import hvd_cluster
+from hvd_cluster.data.reading.read_ahead import ReadAhead
 from hvd_cluster.monitor.call_sites import CallSite, CallSites
 from hvd_cluster.monitor.step_clock import COMPUTE, DATA, SAVE, StepClock
 
@@ -122,3 +126,50 @@ def test_nothing_is_seen_without_the_thread_that_trains() -> None:
     sites = CallSites(clock)
     sites.sample()
     assert sites.take(10) == ()
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_function_of_the_user_for_which_the_reader_waits_is_named(waits: bool) -> None:
+    clock = StepClock()
+    sites = CallSites(clock)
+    is_over = threading.Event()
+
+    def prepare(*_: object) -> None:
+        while not is_over.is_set():
+            time.sleep(0.01)
+
+    ahead = ReadAhead(prepare, [1], num_threads=1, limit_bytes=1)
+
+    def train() -> None:
+        clock.restart()
+        with clock.span(DATA):
+            ahead.take() if waits else is_over.wait()
+
+    sample(sites, threading.Thread(target=train), is_over)
+    ahead.close()
+    found, _ = sites.take(1)[0]
+    assert found.activity == DATA
+    assert ("prepare (tests/monitor/test_call_sites.py:" in found.text) == waits
+
+
+def test_looking_keeps_nothing_of_what_the_threads_hold() -> None:
+    clock = StepClock()
+    sites = CallSites(clock)
+    is_over = threading.Event()
+    held: list[weakref.ref[torch.Tensor]] = []
+    ahead = ReadAhead(lambda *_: is_over.wait(), [1], num_threads=1, limit_bytes=1)
+
+    def train() -> None:
+        batch = torch.zeros(1)
+        held.append(weakref.ref(batch))
+        clock.restart()
+        with clock.span(DATA):
+            ahead.take()
+
+    gc.disable()
+    try:
+        sample(sites, threading.Thread(target=train), is_over)
+        assert held[0]() is None
+    finally:
+        gc.enable()
+        ahead.close()

@@ -90,3 +90,21 @@ def test_the_kernel_knows_why_a_process_does_not_answer() -> None:
             time.sleep(0.01)
         process.kill()
     assert process_state(process.pid) == "it has ended"
+
+
+def test_a_function_of_the_user_that_keeps_a_reader_busy_is_named() -> None:
+    release = threading.Event()
+
+    def prepare() -> None:
+        release.wait()
+
+    readers = [threading.Thread(target=target, name="hvd-reader-0") for target in (prepare, release.wait)]
+    for reader in readers:
+        reader.start()
+    try:
+        lines = stack_within(lambda: time.sleep(0.6)).splitlines()
+    finally:
+        release.set()
+    here = Path(__file__).relative_to(Path.cwd())
+    (line,) = [line for line in lines if line.startswith("hvd-reader-0 is in ")]
+    assert f"<locals>.prepare ({here}:" in line

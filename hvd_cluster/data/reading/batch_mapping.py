@@ -21,7 +21,8 @@ from hvd_cluster.data.reading.shards import ShardPlan
 from hvd_cluster.data.reading.tensors import to_tensors
 from hvd_cluster.data.schema import Schema
 from hvd_cluster.errors import DataError
-from hvd_cluster.monitor.activities import activity, describe_activities
+from hvd_cluster.monitor.activities import activity
+from hvd_cluster.monitor.stacks import describe_threads
 from hvd_cluster.settings import Settings
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def _result(future: Future[Batch]) -> Batch:
     if not future.done():
         settings = Settings.from_env()
         if not wait([future], settings.stall_warning_s).done and not settings.stall_check_disable:
-            doing = "; ".join(describe_activities())
+            doing = "; ".join(describe_threads())
             logger.warning("the next batch has not come for %.0f s: %s", settings.stall_warning_s, doing)
     return future.result()
 

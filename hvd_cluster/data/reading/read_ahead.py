@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import Generic, TypeVar
 
 from hvd_cluster.data.at_exit import close_at_exit, forget
-from hvd_cluster.monitor.activities import describe_activities
+from hvd_cluster.monitor.stacks import describe_threads
 from hvd_cluster.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -120,7 +120,7 @@ class ReadAhead(Generic[T]):
         settings, waited_s = Settings.from_env(), time.monotonic() - self._waits_since_s
         if waited_s >= settings.stall_warning_s and not settings.stall_check_disable:
             self._warned_of = index
-            doing = "; ".join(describe_activities()) or "no thread reads a file"
+            doing = "; ".join(describe_threads()) or "no thread reads a file"
             logger.warning("the next rows have not come for %.0f s: %s", waited_s, doing)
 
     def close(self, timeout_s: float | None = None) -> None:
