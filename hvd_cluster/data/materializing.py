@@ -33,9 +33,8 @@ from hvd_cluster.data.writing.assembly import NO_ROWS_TEXT, assembled, checked, 
 from hvd_cluster.data.writing.content_address import PLANS
 from hvd_cluster.data.writing.folders import DatasetFolders, FoldersTakenError
 from hvd_cluster.data.writing.in_place import address_of, in_place, of_snapshot
-from hvd_cluster.data.writing.part_writer import MAX_GROUP_ROWS, PartPlan, PartReport, write_part
+from hvd_cluster.data.writing.part_writer import MAX_GROUP_ROWS, PartPlan, PartReport, RemoteParts, write_part
 from hvd_cluster.data.writing.progress import FinishedParts, Progress, counted
-from hvd_cluster.data.writing.remote_parts import OnPart, RemoteParts
 from hvd_cluster.errors import DataError
 
 if TYPE_CHECKING:
@@ -46,7 +45,7 @@ logger = logging.getLogger(__name__)
 #: Row groups smaller than this cost more in bookkeeping than they bring in sharing; ranks share them by row ranges.
 _MIN_GROUP_ROWS = 256
 
-__all__ = ["Dataset", "OnPart", "RemoteParts", "RowGroup", "Split", "materialize"]
+__all__ = ["Dataset", "RowGroup", "Split", "materialize"]
 
 
 def materialize(

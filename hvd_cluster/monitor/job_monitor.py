@@ -10,12 +10,11 @@ from dataclasses import dataclass, field
 
 from hvd_cluster.monitor.bottlenecks import Bottleneck, RankSteps, common_steps, find_bottlenecks
 from hvd_cluster.monitor.node_usage import NodeUsage
-from hvd_cluster.monitor.rank_report import RankReport
+from hvd_cluster.monitor.rank_report import RankReport, max_steps
 from hvd_cluster.monitor.report_text import describe, progress_line, shares, table
 from hvd_cluster.monitor.step_clock import LATE, NUMBERS_PER_JOIN, StepTime
 
-#: How many steps a verdict is about at most, of one rank and of all together, and how many times as many are kept.
-_MAX_STEPS, _MAX_STEPS_OF_ALL = 200, 8192
+#: Steps that are kept, as a multiple of :func:`max_steps`.
 _KEPT_FACTOR = 4
 #: A rank that has reported no steps so often, while others have, does not train any more.
 _MAX_IDLE_REPORTS = 2
@@ -55,7 +54,7 @@ class JobMonitor:
         self._hosts = list(hosts)
         self._names = {rank: f"rank {rank} on {host}" for rank, host in enumerate(hosts)}
         self._ranks = {rank: RankSteps() for rank in range(len(hosts))}
-        self._max_steps = min(_MAX_STEPS, max(_MAX_STEPS_OF_ALL // len(hosts), 20))
+        self._max_steps = max_steps(len(hosts))
         self._usage: dict[str, NodeUsage] = {}
         #: By rank, all its steps: their number and seconds of each activity.
         self._totals: dict[int, tuple[int, StepTime]] = {}

@@ -14,9 +14,12 @@ from hvd_cluster.monitor.call_sites import CallSite, CallSites
 from hvd_cluster.monitor.node_usage import NodeUsage
 from hvd_cluster.monitor.step_clock import ACTIVITIES, StepClock, StepTime
 
-#: The maximum number of single steps in a report, and in the reports of all ranks together. Totals count all steps.
-_MAX_STEPS, _MAX_STEPS_OF_ALL = 200, 8192
 _MAX_CALL_SITES = 16
+
+
+def max_steps(size: int) -> int:
+    """How many steps of each of ``size`` ranks are reported and compared: 8,192 of all, but 20 to 200 of each."""
+    return min(200, max(8192 // size, 20))
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,7 @@ class RankReporter:
 
     def __init__(self, rank: int, size: int, clock: StepClock, usage: Callable[[], NodeUsage] | None) -> None:
         self._rank = rank
-        self._max_steps = min(_MAX_STEPS, max(_MAX_STEPS_OF_ALL // size, 20))
+        self._max_steps = max_steps(size)
         self._clock = clock
         self._usage = usage
         self._next_step = 0
@@ -86,14 +89,14 @@ class RankReporter:
         return waited_s - before_s if native_id == thread else 0.0, now_s - at_s
 
 
-def _choose(numbers: Sequence[int], max_steps: int) -> list[int]:
+def _choose(numbers: Sequence[int], at_most: int) -> list[int]:
     """Not too many of these steps.
 
     All ranks choose nearly the same ones, although they do not report at the same time. The choice is a hash of the
     number, so it does not follow a pattern such as every other step.
     """
     one_in = 1
-    while len(numbers) > max_steps * one_in:
+    while len(numbers) > at_most * one_in:
         one_in *= 2
     return [number for number in numbers if one_in == 1 or _mixed(number) % one_in == 0]
 

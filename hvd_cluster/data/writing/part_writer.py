@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 import socket
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +27,20 @@ from hvd_cluster.errors import DataError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["MAX_GROUP_BYTES", "MAX_GROUP_ROWS", "PartPlan", "PartReport", "write_part"]
+__all__ = ["MAX_GROUP_BYTES", "MAX_GROUP_ROWS", "OnPart", "PartPlan", "PartReport", "RemoteParts", "write_part"]
+
+#: Writes one part, given its number and its batches; what it came to, as plain data. It can be pickled.
+OnPart = Callable[[int, Iterator[Any]], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class RemoteParts:
+    """Data that lies in parts on other machines, where functions can be run over each."""
+
+    #: ``pyarrow.Schema`` of the parts; types of single parts may differ from it.
+    schema: Any
+    #: Runs a function over every part, where that lies; its answers, in any order.
+    each: Callable[[OnPart], list[dict[str, Any]]]
 
 
 @dataclass

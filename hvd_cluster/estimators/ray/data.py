@@ -15,8 +15,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from hvd_cluster.data.cancelling import cancel_until
-from hvd_cluster.data.materializing import OnPart, RemoteParts
 from hvd_cluster.data.writing.assembly import NO_ROWS_TEXT
+from hvd_cluster.data.writing.part_writer import OnPart, RemoteParts
 from hvd_cluster.errors import DataError
 from hvd_cluster.estimators.scoring.shipped_model import ShippedModel, content_key
 

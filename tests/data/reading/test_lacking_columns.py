@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from hvd_cluster.data import ParquetReader, materialize
-from hvd_cluster.data.materializing import OnPart, RemoteParts
 from hvd_cluster.data.preprocessing import Preprocess
+from hvd_cluster.data.writing.part_writer import OnPart, RemoteParts
 from hvd_cluster.errors import DataError
 
 NULL_FOLDER = "__HIVE_DEFAULT_PARTITION__"

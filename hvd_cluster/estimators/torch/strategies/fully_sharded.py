@@ -23,8 +23,7 @@ from hvd_cluster.estimators.torch.made_model import MadeModel
 from hvd_cluster.estimators.torch.optimizer_state import OptimizerState
 from hvd_cluster.estimators.torch.strategies.fsdp2 import FSDP2
 from hvd_cluster.estimators.torch.strategies.parts import state_part
-from hvd_cluster.estimators.torch.strategies.ready_gradients import ReadyGradients
-from hvd_cluster.estimators.torch.strategies.strategy import HALF_DTYPES, Strategy
+from hvd_cluster.estimators.torch.strategies.strategy import HALF_DTYPES, ReadyGradients, Strategy
 from hvd_cluster.torch.functions import broadcast_parameters
 from hvd_cluster.torch.wrapper import wrap
 

@@ -11,8 +11,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 
 from hvd_cluster.estimators.run.world import Collectives
 from hvd_cluster.estimators.torch.strategies.communication import PowerSGD
-from hvd_cluster.estimators.torch.strategies.exchange import Exchange
-from hvd_cluster.estimators.torch.strategies.strategy import Replicated
+from hvd_cluster.estimators.torch.strategies.strategy import Exchange, Replicated
 from hvd_cluster.torch.wrapper import Wrapper, wrap
 
 

@@ -11,10 +11,8 @@ from torch.distributed.algorithms.model_averaging.utils import average_parameter
 
 from hvd_cluster.estimators.run.world import Collectives
 from hvd_cluster.estimators.torch.strategies.communication import DiLoCo, LocalSGD
-from hvd_cluster.estimators.torch.strategies.exchange import Exchange
 from hvd_cluster.estimators.torch.strategies.parts import SHARED_NAME
-from hvd_cluster.estimators.torch.strategies.ready_gradients import ReadyGradients
-from hvd_cluster.estimators.torch.strategies.strategy import Replicated
+from hvd_cluster.estimators.torch.strategies.strategy import Exchange, ReadyGradients, Replicated
 from hvd_cluster.torch.wrapper import wrap
 
 

@@ -1,8 +1,10 @@
-"""How the workers of a fit hold and update one model: the interface, and the model that is whole on every worker."""
+"""How the workers of a fit hold and update one model: the interfaces, and the model that is whole on every worker."""
 
 from __future__ import annotations
 
+import contextlib
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -10,6 +12,7 @@ import torch
 from hvd_cluster.estimators.run.world import Collectives
 from hvd_cluster.estimators.spec import TrainSpec
 from hvd_cluster.estimators.torch.initial_model import initial_model, share_weights
+from hvd_cluster.torch.wrapper import Wrapper
 
 #: The dtypes of ``mixed_precision``.
 HALF_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -68,3 +71,32 @@ class Replicated(Strategy):
             compression=self._spec.gradient_compression or Compression.none,
             backward_passes_per_step=self._spec.backward_passes_per_step,
         )
+
+
+class ReadyGradients(Wrapper):
+    """The methods of a DistributedOptimizer whose gradients are ready when the backward pass ends."""
+
+    def synchronize(self) -> None:
+        """Gradients are ready."""
+
+    @contextlib.contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        yield
+
+
+class Exchange:
+    """The attribute ``exchange`` of optimizers whose workers exchange more than gradients.
+
+    The next steps depend on its state, in addition to the parameters and the optimizer's state.
+    """
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """The state by name, for a checkpoint; what has the same name on several ranks is equal there."""
+        return {}
+
+    def needs(self, name: str) -> bool:
+        """Whether this rank loads what a rank has saved by this name."""
+        return True
+
+    def load(self, state: dict[str, torch.Tensor]) -> None:
+        """Continue from :meth:`state`, with the parameters that the model has now."""
