@@ -55,7 +55,7 @@ def user_stack(submitter: int | None = None) -> str:
         threads = describe_threads()
     except Exception as error:  # noqa: BLE001 - a loader of the user's modules may raise anything; the engine must continue
         stacks = [([f"(its stack cannot be shown: {type(error).__name__}: {error})"], True)]
-        threads = []
+        threads = describe_activities()
     frames.clear()  # it refers to this function's frame, which refers to it
     lines = next((lines for lines, has_user_code in stacks if has_user_code), stacks[0][0] if stacks else [])
     return "\n".join([*lines, *threads])
