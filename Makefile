@@ -57,11 +57,13 @@ test-slow: $(READY) ## kill loops, soak, every variant
 	exit $$failed
 
 check: $(READY) ## ruff, mypy (strict), the import layers, and tests/house: cycles, the public API, prose
-	@$(PY) -m ruff check .
-	@$(PY) -m ruff format --check .
-	@$(PY) -m mypy
-	@$(VENV)/bin/lint-imports
-	@$(PYTEST) -q tests/house
+	@failed=0; \
+	$(PY) -m ruff check . || failed=1; \
+	$(PY) -m ruff format --check . || failed=1; \
+	$(PY) -m mypy || failed=1; \
+	$(VENV)/bin/lint-imports || failed=1; \
+	$(PYTEST) -q tests/house || failed=1; \
+	exit $$failed
 
 wheel: $(READY) ## dist/hvd_cluster-*.whl, for any platform
 	@rm -rf build

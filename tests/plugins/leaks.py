@@ -81,7 +81,7 @@ class Residue:
         return cls(
             variables=dict(os.environ),
             threads={thread: f"{thread.name} {_module(thread)}" for thread in threading.enumerate()},
-            processes=dict(_processes()),
+            processes=dict(processes()),
             files={str(path) for folder in ("/dev/shm", tempfile.gettempdir()) for path in Path(folder).glob("*")},
             groups=_groups(),
         )
@@ -174,7 +174,7 @@ def _restore_environment(before: Residue) -> None:
             os.environ.pop(name, None)
 
 
-def _processes() -> Iterator[tuple[psutil.Process, str]]:
+def processes() -> Iterator[tuple[psutil.Process, str]]:
     """Every live descendant of this test session, orphans included."""
     for pid in psutil.pids():
         if pid == os.getpid() or not _is_ours(pid):
