@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
-
-import pytest
 
 ROOT = Path(__file__).parents[2]
 HANGING = """
@@ -23,13 +22,12 @@ def wait_for_the_others():
         time.sleep(60)
     hvd.barrier()
 
-@pytest.mark.timeout(15)
+@pytest.mark.timeout(20)
 def test_that_hangs():
     local.run(wait_for_the_others, num_proc=2)
 """
 
 
-@pytest.mark.skipif(not Path(sys.executable).with_name("py-spy").exists(), reason="py-spy is not installed")
 def test_stacks_of_workers_are_shown_at_the_time_limit(tmp_path: Path) -> None:
     (tmp_path / "test_hanging.py").write_text(HANGING)
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
@@ -43,6 +41,6 @@ def test_stacks_of_workers_are_shown_at_the_time_limit(tmp_path: Path) -> None:
         timeout=100,
     )
     assert run.returncode == 1, run.stdout
-    assert "Timeout (>15.0s) from pytest-timeout" in run.stdout
-    # py-spy's lines: those of pytest-timeout have the form of a traceback.
-    assert run.stdout.count("wait_for_the_others (") == 2, run.stdout
+    assert "Timeout (>20.0s) from pytest-timeout" in run.stdout
+    for rank in (0, 1):
+        assert re.search(rf"\[{rank}\]<stderr>: .* in wait_for_the_others", run.stdout), run.stdout

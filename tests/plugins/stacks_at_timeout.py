@@ -1,20 +1,20 @@
-"""Shows where the processes of a test are when it reaches its time limit: a hang is seldom in pytest's own process."""
+"""Shows where the workers of a test are when it reaches its time limit: a hang is seldom in pytest's own process."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
-import subprocess
-import sys
+import time
 from collections.abc import Generator
-from pathlib import Path
 from types import FrameType
 
 import leaks
+import psutil
 import pytest
 
-PY_SPY = str(Path(sys.executable).with_name("py-spy"))
-#: Seconds that py-spy may take for one process.
-DUMP_S = 10
+#: Seconds for a worker's stack to arrive here, through the launcher's threads.
+WAIT_S = 1.0
 
 
 @pytest.hookimpl(wrapper=True)
@@ -24,25 +24,21 @@ def pytest_timeout_set_timer(item: pytest.Item) -> Generator[None, object, objec
     fail = signal.getsignal(signal.SIGALRM)
     if callable(fail) and fail is not before:
 
-        def dump_and_fail(number: int, frame: FrameType | None) -> None:
-            for text in stacks():
-                print(text, file=sys.stderr)
+        def show_and_fail(number: int, frame: FrameType | None) -> None:
+            __tracebackhide__ = True
+            show_stacks()
             fail(number, frame)
 
-        signal.signal(signal.SIGALRM, dump_and_fail)
+        signal.signal(signal.SIGALRM, show_and_fail)
     return result
 
 
-def stacks() -> list[str]:
-    """The stacks of every descendant of this session that runs our code, orphans included."""
-    found = []
+def show_stacks() -> None:
+    """Have each worker of this session write the stack of its main thread to its stderr."""
+    from hvd_cluster.launch.worker import STACK_SIGNAL
+
     for process, _ in leaks.processes():
-        try:
-            dump = subprocess.run(
-                [PY_SPY, "dump", "--pid", str(process.pid)], capture_output=True, text=True, timeout=DUMP_S, check=True
-            )
-        except (OSError, subprocess.SubprocessError):
-            continue  # not Python, or it has ended, or we may not look
-        if "hvd_cluster" in dump.stdout:
-            found.append(dump.stdout)
-    return found
+        with contextlib.suppress(psutil.Error, OSError):
+            if "hvd_cluster.launch.worker" in " ".join(process.cmdline()):
+                os.kill(process.pid, STACK_SIGNAL)
+    time.sleep(WAIT_S)
