@@ -10,7 +10,6 @@ from collections.abc import Generator
 from types import FrameType
 
 import leaks
-import psutil
 import pytest
 
 #: Seconds for a worker's stack to arrive here, through the launcher's threads.
@@ -35,10 +34,10 @@ def pytest_timeout_set_timer(item: pytest.Item) -> Generator[None, object, objec
 
 def show_stacks() -> None:
     """Have each worker of this session write the stack of its main thread to its stderr."""
-    from hvd_cluster.launch.worker import STACK_SIGNAL
+    from hvd_cluster.launch.child import STACK_SIGNAL, _has_signal
 
     for process, _ in leaks.processes():
-        with contextlib.suppress(psutil.Error, OSError):
-            if "hvd_cluster.launch.worker" in " ".join(process.cmdline()):
+        if _has_signal(process.pid, "SigCgt"):  # it would end one that is still starting
+            with contextlib.suppress(OSError):
                 os.kill(process.pid, STACK_SIGNAL)
     time.sleep(WAIT_S)
