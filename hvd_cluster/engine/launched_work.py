@@ -109,6 +109,11 @@ class LaunchedWork:
         self._last_numbers[entry.process_set_id] = number
         self._entries.append(entry)
 
+    def drop_finished(self) -> None:
+        """Forget the oldest buckets, up to the first one that is in progress or on a device."""
+        while self._entries and self._entries[0].launch.is_done and not self._entries[0].launch.works:
+            self._entries.popleft()
+
     def is_complete(self) -> bool:
         """All of them are complete now.
 

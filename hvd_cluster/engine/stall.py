@@ -143,6 +143,7 @@ class StallInspector:
 
     def next_check_s(self) -> float | None:
         """When :meth:`inspect` has something to do, or None."""
+        self._launched_work.drop_finished()  # else a bucket that is complete would take the slow path below
         oldest = None if self._is_off else self._submissions.oldest_pending()
         has_joined = not self._is_off and self._submissions.joined_s is not None
         is_reported = oldest is not None and bool(self._reported) and Wait(oldest.key) in self._reported

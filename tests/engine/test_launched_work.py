@@ -53,6 +53,18 @@ def test_buckets_that_complete_in_another_order_are_forgotten_one_by_one() -> No
     assert launched_work.next_poll_s is None
 
 
+def test_finished_buckets_are_forgotten_without_asking_a_device() -> None:
+    launched_work = LaunchedWork(Settings())
+    launches = [Launch([], [], None) for _ in range(2)]
+    for number, each in enumerate(launches, 1):
+        launched_work.add(number, [(0, str(number))], each)
+    launch(launched_work, 3, "on a device").has_completed = True
+    for finished, left in [(1, 3), (0, 1)]:
+        launches[finished].finish()
+        launched_work.drop_finished()
+        assert len(launched_work.waits()) == left
+
+
 def test_a_bucket_of_the_same_name_is_recognized_by_its_number() -> None:
     launched_work = LaunchedWork(Settings())
     launch(launched_work, 7, "gradient")
