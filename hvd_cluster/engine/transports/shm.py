@@ -27,6 +27,7 @@ from hvd_cluster.engine.transports.shm_layout import (
     ANNOUNCEMENT_BYTES,
     MAX_ANNOUNCED,
     NUM_TURNS,
+    PIECES_BYTES,
     control_bytes,
     segment_bytes,
     slot_bytes,
@@ -239,7 +240,7 @@ class ShmTransport(Transport):
     def _reduce_in_place(self, arithmetic: Arithmetic, dtype: torch.dtype, counts: list[int], offsets: Any) -> None:
         """Each rank reduces its share of every tensor, and writes the result into the tensors of all ranks."""
         assert self._arena is not None
-        piece_elements = self._slot_bytes // dtype.itemsize  # they stay in the cache between reading and writing
+        piece_elements = max(1, PIECES_BYTES // self.num_ranks // dtype.itemsize)
         for number, count in enumerate(counts):
             mine = self._share_of(count)
             shares = [self._arena.view(places[number], dtype, count)[mine] for places in offsets]

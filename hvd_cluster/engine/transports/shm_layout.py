@@ -11,6 +11,8 @@ _ALIGNMENT_BYTES = 4096
 _SLOT_BYTES = 1 << 20
 #: Chunks in progress at once; see the proofs in :mod:`hvd_cluster.engine.transports.shm`.
 NUM_TURNS = 3
+#: What all ranks together have of a piece that one of them reduces in place: it fits into a core's own cache.
+PIECES_BYTES = 1 << 20
 #: The segment of a host stays below this, whatever its number of ranks.
 _MAX_BYTES = 256 << 20
 #: If one operation has more tensors than this, they are copied even if they are in the arena.
