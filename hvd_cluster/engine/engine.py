@@ -65,8 +65,8 @@ class Engine:
         is_on_one_host = len(set(world.host_keys)) == 1
         if cycle_time_ms is None:
             cycle_time_ms = _LOCAL_CYCLE_MS if is_on_one_host else _CYCLE_MS
-        # Between hosts the engine's thread waits for the network most of the time, and takes no core meanwhile.
-        self._lacks_cores = is_on_one_host and not has_core_per_rank(2 * world.topology.size)
+        #: The engine's thread has no core of its own. Between hosts it waits for the network most of the time.
+        self.lacks_cores = is_on_one_host and not has_core_per_rank(2 * world.topology.size)
         self._waits_again_s = 0.0
         self._submissions = SubmissionQueue(cycle_time_ms / 1000)
         if world.topology.size == 1:
@@ -170,7 +170,7 @@ class Engine:
         so it does not wait long for them to submit the request too, and once in vain, not again for a while.
         """
         now_s = time.monotonic()
-        if not self._lacks_cores or now_s < self._waits_again_s or self.is_advanced_here:
+        if not self.lacks_cores or now_s < self._waits_again_s or self.is_advanced_here:
             return
         self.progress(handle, now_s + _BRIEFLY_S)
         if not handle.settled():

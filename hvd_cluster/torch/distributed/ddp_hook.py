@@ -1,11 +1,20 @@
 """A communication hook that keeps DDP's buckets in shared memory, where an allreduce does not copy them."""
 
-from typing import Any  # DDP compares annotations with its classes: without "from __future__ import annotations"
+# DDP compares annotations with its classes: without "from __future__ import annotations"
+from functools import partial
+from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
 
+from hvd_cluster.engine.membership import running_engine
+from hvd_cluster.torch.distributed.futures import CallFuture
+from hvd_cluster.torch.distributed.group import HvdProcessGroup
 from hvd_cluster.torch.shared import is_shared, shared_empty
+
+#: So many buckets are reduced without a copy in one call.
+_MAX_HELD = 32
 
 
 def shared_bucket_hook(
@@ -26,6 +35,9 @@ def shared_bucket_hook(
     A bucket is reduced where it is, as usual, if ``gradient_as_bucket_view`` is not set, if it is on a GPU, if one of
     its parameters gets no gradient or a sparse one, and if ``shared_empty`` has no shared memory or not enough.
 
+    If all workers are on one host that has fewer than two cores for each, a reduction takes its time from the backward
+    pass. All buckets then wait for the last one, and the workers wait for each other only once.
+
     Args:
         process_group: DDP's group; the default group if None.
         bucket: the gradients of some parameters; its buffer is flat, of any floating-point dtype.
@@ -36,9 +48,54 @@ def shared_bucket_hook(
     buffer = bucket.buffer()
     if buffer.is_cpu and buffer.layout == torch.strided and not is_shared(buffer):
         _share(buffer, bucket.parameters())
-    work = dist.all_reduce(buffer, dist.ReduceOp.AVG, group=process_group, async_op=True)
+    group = process_group or dist.group.WORLD
+    if isinstance(group, HvdProcessGroup) and buffer.is_cpu:
+        if group not in _held:
+            _held[group] = _HeldBuckets(group)
+        return _held[group].reduce(bucket, group)
+    work = dist.all_reduce(buffer, dist.ReduceOp.AVG, group=group, async_op=True)
     future: torch.futures.Future[Any] = work.get_future()
     return future.then(lambda done: done.value()[0])
+
+
+class _HeldBuckets:
+    """The buckets that a group has not begun to reduce; of all models whose gradients it averages."""
+
+    def __init__(self, group: HvdProcessGroup) -> None:
+        lacks_cores = torch.tensor(float(running_engine().lacks_cores))
+        group.allreduce([lacks_cores], dist.ReduceOp.MIN).wait()
+        self._waits_for_last = bool(lacks_cores)  # equal on all ranks, which may run on different sets of cores
+        self._futures: dict[torch.Tensor, CallFuture] = {}
+
+    def reduce(
+        self,
+        bucket: dist.GradBucket,  # type: ignore[name-defined,unused-ignore]
+        group: HvdProcessGroup,
+    ) -> CallFuture:
+        """The future of the averages."""
+        future = self._futures[bucket.buffer()] = CallFuture(None, [])
+        if bucket.is_last() or not self._waits_for_last or len(self._futures) == _MAX_HELD:
+            held, self._futures = self._futures, {}
+            # One call for each, as torch asks for.
+            for kind in dict.fromkeys((each.dtype, each.layout) for each in held):
+                alike = [each for each in held if (each.dtype, each.layout) == kind]
+                work = group.allreduce(alike, dist.ReduceOp.AVG)
+                work.get_future().add_done_callback(partial(_complete, [held[each] for each in alike]))
+        return future
+
+
+_held: WeakKeyDictionary[HvdProcessGroup, _HeldBuckets] = WeakKeyDictionary()
+
+
+def _complete(futures: list[CallFuture], done: torch.futures.Future[list[torch.Tensor]]) -> None:
+    try:
+        results = done.value()
+    except Exception as error:  # noqa: BLE001 - the futures hand it to those who wait
+        for future in futures:
+            future.fail(error)
+    else:
+        for future, result in zip(futures, results, strict=True):
+            future.set_result(result)
 
 
 def _share(buffer: torch.Tensor, parameters: list[torch.Tensor]) -> None:

@@ -115,3 +115,59 @@ def test_unused_parameters_and_sparse_gradients(pair: Any) -> None:
 
     mine, other = pair(fn)
     assert mine == other
+
+
+def test_models_that_share_a_backward_pass_and_one_whose_pass_was_interrupted(trio: Any) -> None:
+    """Where cores are few, buckets wait for the last one of a pass; of whichever model that is."""
+
+    def fn(dist: Any, gloo: Any) -> tuple[bool, float]:
+        import torch
+
+        import hvd_cluster.torch as hvd
+
+        def averaged(bucket: Any) -> Any:
+            future = dist.all_reduce(bucket.buffer(), dist.ReduceOp.AVG, async_op=True).get_future()
+            return future.then(lambda done: done.value()[0])
+
+        def model(hook: Any, dtype: Any) -> Any:
+            layers = [torch.nn.Linear(WIDTH, WIDTH, dtype=dtype) for _ in range(3)]
+            options: dict[str, Any] = {"bucket_cap_mb": 0.2, "gradient_as_bucket_view": True}
+            ddp = torch.nn.parallel.DistributedDataParallel(torch.nn.Sequential(*layers), **options)
+            ddp.register_comm_hook(None, hook)
+            return ddp
+
+        def abandon(hook: Any) -> None:
+            def interrupt(_: Any) -> None:
+                raise RuntimeError("interrupted")
+
+            ddp = model(hook, torch.float32)
+            x = torch.ones(4, WIDTH)
+            ddp(x).sum().backward()  # DDP makes its buckets small after the first pass
+            ddp.module[1].register_forward_hook(lambda *parts: parts[2].register_hook(interrupt) and None)
+            with pytest.raises(RuntimeError, match="interrupted"):
+                ddp(x).sum().backward()
+
+        def trained(hook: Any, dtypes: list[Any]) -> list[Any]:
+            abandon(hook)
+            torch.manual_seed(0)
+            halves = [model(hook, dtype) for dtype in dtypes]
+            parameters = [parameter for half in halves for parameter in half.parameters()]
+            optimizer = torch.optim.SGD(parameters, lr=0.1)
+            for _ in range(4):
+                x = torch.full((4, WIDTH), 1.0 + dist.get_rank(), dtype=dtypes[0])
+                halves[1](halves[0](x).to(dtypes[1])).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            return parameters
+
+        equal = []
+        for dtypes in ([torch.float32] * 2, [torch.float64, torch.float32]):
+            mine, theirs = (
+                trained(hook, dtypes) for hook in (hvd.shared_bucket_hook, lambda _, bucket: averaged(bucket))
+            )
+            equal += [torch.allclose(a, b, rtol=1e-6, atol=1e-7) for a, b in zip(mine, theirs, strict=True)]
+        return all(equal), sum(parameter.double().sum().item() for parameter in mine)
+
+    results = trio(fn)
+    assert results[0][0]
+    assert results[0] == results[1] == results[2]
