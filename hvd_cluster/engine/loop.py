@@ -8,6 +8,7 @@ import select
 import time
 from contextlib import ExitStack
 from functools import cache
+from typing import Literal
 
 from hvd_cluster.engine.agreement import Agreement
 from hvd_cluster.engine.autotune import Tuner
@@ -165,17 +166,17 @@ class Loop:
         )
         spins = self._has_all_ranks_here and has_core_per_rank(world.topology.size)  # messages of other hosts take long
         self._spinner = Spinner(self._ballot if spins else None)
-        self._closing_since_s: float | None = None
+        #: Broken: decisions are not executed any more, because they would wait for ranks that are gone.
+        self._phase: Literal["running", "closing", "broken"] = "running"
+        self._closes_by_s = math.inf
 
     # ---- called by the progress lock --------------------------------------------------------------------------------
 
     def is_over(self) -> bool:
-        """After a close: all decisions are executed, and the children have said goodbye or had time to."""
-        if self._is_broken:
-            return True
-        if self._closing_since_s is None or self._queues:
-            return False
-        return not self._links.has_children or time.monotonic() - self._closing_since_s > SHUTDOWN_TIMEOUT_S
+        """Broken, or closed: all decisions are executed, and the children have said goodbye or had time to."""
+        if self._phase == "closing" and not self._queues:
+            return not self._links.has_children or time.monotonic() > self._closes_by_s
+        return self._phase == "broken"
 
     def work(self, *, is_waited_for: bool) -> None:
         """Do what can be done without waiting.
@@ -186,7 +187,7 @@ class Loop:
         if self._links.has_message:
             for rank, message in self._links.take():
                 self._take_message(rank, message)
-        if self._is_broken:
+        if self._phase == "broken":
             return
         if self._submissions.has_commands:
             self._take_commands()
@@ -212,10 +213,10 @@ class Loop:
 
     def deadline_s(self) -> float | None:
         """When there is something to do even if the poll reports nothing, or None."""
-        shutdown_s = None if self._closing_since_s is None else self._closing_since_s + SHUTDOWN_TIMEOUT_S
         retry_s = time.monotonic() + _RETRY_S if self._agreement.is_blocked else None
         earliest_s = self._submissions.expires_s
-        for time_s in (self._timeline.next_flush_s, self._stall.next_check_s(), self.steps.next_s, shutdown_s, retry_s):
+        next_s = self._timeline.next_flush_s, self._stall.next_check_s(), self.steps.next_s, self._closes_by_s, retry_s
+        for time_s in next_s:
             if time_s is not None and time_s < earliest_s:
                 earliest_s = time_s
         return None if earliest_s == math.inf else earliest_s
@@ -341,15 +342,14 @@ class Loop:
         try:
             self._links.receive(rank)
         except PeerLost as gone:
-            if self._ballot is not None and not self._is_broken:
+            if self._ballot is not None and self._phase != "broken":
                 self._agreement.settle()  # the ballot may contain the end
             # An end without a goodbye is an error while an agreed operation is in progress.
-            is_expected = self._closing_since_s is not None and (self._links.has_said_goodbye(rank) or not self._queues)
-            if not is_expected:
+            if self._phase != "closing" or (self._queues and not self._links.has_said_goodbye(rank)):
                 self._abort(gone.reason, gone.source)
 
     def _take_message(self, rank: int, message: Message) -> None:
-        if isinstance(message, (ReportBatch, LogMessage)) and self._is_broken:
+        if isinstance(message, (ReportBatch, LogMessage)) and self._phase == "broken":
             return
         if isinstance(message, ReportBatch):
             self._agreement.receive(rank, message)
@@ -370,14 +370,10 @@ class Loop:
 
     # ---- the end ----------------------------------------------------------------------------------------------------
 
-    @property
-    def _is_broken(self) -> bool:
-        """True after an abort: decisions are not executed any more, because they would wait for ranks that are gone."""
-        return self._submissions.has_ended and self._closing_since_s is None
-
     def _close(self, close: Close) -> None:
         """The world ends in good order: what precedes the end in the log is executed, the rest fails."""
-        self._closing_since_s = time.monotonic()
+        self._phase = "closing"
+        self._closes_by_s = time.monotonic() + SHUTDOWN_TIMEOUT_S
         self.steps.report()
         is_mine = close.rank == self._rank
         who = "this rank" if is_mine else f"rank {close.rank} on {self._world.hosts[close.rank]}"
@@ -386,10 +382,10 @@ class Loop:
 
     def _abort(self, reason: str, source: int | None = None) -> None:
         """The world is broken: report it to the linked ranks, fail everything, end the waits in the transports."""
-        if self._is_broken:
+        if self._phase == "broken":
             return
-        self._closing_since_s = None
         self._links.send_all(Abort(reason), but=source)
+        self._phase = "broken"
         text = f"{SHUT_DOWN_TEXT} ({reason})"
         self._decisions.fail_pending(text)
         try:

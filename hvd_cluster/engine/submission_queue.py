@@ -218,11 +218,6 @@ class SubmissionQueue:
         """There are requests to negotiate."""
         return bool(self._submitted)
 
-    @property
-    def has_ended(self) -> bool:
-        """:meth:`end` was called."""
-        return self._end is not None
-
     def take_submitted(self) -> list[Request]:
         """The requests to negotiate, in the order of submission; they stay pending."""
         with self._lock:
