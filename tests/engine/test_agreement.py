@@ -178,7 +178,7 @@ def test_a_rank_that_joins_while_its_vote_waits_for_room_reports_before_it_says_
         ballot = joining.ballot
 
         def room_bytes() -> int:
-            used = ballot._header[ballot_module._TAIL] - min(ballot._ranks[:: ballot_module._NUM_RANK_WORDS])
+            used = ballot._header[ballot_module._TAIL] - min(ballot._positions)
             return ballot_module._RING_BYTES - 16 - used
 
         while room_bytes() >= 32:  # rank 1 reads nothing
@@ -280,17 +280,17 @@ def test_a_rank_that_died_with_the_lock_does_not_hang_the_others() -> None:
         raise RuntimeError("rank 0 is gone")
 
     with two_ballots(check, timeout_s=60) as (first, second):
-        first._acquire()  # and it dies here
+        first._acquire_lock()  # and it dies here
         with pytest.raises(RuntimeError, match="rank 0 is gone"):
             second.cast([])
 
 
 def test_a_rank_that_is_stopped_with_the_lock_is_not_waited_for_longer_than_the_limit() -> None:
     with two_ballots(lambda *_: None, timeout_s=0.2) as (first, second):
-        first._acquire()
-        first._give_back()
+        first._acquire_lock()
+        first._release_lock()
         assert second.may_sleep()
-        first._acquire()  # and it is stopped here
+        first._acquire_lock()  # and it is stopped here
         with pytest.raises(RuntimeError, match=r"rank 0 of this host did not finish its vote within 0\.2 s"):
             second.cast([])
 
@@ -333,7 +333,7 @@ def test_the_number_of_open_requests_stays_that_of_the_counts(steps: list[Any]) 
                 ballots[first].cast([Vote(id, 2) for id in rest[0]])
             for ballot in ballots:
                 ballot.read()
-            counts = ballots[0]._table[1::2].tolist()
+            counts = ballots[0]._counts.tolist()
             assert [ballot.num_open for ballot in ballots] == [sum(count > 0 for count in counts)] * 2
 
 

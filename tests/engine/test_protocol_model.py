@@ -208,14 +208,14 @@ class HostsModel:
         self._ended.add(rank)
 
     def _lose_the_lock_with_its_holder(self, rank: int, ballot: Ballot) -> None:
-        acquire = ballot._acquire
+        acquire = ballot._acquire_lock
 
         def or_notice() -> None:
             if self._is_lock_lost and self.dead is not None and self._hosts[self.dead] == self._hosts[rank]:
                 raise FoundDead
             acquire()
 
-        ballot._acquire = or_notice  # type: ignore[method-assign]
+        ballot._acquire_lock = or_notice  # type: ignore[method-assign]
 
     def key(self) -> Hashable:
         ranks = [
@@ -236,7 +236,14 @@ class HostsModel:
         links = pickle.dumps({link: list(self.world.links[link]) for link in self.world.loaded()})
         ballots = [node.ballot for node in self.world.ranks if node.ballot is not None and node.agreement._is_leader]
         shared = [
-            (*ballot._header, *ballot._ranks, *ballot._table[:64], bytes(ballot._ring[: ballot._header[0]]))
+            (
+                *ballot._header,
+                *ballot._positions,
+                *ballot._sleeps,
+                *ballot._ids[:32],
+                *ballot._counts[:32],
+                bytes(ballot._ring[: ballot._header[0]]),
+            )
             for ballot in ballots
         ]
         return (*ranks, links, *shared, tuple(self.awake), self.dead, self._is_lock_lost)
@@ -253,7 +260,7 @@ class HostsModel:
 @contextmanager
 def _dying(ballot: Ballot, moment: str) -> Iterator[None]:
     """The rank dies when it comes to ``moment``, with the memory that all share as it is then."""
-    write, wake, acquire, give_back = ballot._write, ballot._wake, ballot._acquire, ballot._give_back
+    write, wake, acquire, release = ballot._write, ballot._wake, ballot._acquire_lock, ballot._release_lock
     is_dead = False
 
     def die() -> None:
@@ -276,15 +283,15 @@ def _dying(ballot: Ballot, moment: str) -> Iterator[None]:
     if moment in ("unwritten", "half written", "written"):
         ballot._write = write_and_die  # type: ignore[method-assign]
     elif moment == "locked":
-        ballot._acquire = lock_and_die  # type: ignore[method-assign]
+        ballot._acquire_lock = lock_and_die  # type: ignore[method-assign]
     elif moment == "unrung":
         ballot._wake = lambda ranks: die() if ranks else None  # type: ignore[method-assign]
-    ballot._give_back = lambda: None if is_dead else give_back()  # type: ignore[method-assign]
+    ballot._release_lock = lambda: None if is_dead else release()  # type: ignore[method-assign]
     try:
         yield
     finally:
         ballot._write, ballot._wake = write, wake  # type: ignore[method-assign]
-        ballot._acquire, ballot._give_back = acquire, give_back  # type: ignore[method-assign]
+        ballot._acquire_lock, ballot._release_lock = acquire, release  # type: ignore[method-assign]
 
 
 def _overslept(node: SimulatedRank) -> list[Any]:

@@ -48,7 +48,7 @@ class Arena:
         self._free = [(self._first, region_bytes)]
         #: Blocks of freed tensors. A garbage collection may free one while this very thread holds the lock, so freed
         #: blocks are added here, and the holder of the lock joins them with the free ones.
-        self._given_back: deque[tuple[int, int]] = deque()
+        self._freed: deque[tuple[int, int]] = deque()
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
         self._pid = os.getpid()
         self._views: OrderedDict[tuple[int, torch.dtype, int], torch.Tensor] = OrderedDict()
@@ -71,7 +71,7 @@ class Arena:
             start = self._take(num_bytes)
             block = (ctypes.c_char * num_bytes).from_buffer(self._memory, start)
         # The storage of the tensor holds the block, and the block holds the mapping.
-        weakref.finalize(block, self._give_back, start, num_bytes).atexit = False
+        weakref.finalize(block, self._free_block, start, num_bytes).atexit = False
         self._settle()
         return torch.frombuffer(block, dtype=dtype, count=count).view(shape)
 
@@ -117,15 +117,15 @@ class Arena:
             "bytes is full or fragmented. HOROVOD_SHARED_MEMORY_REGION_MB sets its size"
         )
 
-    def _give_back(self, start: int, num_bytes: int) -> None:
+    def _free_block(self, start: int, num_bytes: int) -> None:
         if os.getpid() != self._pid:
             return  # freed in a forked child; the memory is the parent's
-        self._given_back.append((start, num_bytes))
+        self._freed.append((start, num_bytes))
         self._settle()
 
     def _settle(self) -> None:
         """Join freed blocks, unless another thread holds the lock: that thread does so when it has finished."""
-        while self._given_back and self._lock.acquire(blocking=False):
+        while self._freed and self._lock.acquire(blocking=False):
             try:
                 self._join_free()
             finally:
@@ -133,8 +133,8 @@ class Arena:
 
     def _join_free(self) -> None:
         """Join freed blocks with the free ones; needs the lock."""
-        while self._given_back:
-            start, num_bytes = self._given_back.popleft()
+        while self._freed:
+            start, num_bytes = self._freed.popleft()
             if self._descriptor < 0:
                 continue
             _libc.fallocate(self._descriptor, _KEEP_SIZE | _PUNCH_HOLE, ctypes.c_long(start), ctypes.c_long(num_bytes))

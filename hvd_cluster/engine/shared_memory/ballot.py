@@ -55,7 +55,6 @@ _LOCK_TRIES = 400
 
 # Words of the header, then two words for each rank.
 _TAIL, _IS_SUSPENDED, _IS_CLOSED, _EPOCH, _HOLDER, _NUM_OPEN, _AWAITED_UNTIL_NS, _NUM_WORDS = range(8)
-_POSITION, _SLEEPS, _NUM_RANK_WORDS = range(3)
 
 
 class Vote(NamedTuple):
@@ -111,7 +110,7 @@ class Ballot:
         self._lock = Semaphores(memory, offset, 1, create=index == 0, max_tries=_LOCK_TRIES if spins else 0)
         if index == 0:
             self._lock.post(0)
-        num_words = _NUM_WORDS + _NUM_RANK_WORDS * num_ranks + 2 * _NUM_SLOTS
+        num_words = _NUM_WORDS + 2 * (num_ranks + _NUM_SLOTS)
         start = offset + STRIDE_BYTES
         whole = memoryview(memory)
         words = whole[start : start + 8 * num_words].cast("q")
@@ -123,9 +122,10 @@ class Ballot:
             return [ranks[holder - 1]] if holder else []
 
         self._deadline = Deadline(check, timeout_s, holders, "finish its vote")
-        self._ranks = words[_NUM_WORDS : _NUM_WORDS + _NUM_RANK_WORDS * num_ranks]
+        #: For each rank: how far it has read, and whether it sleeps.
+        self._positions, self._sleeps = (words[_NUM_WORDS + i : -2 * _NUM_SLOTS : 2] for i in range(2))
         #: For each slot: the id plus one, or 0 if the slot is free, and the count.
-        self._table = words[-2 * _NUM_SLOTS :]
+        self._ids, self._counts = (words[i - 2 * _NUM_SLOTS :: 2] for i in range(2))
         self._ring = whole[start + 8 * num_words : start + 8 * num_words + _RING_BYTES]
         self._zeros = memoryview(bytes(8 * _NUM_SLOTS)).cast("q")
         self._position = 0
@@ -134,7 +134,7 @@ class Ballot:
     @staticmethod
     def num_bytes(num_ranks: int) -> int:
         """The memory that a ballot of ``num_ranks`` needs."""
-        return STRIDE_BYTES + 8 * (_NUM_WORDS + _NUM_RANK_WORDS * num_ranks + 2 * _NUM_SLOTS) + _RING_BYTES
+        return STRIDE_BYTES + 8 * (_NUM_WORDS + 2 * (num_ranks + _NUM_SLOTS)) + _RING_BYTES
 
     # ---- writing ----------------------------------------------------------------------------------------------------
 
@@ -147,10 +147,10 @@ class Ballot:
             votes: at most :data:`MAX_VOTES`.
         """
         sleepers: list[int] = []
-        self._acquire()
+        self._acquire_lock()
         try:
             # A rank that votes is awake, and reads before it sleeps.
-            self._ranks[_NUM_RANK_WORDS * self._index + _SLEEPS] = 0
+            self._sleeps[self._index] = 0
             epoch = self._header[_EPOCH]
             # Even if there is no room: a rank that joins first reports what it has submitted.
             if self._header[_IS_SUSPENDED]:
@@ -158,20 +158,20 @@ class Ballot:
             if not self._has_room(16 * len(votes) + 16):
                 sleepers = self._take_sleepers()
                 return None
-            table = self._table
+            ids, counts = self._ids, self._counts
             refused, complete = [], []
             num_open = self._header[_NUM_OPEN]
             for id, quorum in votes:
-                slot = 2 * (id % _NUM_SLOTS)
-                if table[slot] != id + 1:
+                slot = id % _NUM_SLOTS
+                if ids[slot] != id + 1:
                     refused.append(id)
                     continue
-                count = table[slot + 1] + 1
+                count = counts[slot] + 1
                 if count == quorum:
                     complete.append(id)
                     count = 0
-                num_open += (count > 0) - (table[slot + 1] > 0)
-                table[slot + 1] = count
+                num_open += (count > 0) - (counts[slot] > 0)
+                counts[slot] = count
             self._header[_NUM_OPEN] = num_open
             if complete:
                 if self._encoder is None:
@@ -182,7 +182,7 @@ class Ballot:
                     sleepers = self._take_sleepers()
             return Cast(epoch, refused)
         finally:
-            self._give_back()
+            self._release_lock()
             self._wake(sleepers)
 
     def append(self, entries: tuple[Entry, ...]) -> bool:
@@ -191,12 +191,12 @@ class Ballot:
         Votes for ids that it forgets are void; the ranks that have voted read that here.
         """
         sleepers: list[int] = []
-        self._acquire()
+        self._acquire_lock()
         try:
             if not self._outgoing:
                 for entry in entries:
                     if isinstance(entry, Forget):
-                        self._shut(entry.id)
+                        self._close_vote(entry.id)
                 message = pickle.dumps(entries, protocol=5)
                 starts = range(0, len(message), _MAX_BYTES)
                 self._outgoing = [message[start : start + _MAX_BYTES] for start in starts]
@@ -207,19 +207,19 @@ class Ballot:
                 return False
             for entry in entries:
                 if isinstance(entry, Define):
-                    self._open(entry.id)
+                    self._open_vote(entry.id)
                 elif isinstance(entry, Run):
                     for id in entry.ids:
-                        self._open(id)
+                        self._open_vote(id)
                 elif isinstance(entry, Forget):
-                    self._shut(entry.id)
+                    self._close_vote(entry.id)
                 elif isinstance(entry, JoinDone):
                     self._header[_IS_SUSPENDED] = 0
                 elif isinstance(entry, Close):
                     self._header[_IS_CLOSED] = 1
             return True
         finally:
-            self._give_back()
+            self._release_lock()
             self._wake(sleepers)
 
     def recall(self, ids: Iterable[int], *, suspend: bool = False) -> int | None:
@@ -233,18 +233,18 @@ class Ballot:
         """
         ids = list(ids)
         sleepers: list[int] = []
-        self._acquire()
+        self._acquire_lock()
         try:
             if not suspend and not any(map(self._count, ids)):
                 for id in ids:
-                    self._shut(id)
+                    self._close_vote(id)
                 return self._header[_EPOCH]
             sleepers = self._take_sleepers()
             if not self._has_room(16):
                 return None
             for id in ids:
-                self._shut(id)
-            self._table[1::2] = self._zeros
+                self._close_vote(id)
+            self._counts[:] = self._zeros
             self._header[_NUM_OPEN] = 0
             self._header[_EPOCH] += 1
             if suspend:
@@ -252,7 +252,7 @@ class Ballot:
             self._write(RECALL, packed([self._header[_EPOCH]]))
             return self._header[_EPOCH]
         finally:
-            self._give_back()
+            self._release_lock()
             self._wake(sleepers)
 
     # ---- reading ----------------------------------------------------------------------------------------------------
@@ -283,44 +283,44 @@ class Ballot:
 
     def may_be_voted_for(self, id: int) -> bool:
         """Some rank may have voted for ``id``, or may still do so."""
-        self._acquire()
+        self._acquire_lock()
         try:
-            return not self._header[_IS_SUSPENDED] and self._table[2 * (id % _NUM_SLOTS)] == id + 1
+            return not self._header[_IS_SUSPENDED] and self._ids[id % _NUM_SLOTS] == id + 1
         finally:
-            self._give_back()
+            self._release_lock()
 
     def read(self) -> list[HostMessage]:
         """The messages of the log that this rank has not read yet."""
         if self._header[_TAIL] == self._position:
             return []
-        self._acquire()
+        self._acquire_lock()
         try:
             tail = self._header[_TAIL]
             start, end = self._position % _RING_BYTES, tail % _RING_BYTES
             data = bytes(self._ring[start:end]) if start < end else bytes(self._ring[start:]) + bytes(self._ring[:end])
             self._position = tail
-            self._ranks[_NUM_RANK_WORDS * self._index + _POSITION] = tail
-            self._ranks[_NUM_RANK_WORDS * self._index + _SLEEPS] = 0
+            self._positions[self._index] = tail
+            self._sleeps[self._index] = 0
         finally:
-            self._give_back()
+            self._release_lock()
         return list(self._decoder.decode(data))
 
     def may_sleep(self) -> bool:
         """False if there is something to read; True guarantees that this rank is woken when there is."""
         if self._header[_TAIL] != self._position:
             return False
-        self._acquire()
+        self._acquire_lock()
         try:
             if self._header[_TAIL] != self._position:
                 return False
-            self._ranks[_NUM_RANK_WORDS * self._index + _SLEEPS] = 1
+            self._sleeps[self._index] = 1
             return True
         finally:
-            self._give_back()
+            self._release_lock()
 
     def release(self) -> None:
         """Release the memory; no method may be called afterwards."""
-        for view in (self._header, self._ranks, self._table, self._ring, *self._wholes):
+        for view in (self._header, self._positions, self._sleeps, self._ids, self._counts, self._ring, *self._wholes):
             view.release()
         self._lock.release()
 
@@ -331,11 +331,11 @@ class Ballot:
 
     # ---- the lock ---------------------------------------------------------------------------------------------------
 
-    def _acquire(self) -> None:
+    def _acquire_lock(self) -> None:
         self._lock.wait(0, self._deadline)
         self._header[_HOLDER] = self._index + 1
 
-    def _give_back(self) -> None:
+    def _release_lock(self) -> None:
         self._header[_HOLDER] = 0
         self._lock.post(0)
 
@@ -344,9 +344,8 @@ class Ballot:
     def _take_sleepers(self, among: Iterable[int] | None = None) -> list[int]:
         sleepers = []
         for index in range(len(self._wakeups)) if among is None else among:
-            word = _NUM_RANK_WORDS * index + _SLEEPS
-            if self._ranks[word] and index != self._index:
-                self._ranks[word] = 0
+            if self._sleeps[index] and index != self._index:
+                self._sleeps[index] = 0
                 sleepers.append(index)
         return sleepers
 
@@ -356,7 +355,7 @@ class Ballot:
                 os.eventfd_write(self._wakeups[index], 1)
 
     def _has_room(self, num_bytes: int) -> bool:
-        return self._header[_TAIL] + num_bytes + 16 - min(self._ranks[_POSITION::_NUM_RANK_WORDS]) <= _RING_BYTES
+        return self._header[_TAIL] + num_bytes + 16 - min(self._positions) <= _RING_BYTES
 
     def _write(self, kind: int, payload: bytes) -> None:
         data = framed(kind, payload)
@@ -367,17 +366,17 @@ class Ballot:
             self._ring[: len(data) - len(first)] = data[len(first) :]
         self._header[_TAIL] += len(data)
 
-    def _open(self, id: int) -> None:
-        slot = 2 * (id % _NUM_SLOTS)
-        if self._table[slot] == 0:
-            self._table[slot], self._table[slot + 1] = id + 1, 0
+    def _open_vote(self, id: int) -> None:
+        slot = id % _NUM_SLOTS
+        if self._ids[slot] == 0:
+            self._ids[slot], self._counts[slot] = id + 1, 0
 
-    def _shut(self, id: int) -> None:
-        slot = 2 * (id % _NUM_SLOTS)
-        if self._table[slot] == id + 1:
-            self._header[_NUM_OPEN] -= self._table[slot + 1] > 0
-            self._table[slot] = self._table[slot + 1] = 0
+    def _close_vote(self, id: int) -> None:
+        slot = id % _NUM_SLOTS
+        if self._ids[slot] == id + 1:
+            self._header[_NUM_OPEN] -= self._counts[slot] > 0
+            self._ids[slot] = self._counts[slot] = 0
 
     def _count(self, id: int) -> int:
-        slot = 2 * (id % _NUM_SLOTS)
-        return self._table[slot + 1] if self._table[slot] == id + 1 else 0
+        slot = id % _NUM_SLOTS
+        return self._counts[slot] if self._ids[slot] == id + 1 else 0
