@@ -6,10 +6,12 @@ The latter is tensor fusion (arXiv:1802.05799, section 3.2).
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from itertools import pairwise
-from typing import Any
+from itertools import accumulate, pairwise
+from typing import Any, TypeVar
 
 from hvd_cluster.engine.signature import Kind, SetId, Signature
+
+T = TypeVar("T")
 
 #: Each tensor starts at a multiple of this in a bucket, so that vectorised copies and additions stay aligned.
 ALIGNMENT_BYTES = 64
@@ -95,6 +97,18 @@ def split_into_requests(
     return result
 
 
+def even_sizes(total: int, num_parts: int) -> list[int]:
+    """The sizes of parts that are as equal as possible: the first ones get one more."""
+    size, larger = divmod(total, num_parts)
+    return [size + (index < larger) for index in range(num_parts)]
+
+
+def split_evenly(items: Sequence[T], num_parts: int) -> list[Sequence[T]]:
+    """Parts of a sequence, in its order, of :func:`even_sizes`."""
+    ends = accumulate(even_sizes(len(items), num_parts), initial=0)
+    return [items[start:end] for start, end in pairwise(ends)]
+
+
 def group_indices(groups: int | Sequence[Sequence[Any]] | None, keys: Sequence[Hashable]) -> list[list[int]]:
     """The ``groups`` of a user as lists of indices.
 
@@ -110,10 +124,7 @@ def group_indices(groups: int | Sequence[Sequence[Any]] | None, keys: Sequence[H
     if isinstance(groups, int):
         if groups < 0:
             raise ValueError(f"groups={groups} must be >= 0, or a list of lists of variables")
-        count = min(groups, len(keys))
-        length, longer = divmod(len(keys), count)
-        bounds = [index * length + min(index, longer) for index in range(count + 1)]
-        return [list(range(start, end)) for start, end in pairwise(bounds)]
+        return list(map(list, split_evenly(range(len(keys)), min(groups, len(keys)))))
     if not isinstance(groups, (list, tuple)) or not all(isinstance(group, (list, tuple)) for group in groups):
         raise ValueError(f"groups should be a non-negative integer or a list of lists of variables, not {groups!r}")
     index_of = {key: index for index, key in enumerate(keys)}

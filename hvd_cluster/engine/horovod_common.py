@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from importlib.util import find_spec
 from typing import Any, TypeVar
 
 from hvd_cluster.engine import basics
+from hvd_cluster.engine.fusion import split_evenly
 from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
 from hvd_cluster.engine.signature import ReduceOp
 from hvd_cluster.errors import HorovodVersionMismatchError
@@ -125,9 +125,7 @@ def num_rank_is_power_2(num_rank: int) -> bool:
 
 def split_list(l: Sequence[T], n: int) -> list[Sequence[T]]:  # noqa: E741 - Horovod's signature
     """``n`` parts of a list, in its order, the longer ones first; sizes differ by one at most."""
-    least, longer = divmod(len(l), n)
-    begins = [part * least + min(part, longer) for part in range(n + 1)]
-    return [l[begin:end] for begin, end in itertools.pairwise(begins)]
+    return split_evenly(l, n)
 
 
 def is_iterable(x: Any) -> bool:

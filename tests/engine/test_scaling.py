@@ -21,7 +21,8 @@ from hypothesis import strategies as st
 
 from hvd_cluster.engine.buffers import BufferPool
 from hvd_cluster.engine.collectives.allreduce import allreduce
-from hvd_cluster.engine.collectives.reducescatter import reducescatter, rows_per_rank
+from hvd_cluster.engine.collectives.reducescatter import reducescatter
+from hvd_cluster.engine.fusion import even_sizes
 from hvd_cluster.engine.request import Handle, Request, describe
 from hvd_cluster.engine.shared_memory.arena import Arena
 from hvd_cluster.engine.signature import Kind, ReduceOp, Signature
@@ -308,7 +309,7 @@ def test_a_reducescatter_gives_the_rows_of_the_same_numbers(world: World, reduct
         wanted = [wanted_integer(op, column, prescale, postscale, dtype) for column in values.T.tolist()]
     results = world.reduce(op, [[row] for row in values], prescale, postscale, kind=Kind.REDUCESCATTER)
     result = torch.cat([result[0] for result in results])
-    assert [len(part[0]) for part in results] == rows_per_rank(50, world.num_ranks)
+    assert [len(part[0]) for part in results] == even_sizes(50, world.num_ranks)
     if dtype.is_floating_point:
         rounding = torch.finfo(dtype).eps / 2 * 1.01 * wanted.abs() + torch.finfo(torch.float32).eps * 5 * total
         assert ((result.double() - wanted).abs() <= rounding + torch.finfo(dtype).smallest_normal)[

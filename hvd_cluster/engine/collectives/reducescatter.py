@@ -12,6 +12,7 @@ import torch
 
 from hvd_cluster.engine.buffers import BufferPool, as_bytes
 from hvd_cluster.engine.collectives.stage import Stage, Stages
+from hvd_cluster.engine.fusion import even_sizes
 from hvd_cluster.engine.request import Request
 from hvd_cluster.engine.scaling import HALVES, Factors, copy_scaled, finish_divided
 from hvd_cluster.engine.signature import ReduceOp, Signature
@@ -77,12 +78,6 @@ def _scatter_into(request: Request, transport: Transport, buffers: BufferPool) -
     return [request.outputs]
 
 
-def rows_per_rank(rows: int, num_ranks: int) -> list[int]:
-    """The rows of each rank's slice: as equal as possible, the first ranks get one more."""
-    shortest, longer = divmod(rows, num_ranks)
-    return [shortest + (index < longer) for index in range(num_ranks)]
-
-
 @dataclass
 class _Scatter:
     """One tensor whose slices are sent to their owners."""
@@ -101,7 +96,7 @@ class _Scatter:
         prescale = self._factors.prescale
         # A scaled integer may not fit its own type although its mean does.
         dtype = torch.int64 if prescale != 1.0 and not own.is_floating_point else own
-        rows = rows_per_rank(self.tensor.shape[0], transport.num_ranks)
+        rows = even_sizes(self.tensor.shape[0], transport.num_ranks)
         row_bytes = math.prod(self.tensor.shape[1:]) * dtype.itemsize
         self._mine = (rows[transport.index], *self.tensor.shape[1:])
         outgoing = self._lease(self.tensor.shape[0] * row_bytes)
