@@ -201,10 +201,10 @@ class Engine:
         """The next number of unnamed operations of one family."""
         return self._submissions.next_number(process_set_id, family)
 
-    def note_span(self, lane: str, name: str, start_s: float, end_s: float) -> None:
+    def note_span(self, track: str, name: str, start_s: float, end_s: float) -> None:
         """Add a span to the timeline for something outside the engine; times are ``time.monotonic()``."""
         recorder = self._alone.recorder if self._alone is not None else self._loop.recorder
-        recorder.span(lane, name, start_s, end_s)
+        recorder.span(track, name, start_s, end_s)
 
     @property
     def job_monitor(self) -> JobMonitor | None:

@@ -240,7 +240,7 @@ def test_a_rank_that_never_comes_is_named_on_every_other_rank() -> None:
 
 
 @pytest.mark.slow
-def test_the_timeline_holds_a_lane_for_each_rank_and_survives_kill_9(tmp_path: Path) -> None:
+def test_the_timeline_holds_a_track_for_each_rank_and_survives_kill_9(tmp_path: Path) -> None:
     path = tmp_path / "timeline.json"
 
     def fn(victim: int) -> None:
@@ -263,8 +263,8 @@ def test_the_timeline_holds_a_lane_for_each_rank_and_survives_kill_9(tmp_path: P
         names = {event["name"] for event in events}
         assert {"NEGOTIATE_ALLREDUCE", "QUEUE", "SHM_ALLREDUCE", "ALLREDUCE"} <= names
         assert all(event["dur"] > 0 for event in events if event["name"] == "SHM_ALLREDUCE")
-        lanes = {event["args"]["name"] for event in events if event["name"] == "thread_name"}
-        assert {"allreduce.test_allreduce", "allreduce.pair_1of2", "allreduce.pair_2of2"} <= lanes
+        tracks = {event["args"]["name"] for event in events if event["name"] == "thread_name"}
+        assert {"allreduce.test_allreduce", "allreduce.pair_1of2", "allreduce.pair_2of2"} <= tracks
         return events
 
     env = {**ENV, "HOROVOD_TIMELINE": str(path), "HOROVOD_TIMELINE_MARK_CYCLES": "1"}
@@ -298,9 +298,9 @@ def test_a_timeline_is_started_and_stopped_at_run_time(tmp_path: Path) -> None:
     local.run(fn, num_proc=2, env={**ENV, "HOROVOD_TIMELINE": "DYNAMIC"})
     for name, other in (("one", "two"), ("two", "one")):
         events = json.loads((tmp_path / f"{name}.json").read_text())
-        lanes = {event["args"]["name"] for event in events if event["name"] == "thread_name"}
-        assert f"allreduce.{name}" in lanes
-        assert f"allreduce.{other}" not in lanes
+        tracks = {event["args"]["name"] for event in events if event["name"] == "thread_name"}
+        assert f"allreduce.{name}" in tracks
+        assert f"allreduce.{other}" not in tracks
         assert {event["pid"] for event in events} == {0, 1}
 
 

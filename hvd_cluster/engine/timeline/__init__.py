@@ -1,8 +1,8 @@
 """The timeline: what happened to every tensor on every rank, as Chrome trace events (Perfetto opens them).
 
-Each rank records its own events and sends them up the engine's tree. Rank 0 writes all events into one file, which has
-a group of lanes for each rank and a lane in it for each tensor. Times are microseconds of the wall clock. The format is
-the JSON array of the "Trace Event Format" document of the Chrome project.
+Each rank records its own events and sends them up the engine's tree. Rank 0 writes all events into one file, in which
+each rank has a group of tracks, one for each tensor. Times are microseconds of the wall clock. The format is the JSON
+array of the "Trace Event Format" document of the Chrome project.
 """
 
 from hvd_cluster.engine.timeline.file import TimelineFile

@@ -48,7 +48,7 @@ class TimelineFile:
             raise OSError(errno.EINVAL, "a timeline needs a regular file", str(self._path))
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._older.unlink(missing_ok=True)
-        #: The lines that name each lane, kept for the next file.
+        #: The lines that name each track, kept for the next file.
         self._names: dict[tuple[int, int], list[bytes]] = {}
         #: How many of them are in this file.
         self._num_named: dict[tuple[int, int], int] = {}
@@ -64,20 +64,20 @@ class TimelineFile:
         return Path(path).absolute() in (self._path.absolute(), self._older.absolute())
 
     def write(self, records: Iterable[Record]) -> None:
-        """Append the lines of ``records``; a lane's name is repeated in a new file before the lane's first event.
+        """Append the lines of ``records``; a track's name is repeated in a new file before its first event.
 
         Raises:
             OSError: the disk is full; the file is still complete.
         """
         page: list[bytes] = []
-        for rank, lane, names_lane, line in records:
-            if names_lane:
-                self._names.setdefault((rank, lane), []).append(line)
+        for rank, track, names_track, line in records:
+            if names_track:
+                self._names.setdefault((rank, track), []).append(line)
                 continue
-            page = self._introduce(rank, lane, page)
+            page = self._introduce(rank, track, page)
             page = self._put(line, page)
             # The line may have been the first of a new file; names may follow what they name.
-            page = self._introduce(rank, lane, page)
+            page = self._introduce(rank, track, page)
         self._write_page(page)
 
     def close(self) -> None:
@@ -89,9 +89,9 @@ class TimelineFile:
         os.close(self._descriptor)
         self._descriptor = -1
 
-    def _introduce(self, rank: int, lane: int, page: list[bytes]) -> list[bytes]:
-        """Add the names of a lane and its rank if this file lacks them; returns the page."""
-        for key in ((rank, 0), (rank, lane)):  # the rank itself is named in its lane 0
+    def _introduce(self, rank: int, track: int, page: list[bytes]) -> list[bytes]:
+        """Add the names of a track and its rank if this file lacks them; returns the page."""
+        for key in ((rank, 0), (rank, track)):  # the rank itself is named in its track 0
             names = self._names.get(key, [])
             while (num_named := self._num_named.get(key, 0)) < len(names):
                 self._num_named[key] = num_named + 1  # first: a new file, begun by _put(), resets it

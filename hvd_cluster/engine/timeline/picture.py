@@ -26,7 +26,7 @@ def draw(trace: Trace, summary: Summary, path: str | os.PathLike[str]) -> None:
     ranks = list(summary.ranks)[:_MAX_RANKS]
     phases = [phase.name for phase in summary.phases[:_MAX_PHASES]]
     figure = Figure(figsize=(14, 3 + 0.28 * len(ranks) * max(1, len(phases) / 3)), layout="constrained")
-    lanes, bars = figure.subplots(1, 2, width_ratios=[3, 1])
+    timeline, bars = figure.subplots(1, 2, width_ratios=[3, 1])
     intervals: dict[tuple[int, str], list[Interval]] = {}
     for span in trace.spans:
         intervals.setdefault((span.rank, span.name), []).append((span.start_s, span.end_s))
@@ -36,18 +36,18 @@ def draw(trace: Trace, summary: Summary, path: str | os.PathLike[str]) -> None:
         for row, rank in enumerate(ranks):
             merged = union(intervals.get((rank, name), []))
             pieces = [(start_s - origin_s, end_s - start_s) for start_s, end_s in merged]
-            lanes.broken_barh(pieces, (row - 0.45 + number * height, height), facecolors=f"C{number}")
+            timeline.broken_barh(pieces, (row - 0.45 + number * height, height), facecolors=f"C{number}")
         bars.barh(number, summary.phases[number].mean_s, color=f"C{number}")
-    _label(lanes, bars, [summary.ranks[rank] for rank in ranks], phases)
+    _label(timeline, bars, [summary.ranks[rank] for rank in ranks], phases)
     if len(summary.ranks) > len(ranks):
-        lanes.set_title(f"the first {len(ranks)} of {len(summary.ranks)} ranks")
+        timeline.set_title(f"the first {len(ranks)} of {len(summary.ranks)} ranks")
     figure.savefig(path, dpi=110, format="png")
 
 
-def _label(lanes: Any, bars: Any, ranks: list[str], phases: list[str]) -> None:
-    lanes.set_yticks(range(len(ranks)), ranks)
-    lanes.set_ylim(len(ranks) - 0.5, -0.5)
-    lanes.set_xlabel("seconds")
+def _label(timeline: Any, bars: Any, ranks: list[str], phases: list[str]) -> None:
+    timeline.set_yticks(range(len(ranks)), ranks)
+    timeline.set_ylim(len(ranks) - 0.5, -0.5)
+    timeline.set_xlabel("seconds")
     bars.set_yticks(range(len(phases)), phases)
     bars.invert_yaxis()
     bars.set_xlabel("seconds per rank (mean)")

@@ -11,19 +11,19 @@ from typing import Any, Final
 
 from hvd_cluster.monitor.step_clock import ACTIVITIES, StepTime, step_clock
 
-#: One line of the file: (rank, lane, whether it names that lane, JSON). Lane 0 is the rank's own.
+#: One line of the file: (rank, track, whether it names that track, JSON). Track 0 is the rank's own.
 Record = tuple[int, int, bool, bytes]
 
 #: How many events are kept between two calls of :meth:`Recorder.take`; the others are only counted.
 _MAX_EVENTS = 20_000
-#: More tensors than this share one lane.
-_MAX_LANES = 4096
+#: More tensors than this share one track.
+_MAX_TRACKS = 4096
 #: Longer names are cut: an event must fit into one page of the file.
 _LONGEST_NAME = 256
 _CLOCK_READINGS = 9
 
-#: The lane of the training steps, and the name of the spans that are whole steps.
-STEPS_LANE, STEP = "steps", "STEP"
+#: The track of the training steps, and the name of the spans that are whole steps.
+STEPS_TRACK, STEP = "steps", "STEP"
 
 _NOTHING: Final = nullcontext()
 _encode = json.JSONEncoder(separators=(",", ":")).encode
@@ -36,7 +36,7 @@ class Recorder:
 
     Args:
         rank: the rank whose events these are.
-        host: its host, for the name of its lanes.
+        host: its host, for the name of its tracks.
     """
 
     def __init__(self, rank: int, host: str) -> None:
@@ -44,18 +44,18 @@ class Recorder:
         self._marks_cycles = False
         self._rank = rank
         self._host = host
-        # (tensor or "" for the rank's own lane, name, start, end or -1 for an instant, arguments). Every operation on
+        # (tensor or "" for the rank's own track, name, start, end or -1 for an instant, arguments). Every operation on
         # this list is one call, so that threads need no lock.
         self._events: list[tuple[str, str, float, float, dict[str, Any]]] = []
         self._num_dropped = 0
-        self._lanes: dict[str, int] = {}
+        self._tracks: dict[str, int] = {}
         self._must_introduce = False
         # Read once: monotonic times relative to one wall-clock origin never run backwards.
         self._origin_us = _wall_clock_origin_ns() // 1000
 
     def start(self, mark_cycles: bool = False) -> None:
-        """Start to record; the names of this rank's lanes come first."""
-        self._lanes = {}
+        """Start to record; the names of this rank's tracks come first."""
+        self._tracks = {}
         self._marks_cycles = mark_cycles
         self._events.clear()
         self._num_dropped = 0
@@ -70,22 +70,22 @@ class Recorder:
             step_clock.observer = None
 
     def span(self, tensor: str, name: str, start_s: float, end_s: float, **args: Any) -> None:
-        """Record a span from ``start_s`` to ``end_s`` (``time.monotonic()``) in the lane of ``tensor``."""
+        """Record a span from ``start_s`` to ``end_s`` (``time.monotonic()``) in the track ``tensor``."""
         if self.enabled:
             self._note(tensor, name, start_s, end_s, args)
 
     def phase(self, tensors: list[str], name: str, **args: Any) -> AbstractContextManager[None]:
-        """Record the ``with`` block in the lanes of all ``tensors``."""
+        """Record the ``with`` block in the tracks ``tensors``."""
         return _Phase(self, tensors, name, args) if self.enabled else _NOTHING
 
     def note_activity(self, activity: int, start_s: float, end_s: float) -> None:
         """Record what the training thread does; see :mod:`hvd_cluster.monitor.step_clock`."""
         if end_s > start_s:
-            self.span(STEPS_LANE, ACTIVITIES[activity].upper(), start_s, end_s)
+            self.span(STEPS_TRACK, ACTIVITIES[activity].upper(), start_s, end_s)
 
     def note_step(self, number: int, start_s: float, end_s: float, step: StepTime) -> None:
         """Record a step, with the seconds of each activity."""
-        self.span(STEPS_LANE, STEP, start_s, end_s, number=number, seconds=[round(value, 6) for value in step])
+        self.span(STEPS_TRACK, STEP, start_s, end_s, number=number, seconds=[round(value, 6) for value in step])
 
     def mark_cycle(self) -> None:
         """Mark the start of a cycle of the engine, if cycles are marked."""
@@ -93,7 +93,7 @@ class Recorder:
             self._note("", "CYCLE_START", time.monotonic(), -1.0, {})
 
     def take(self) -> list[Record]:
-        """The lines for the events since the last call; each lane is named before it is used."""
+        """The lines for the events since the last call; each track is named before it is used."""
         count = len(self._events)
         events = self._events[:count]
         del self._events[:count]
@@ -106,12 +106,12 @@ class Recorder:
             if end_s < 0:
                 records.append(self._line(0, {"ph": "i", "name": name, "s": "p", "ts": self._us(start_s)}))
                 continue
-            lane = self._lane(tensor, records)
+            track = self._track(tensor, records)
             length_us = max(0, round((end_s - start_s) * 1e6))
             event = {"ph": "X", "name": name[:_LONGEST_NAME], "ts": self._us(start_s), "dur": length_us}
             if args:
                 event["args"] = {key: _cut(value) for key, value in args.items()}
-            records.append(self._line(lane, event))
+            records.append(self._line(track, event))
         if self._num_dropped:
             text = f"DROPPED {self._num_dropped} EVENTS"
             self._num_dropped = 0
@@ -124,30 +124,30 @@ class Recorder:
         else:
             self._num_dropped += 1
 
-    def _lane(self, tensor: str, records: list[Record]) -> int:
-        # Unnamed operations are numbered without end: a lane for each would hide all others.
+    def _track(self, tensor: str, records: list[Record]) -> int:
+        # Unnamed operations are numbered without end: a track for each would hide all others.
         tensor = re.sub(r"(\.noname)(\.join\d+)?\.\d+", r"\1", tensor)[:_LONGEST_NAME]
-        if tensor not in self._lanes:
-            if len(self._lanes) >= _MAX_LANES:
+        if tensor not in self._tracks:
+            if len(self._tracks) >= _MAX_TRACKS:
                 tensor = "more tensors"
-            if tensor not in self._lanes:
-                self._lanes[tensor] = len(self._lanes) + 1
-                records.append(self._metadata("thread_name", self._lanes[tensor], name=tensor))
-        return self._lanes[tensor]
+            if tensor not in self._tracks:
+                self._tracks[tensor] = len(self._tracks) + 1
+                records.append(self._metadata("thread_name", self._tracks[tensor], name=tensor))
+        return self._tracks[tensor]
 
-    def _metadata(self, kind: str, lane: int, **args: Any) -> Record:
-        rank, lane, _, line = self._line(lane, {"ph": "M", "name": kind, "args": args})
-        return rank, lane, True, line
+    def _metadata(self, kind: str, track: int, **args: Any) -> Record:
+        rank, track, _, line = self._line(track, {"ph": "M", "name": kind, "args": args})
+        return rank, track, True, line
 
-    def _line(self, lane: int, event: dict[str, Any]) -> Record:
-        return self._rank, lane, False, _encode({**event, "pid": self._rank, "tid": lane}).encode()
+    def _line(self, track: int, event: dict[str, Any]) -> Record:
+        return self._rank, track, False, _encode({**event, "pid": self._rank, "tid": track}).encode()
 
     def _us(self, monotonic_s: float) -> int:
         return self._origin_us + round(monotonic_s * 1e6)
 
 
 class _Phase:
-    """A ``with`` block that is recorded as a span in each of its lanes."""
+    """A ``with`` block that is recorded as a span in each of its tracks."""
 
     __slots__ = ("_args", "_name", "_recorder", "_start_s", "_tensors")
 

@@ -137,7 +137,7 @@ def _stragglers(spans: list[Span], ranks: set[int]) -> tuple[int, list[Straggler
     for span in spans:
         if not span.name.startswith(_NEGOTIATE):
             continue
-        starts = open_operations[span.name, span.lane]
+        starts = open_operations[span.name, span.track]
         if span.rank in starts:  # the file lacks part of the previous operation, or its process set has not all ranks
             starts.clear()
         starts[span.rank] = span.start_s

@@ -1,4 +1,4 @@
-"""A timeline, read back: spans by rank and lane."""
+"""A timeline, read back: spans by rank and track."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Span(NamedTuple):
     """An event with a duration."""
 
     rank: int
-    #: The name of the lane, usually a tensor.
-    lane: str
+    #: The name of the track, usually a tensor.
+    track: str
     #: The phase, e.g. "NEGOTIATE_ALLREDUCE".
     name: str
     #: Seconds of the wall clock.
@@ -72,7 +72,7 @@ def read(path: str | os.PathLike[str]) -> Trace:
 
 
 def _read_one(file: Path) -> Trace:
-    lanes: dict[tuple[int, int], str] = {}
+    tracks: dict[tuple[int, int], str] = {}
     ranks: dict[int, str] = {}
     found: list[tuple[int, int, str, float, float]] = []
     num_cycles = 0
@@ -86,7 +86,7 @@ def _read_one(file: Path) -> Trace:
                 if name == STEP and "seconds" in event.get("args", {}):
                     steps.setdefault(key[0], {})[event["args"]["number"]] = StepTime(*event["args"]["seconds"])
             elif kind == "M" and name == "thread_name":
-                lanes[key] = event["args"]["name"]
+                tracks[key] = event["args"]["name"]
             elif kind == "M" and name == "process_name":
                 ranks[key[0]] = event["args"]["name"]
             elif name == "CYCLE_START":
@@ -94,7 +94,7 @@ def _read_one(file: Path) -> Trace:
         except (KeyError, TypeError) as error:
             raise ValueError(f"{file} is not a timeline of hvd_cluster: an event lacks {error}") from error
     # Names may follow what they name.
-    spans = [Span(rank, lanes.get((rank, lane), f"lane {lane}"), *rest) for rank, lane, *rest in found]  # type: ignore[arg-type]
+    spans = [Span(rank, tracks.get((rank, track), f"track {track}"), *rest) for rank, track, *rest in found]  # type: ignore[arg-type]
     return Trace(spans, ranks, num_cycles, steps)
 
 

@@ -147,7 +147,7 @@ class OrderedCalls:
         return None if self._is_pair else CallName(call, self._label, self._set_id)
 
     def _next(self, signature: Signature) -> tuple[str, str, int, Sequence[str]]:
-        """The name of the next call with this signature, what it does, its number, and its lanes in the timeline."""
+        """The name of the next call with this signature, what it does, its number, and its timeline tracks."""
         continuation = None if self._is_pair else running_continuation()
         if continuation is not None:
             described = _described(signature)

@@ -77,10 +77,10 @@ def test_the_size_is_bounded_and_the_newest_events_stay_with_their_names(tmp_pat
     assert len(spans) > 2500
     for file in (older, path):
         events = read(file)
-        lanes = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
+        tracks = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
         ranks = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
-        assert {(e["pid"], e["tid"]) for e in events if e["ph"] == "X"} == set(lanes)
-        assert ranks == {rank: f"rank {rank} (h)" for rank in {pid for pid, _ in lanes}}
+        assert {(e["pid"], e["tid"]) for e in events if e["ph"] == "X"} == set(tracks)
+        assert ranks == {rank: f"rank {rank} (h)" for rank in {pid for pid, _ in tracks}}
     timeline.close()
 
 

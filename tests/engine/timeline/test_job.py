@@ -1,4 +1,4 @@
-"""The timeline of real ranks: a group of lanes for each, and complete whoever is killed."""
+"""The timeline of real ranks: a group of tracks for each, and complete whoever is killed."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_after_kill_9_the_timeline_is_complete_and_has_every_rank(tmp_path: Path
     found = read(path)
     assert sorted(found.ranks) == [0, 1, 2]
     assert {span.rank for span in found.spans} == {0, 1, 2}
-    assert "allreduce.layer.19" in {span.lane for span in found.spans}
+    assert "allreduce.layer.19" in {span.track for span in found.spans}
     assert {"NEGOTIATE_ALLREDUCE", "ALLREDUCE"} <= {span.name for span in found.spans}
     assert found.num_cycles > 0
 
@@ -89,7 +89,7 @@ def test_a_running_program_finds_what_has_ended_in_the_file(tmp_path: Path, num_
         limit_s = time.monotonic() + 20
         is_found = num_ranks > 1 and hvd.rank() > 0
         while not is_found and time.monotonic() < limit_s:
-            is_found = path.exists() and "allreduce.seen" in {span.lane for span in read(path).spans}
+            is_found = path.exists() and "allreduce.seen" in {span.track for span in read(path).spans}
             if num_ranks == 1:
                 break  # no thread writes it later
             time.sleep(0.01)
@@ -116,4 +116,4 @@ def test_timelines_in_succession_have_their_own_events_of_all_ranks(tmp_path: Pa
     local.run(fn, num_proc=3, env={"OMP_NUM_THREADS": "1", "HOROVOD_TIMELINE": "DYNAMIC"})
     for epoch in ("first", "second", "third"):
         spans = [span for span in read(tmp_path / f"{epoch}.json").spans if span.name == "ALLREDUCE"]
-        assert sorted((span.rank, span.lane) for span in spans) == [(rank, f"allreduce.{epoch}") for rank in range(3)]
+        assert sorted((span.rank, span.track) for span in spans) == [(rank, f"allreduce.{epoch}") for rank in range(3)]

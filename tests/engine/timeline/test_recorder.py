@@ -1,4 +1,4 @@
-"""What a recorder keeps: spans with their lanes, a bounded number of events and of lanes."""
+"""What a recorder keeps: spans with their tracks, a bounded number of events and of tracks."""
 
 import itertools
 import json
@@ -15,7 +15,7 @@ def taken(recorder: Recorder) -> list[dict[str, Any]]:
     return [json.loads(line) for _, _, _, line in recorder.take()]
 
 
-def test_spans_carry_their_lane_and_length() -> None:
+def test_spans_carry_their_track_and_length() -> None:
     recorder = Recorder(3, "node-a")
     recorder.start()
     now_s = time.monotonic()
@@ -23,11 +23,11 @@ def test_spans_carry_their_lane_and_length() -> None:
     with recorder.phase(["allreduce.x", "allreduce.y"], "MEMCPY_IN_FUSION_BUFFER"):
         pass
     events = taken(recorder)
-    lanes = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
-    assert sorted(lanes.values()) == ["allreduce.x", "allreduce.y"]
+    tracks = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    assert sorted(tracks.values()) == ["allreduce.x", "allreduce.y"]
     assert events[0]["args"]["name"] == "rank 3 (node-a)"
     (negotiated,) = [e for e in events if e["name"] == "NEGOTIATE_ALLREDUCE"]
-    assert (lanes[negotiated["tid"]], negotiated["pid"], negotiated["dur"]) == ("allreduce.x", 3, 250_000)
+    assert (tracks[negotiated["tid"]], negotiated["pid"], negotiated["dur"]) == ("allreduce.x", 3, 250_000)
     assert negotiated["args"] == {"dtype": "float32"}
     assert abs(negotiated["ts"] / 1e6 - time.time()) < 5
     assert sum(e["name"] == "MEMCPY_IN_FUSION_BUFFER" for e in events) == 2
@@ -89,17 +89,17 @@ def test_events_beyond_a_bound_are_counted_and_forgotten() -> None:
 
 
 @pytest.mark.long
-def test_unnamed_operations_share_a_lane_and_so_do_too_many_tensors() -> None:
+def test_unnamed_operations_share_a_track_and_so_do_too_many_tensors() -> None:
     recorder = Recorder(0, "h")
     recorder.start()
     for i in range(6000):
         recorder.span(f"allreduce.noname.{i}", "x", 1.0, 2.0)
         recorder.span(f"t{i}", "x", 1.0, 2.0)
     events = taken(recorder)
-    lanes = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
-    assert len(lanes) == 4097
-    assert {"allreduce.noname", "more tensors", "t0"} <= set(lanes.values())
-    used = [lanes[e["tid"]] for e in events if e["ph"] == "X"]
+    tracks = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    assert len(tracks) == 4097
+    assert {"allreduce.noname", "more tensors", "t0"} <= set(tracks.values())
+    used = [tracks[e["tid"]] for e in events if e["ph"] == "X"]
     assert used.count("allreduce.noname") == 6000
     assert used.count("more tensors") == 6000 - 4095
 
@@ -120,8 +120,8 @@ def test_threads_may_record_while_another_takes() -> None:
     while any(thread.is_alive() for thread in threads):
         events += taken(recorder)
     events += taken(recorder)
-    lanes = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    tracks = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
     for thread in range(4):
-        assert [e["name"] for e in events if e["ph"] == "X" and lanes[e["tid"]] == f"t{thread}"] == [
+        assert [e["name"] for e in events if e["ph"] == "X" and tracks[e["tid"]] == f"t{thread}"] == [
             str(i) for i in range(4000)
         ]

@@ -66,7 +66,7 @@ def test_communication_during_backward_is_a_share_of_all_communication() -> None
 
 def test_launches_on_a_gpu_are_not_taken_for_communication_during_backward() -> None:
     found = trace()
-    spans = [Span(s.rank, s.lane, s.name.replace("GLOO", "NCCL"), s.start_s, s.end_s) for s in found.spans]
+    spans = [Span(s.rank, s.track, s.name.replace("GLOO", "NCCL"), s.start_s, s.end_s) for s in found.spans]
     told = summarize(Trace(spans, found.ranks, found.num_cycles))
     assert told.overlap == {}
     assert "on GPUs a timeline shows launches; use torch.profiler." in table(told)
@@ -119,7 +119,7 @@ def test_a_written_timeline_is_read_back_with_its_elder(tmp_path: Path) -> None:
     timeline.close()
     assert (tmp_path / "t.older.json").exists()
     found = read(path)
-    assert {(s.rank, s.lane, s.name) for s in found.spans} == {(1, "allreduce.x", "ALLREDUCE")}
+    assert {(s.rank, s.track, s.name) for s in found.spans} == {(1, "allreduce.x", "ALLREDUCE")}
     gaps = {round(b.start_s - a.start_s, 3) for a, b in zip(found.spans, found.spans[1:], strict=False)}
     assert gaps == {1.0}
     assert found.ranks == {1: "rank 1 (node)"}

@@ -411,8 +411,8 @@ def test_each_world_has_its_own_timeline_and_autotune_log(tmp_path: Path, monkey
 
     hvd_cluster.run(fn, num_proc=2, min_num_proc=2, hosts="localhost:1,127.0.0.1:1", verbose=0)
     for world, suffix in ((0, ""), (1, ".generation-1")):
-        lanes = {span.lane for span in read(tmp_path / f"run{suffix}.json").spans}
-        assert {lane for lane in lanes if "in_world" in lane} == {f"allreduce.in_world_{world}"}
+        tracks = {span.track for span in read(tmp_path / f"run{suffix}.json").spans}
+        assert {track for track in tracks if "in_world" in track} == {f"allreduce.in_world_{world}"}
         assert (tmp_path / f"tuning{suffix}.csv").read_text().startswith("hierarchical_allreduce,")
 
 
