@@ -239,18 +239,18 @@ class Engine:
         if self._alone is not None:
             self._alone.close()
         elif self._progress_lock is not None:
-            is_over = self._progress_lock.is_over
+            has_ended = self._progress_lock.has_ended
             reason = "its shutdown() was interrupted"
             try:
                 self._submissions.command(Leave())
-                if is_over.wait(self._settings.gloo_timeout_s + SHUTDOWN_TIMEOUT_S):
+                if has_ended.wait(self._settings.gloo_timeout_s + SHUTDOWN_TIMEOUT_S):
                     self._progress_lock.thread.join(SHUTDOWN_TIMEOUT_S)
                 reason = "shutdown() was called, but another rank did not answer"
             finally:
-                if not is_over.is_set():
+                if not has_ended.is_set():
                     logger.warning("rank %d: the engine's connections are cut: %s", self._rank, reason)
                     self._submissions.command(Abort(reason))
-                    is_over.wait(SHUTDOWN_TIMEOUT_S)
+                    has_ended.wait(SHUTDOWN_TIMEOUT_S)
                 self._close()
             return
         self._close()

@@ -172,7 +172,7 @@ class Loop:
 
     # ---- called by the progress lock --------------------------------------------------------------------------------
 
-    def is_over(self) -> bool:
+    def is_done(self) -> bool:
         """Broken, or closed: all decisions are executed, and the children have said goodbye or had time to."""
         if self._phase == "closing" and not self._queues:
             return not self._links.has_children or time.monotonic() > self._closes_by_s

@@ -26,7 +26,7 @@ _RECHECK_S = 0.002
 class ProgressEngine(Protocol):
     """What the lock protects. Only its holder calls these methods, except :meth:`expedite` and :meth:`wake`."""
 
-    def is_over(self) -> bool:
+    def is_done(self) -> bool:
         """Nothing remains to be done."""
 
     def work(self, *, is_waited_for: bool) -> None:
@@ -51,7 +51,7 @@ class ProgressEngine(Protocol):
         """The progress thread has failed: end the world."""
 
     def finish(self) -> None:
-        """Everything is over: release everything."""
+        """Nothing remains to be done: release everything."""
 
     def expedite(self) -> None:
         """Negotiate now: a thread without the lock waits for what it has submitted."""
@@ -74,7 +74,7 @@ class ProgressLock:
         self._lock = threading.Lock()
         self._holder: int | None = None
         #: Set when the engine's thread ends. (A join() that a signal's exception ends takes the thread for ended.)
-        self.is_over = threading.Event()
+        self.has_ended = threading.Event()
         # The engine's thread sleeps on this one. It is ready when the poll is, unless another thread holds the lock.
         self._sleep = select.epoll()
         self._sleep.register(poll.fileno(), select.EPOLLIN)
@@ -88,7 +88,7 @@ class ProgressLock:
         return self._holder == threading.get_ident()
 
     def progress_until(self, handle: Handle, give_up_s: float = math.inf) -> None:
-        """Advance the engine until ``handle`` is settled; returns early if another thread does so, or all is over.
+        """Advance the engine until it is done or ``handle`` is settled; returns early if another thread does so.
 
         Args:
             handle: what this thread waits for.
@@ -113,13 +113,13 @@ class ProgressLock:
         self._holder = me
         is_working = True
         try:
-            if self.is_over.is_set() or handle.settled():
+            if self.has_ended.is_set() or handle.settled():
                 return
             try:
                 while True:
                     is_working = True
                     self._engine.work(is_waited_for=True)
-                    if handle.settled() or self._engine.is_over() or time.monotonic() >= give_up_s:
+                    if handle.settled() or self._engine.is_done() or time.monotonic() >= give_up_s:
                         break
                     is_working = False
                     if holds_back:
@@ -188,7 +188,7 @@ class ProgressLock:
         try:
             deadline_s = self._engine.deadline_s()
             is_earlier = deadline_s is not None and (self._wakes_s is None or deadline_s < self._wakes_s)
-            if is_earlier or self._engine.is_over():
+            if is_earlier or self._engine.is_done():
                 self._engine.wake()
             else:
                 self._engine.hand_over()
@@ -213,7 +213,7 @@ class ProgressLock:
         try:
             self._loop()
         finally:
-            self.is_over.set()  # however the thread ends: shutdown() waits for it
+            self.has_ended.set()  # however the thread ends: shutdown() waits for it
 
     def _loop(self) -> None:
         while True:
@@ -226,19 +226,19 @@ class ProgressLock:
                         finally:
                             self._sleep.close()
                             self._poll.close()
-                            self.is_over.set()
+                            self.has_ended.set()
                         return
                 finally:
                     self._holder = None
             self._sleep.poll(_until(self._wakes_s))
 
     def _progress(self) -> bool:
-        """Do what there is to do; True if everything is over."""
+        """Do what there is to do; True if nothing remains to be done."""
         try:
-            while not self._engine.is_over():
+            while not self._engine.is_done():
                 self._engine.handle_events(self._poll.poll(0))
                 self._engine.work(is_waited_for=False)
-                if not self._engine.is_over() and self._engine.may_sleep():
+                if not self._engine.is_done() and self._engine.may_sleep():
                     self._wakes_s = self._engine.deadline_s()
                     return False
         except Exception as error:  # noqa: BLE001 - if the thread died silently, all other ranks would wait

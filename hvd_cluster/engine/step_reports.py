@@ -202,19 +202,19 @@ class MonitorOutput:
         self._interval_s = settings.monitor_interval_s
         self._server = None if settings.metrics_port is None else MetricsServer.started(job, settings.metrics_port)
         self._last_step = -1
-        self._is_over = threading.Event()
+        self._is_closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="hvd-monitor", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
         """Write the summary; does not wait for an output that does not take it."""
-        self._is_over.set()
+        self._is_closed.set()
         self._thread.join(_CLOSE_TIMEOUT_S)
 
     def _run(self) -> None:
         due_s = time.monotonic() + self._interval_s
         try:
-            while not self._is_over.wait(due_s - time.monotonic()):
+            while not self._is_closed.wait(due_s - time.monotonic()):
                 due_s = next_beat(due_s, self._interval_s, time.monotonic())
                 self._collect()
                 self._write_line()

@@ -80,7 +80,7 @@ class AgentFleet(Fleet):
 
     def is_lost(self, name: str) -> bool:
         entry = self._hosts.get(name)
-        return entry is not None and entry.remote is not None and entry.remote.is_over
+        return entry is not None and entry.remote is not None and entry.remote.is_lost
 
     def host_key(self, name: str) -> str:
         return self._hosts[name].host_key

@@ -82,12 +82,12 @@ class OutputReader:
     def _read(self) -> None:
         splitters = {name: LineSplitter() for name in self._pipes}
         with self._selector as selector:
-            is_over = False
-            while not is_over:
+            is_closed = False
+            while not is_closed:
                 ready = [key for key, _ in selector.select(self._until_version(splitters))]
                 asked = any(key.data is None for key in ready)
                 requests = os.read(self._control_reader, _READ_BYTES) if asked else None
-                is_over = requests == b""
+                is_closed = requests == b""
                 everything = requests is not None
                 for key in list(selector.get_map().values()) if everything else ready:
                     if key.data is not None and not self._drain(key.fd, key.data, splitters[key.data], everything):

@@ -118,7 +118,7 @@ class RemoteHost:
         #: Why the host cannot be used (any more); empty while it can.
         self.gone = ""
         #: It is gone, and the outcomes of its workers are known.
-        self.is_over = False
+        self.is_lost = False
         self._on_change = on_change
         self._lock = threading.Lock()
         self._workers: dict[int, RemoteWorker] = {}
@@ -237,7 +237,7 @@ class RemoteHost:
             self._workers.clear()
         for worker in workers:
             worker.lose(self.gone)
-        self.is_over = True
+        self.is_lost = True
         self._notify()
 
     def _notify(self) -> None:

@@ -189,16 +189,16 @@ class ActorWorker(Worker):
             RayError: Ray has lost it.
         """
         channel.settimeout(_POLL_S)
-        was_over = False
+        was_finished = False
         while self.outcome is None:
             try:
                 message: Message = pickle.loads(channel.recv())
             except TimeoutError:
-                if was_over:  # and what it had sent by then has been handled
+                if was_finished:  # and what it had sent by then has been handled
                     self._take_report(self._number)
-                was_over = self._is_over()
+                was_finished = self._is_finished()
             else:
-                was_over = False
+                was_finished = False
                 self._handle_message(message)
 
     def _begin(self, handshake: ActorHandshake) -> Channel:
@@ -331,7 +331,7 @@ class ActorWorker(Worker):
             return False
         return True
 
-    def _is_over(self) -> bool:
+    def _is_finished(self) -> bool:
         """Whether Ray has a result of the call, or reports that the actor has died."""
         if self._pending is None:
             return False

@@ -267,7 +267,7 @@ def test_a_progress_thread_gives_up_in_time_and_passes_on_what_is_left() -> None
 
         num_hand_overs = 0
 
-        def is_over(self) -> bool:
+        def is_done(self) -> bool:
             return False
 
         def work(self, *, is_waited_for: bool) -> None:
@@ -308,7 +308,7 @@ def test_an_interrupt_of_a_progress_thread_that_leaves_ends_the_world() -> None:
             self.failed: list[BaseException] = []
             self.num_rings = 0
 
-        def is_over(self) -> bool:
+        def is_done(self) -> bool:
             return False
 
         def work(self, *, is_waited_for: bool) -> None:
@@ -534,7 +534,7 @@ def test_the_engine_counts_as_over_when_its_thread_dies_of_an_error() -> None:
     class Broken:
         """Fails, and fails again when the failure is handled."""
 
-        def is_over(self) -> bool:
+        def is_done(self) -> bool:
             raise RuntimeError
 
         def fail(self, error: BaseException) -> None:
@@ -543,6 +543,6 @@ def test_the_engine_counts_as_over_when_its_thread_dies_of_an_error() -> None:
     with closing(select.epoll()) as poll:
         lock = ProgressLock(cast("Any", Broken()), poll)
         lock.thread.start()
-        assert lock.is_over.wait(30)
+        assert lock.has_ended.wait(30)
         lock.thread.join()
         lock.abandon()
