@@ -10,7 +10,7 @@ from hvd_cluster.engine.membership import running_engine
 from hvd_cluster.engine.reduction_config import ReductionConfig
 from hvd_cluster.errors import DUPLICATE_NAME_TEXT, HorovodInternalError
 from hvd_cluster.settings import Settings
-from hvd_cluster.torch import remedies
+from hvd_cluster.torch.error_texts import TWO_THREADS
 from hvd_cluster.torch.gradient_layout import GradientLayout, begin_layout
 from hvd_cluster.torch.parameter_index import ParameterIndex
 from hvd_cluster.torch.plan import Plan
@@ -74,8 +74,8 @@ class LayoutAgreement:
         except ValueError as error:
             if DUPLICATE_NAME_TEXT not in str(error):
                 raise
-            running_engine().abort(remedies.TWO_THREADS)  # the other ranks may have waited
-            raise ValueError(remedies.TWO_THREADS) from None
+            running_engine().abort(TWO_THREADS)  # the other ranks may have waited
+            raise ValueError(TWO_THREADS) from None
 
     def is_settled(self, step: Step, plan: Plan) -> bool:
         """In ``step()``: whether no rank agrees on a further layout."""

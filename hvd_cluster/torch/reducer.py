@@ -28,7 +28,7 @@ from hvd_cluster.engine.reduction_config import ReductionConfig
 from hvd_cluster.engine.signature import ReduceOp
 from hvd_cluster.errors import GradientChangedError, HorovodInternalError
 from hvd_cluster.monitor.step_clock import step_clock
-from hvd_cluster.torch import remedies, wire
+from hvd_cluster.torch import error_texts, wire
 from hvd_cluster.torch.agreement import LayoutAgreement
 from hvd_cluster.torch.backward import GradientHooks, in_checkpoint
 from hvd_cluster.torch.parameter_index import ParameterIndex
@@ -215,7 +215,7 @@ class GradientReducer:
         if gradient is None:  # a hook of the user has taken a step with it, or discarded it
             return
         if self._hooks.is_contested(parameter):
-            raise ValueError(remedies.TWO_OPTIMIZERS.format(name=self.index.names[number]))
+            raise ValueError(error_texts.TWO_OPTIMIZERS.format(name=self.index.names[number]))
         self._hooks.await_end_of_pass()
         left = step.passes_left[number]
         if left <= 0 or self._is_reduced or number in step.sent_early:
@@ -288,7 +288,7 @@ class GradientReducer:
         if self._is_reduced:
             # The step was skipped, as GradScaler does if gradients have overflowed, or continues with the reduced sums.
             if number in self._reduced and self._reduced[number].was_added_to(parameter):
-                self._refuse([number], "had been reduced when another backward pass added to it", remedies.SUM_ONCE)
+                self._refuse([number], "had been reduced when another backward pass added to it", error_texts.SUM_ONCE)
             self.clear()
             return True
         if in_checkpoint() and (self._step.agreed_plan is None or number in self._repeated):
@@ -297,7 +297,7 @@ class GradientReducer:
         if number in self._step.sent_early:
             earlier = (self._step.ready | self._step.sent_early).items()
             if any(g is not None and self.index.parameters[other].grad is g for other, g in earlier):
-                remedy = remedies.PASS_THEIR_NUMBER.format(passes=self.passes_per_step)
+                remedy = error_texts.PASS_THEIR_NUMBER.format(passes=self.passes_per_step)
                 self._refuse(
                     [number], "had been reduced when another backward pass of the same step added to it", remedy
                 )
@@ -308,7 +308,7 @@ class GradientReducer:
             self._discard_step()
             return True
         raise AssertionError(
-            remedies.TOO_MANY_PASSES.format(passes=self.passes_per_step, name=self.index.names[number])
+            error_texts.TOO_MANY_PASSES.format(passes=self.passes_per_step, name=self.index.names[number])
         )
 
     def _discard_step(self) -> None:
@@ -372,7 +372,7 @@ class GradientReducer:
         self._step.wait(excluding=excluding, is_wanted=is_wanted)
         if changed := self._step.transfers.changed:
             numbers = [self.index.number_of[parameter] for parameter in changed]
-            self._refuse(numbers, "was changed or replaced while it was being reduced", remedies.SYNCHRONIZE_FIRST)
+            self._refuse(numbers, "was changed or replaced while it was being reduced", error_texts.SYNCHRONIZE_FIRST)
 
     # ---- errors of the user ------------------------------------------------------------------------------------------
 
@@ -380,12 +380,12 @@ class GradientReducer:
         """Check that no gradient of this step has changed since the end of the backward pass."""
         changed = [n for n, version in self._versions.items() if not version.matches(self.index.parameters[n])]
         if changed and self._step.is_split:
-            what = remedies.CHANGED_IN_SPLIT_STEP
+            what = error_texts.CHANGED_IN_SPLIT_STEP
         elif any(n in self._step.ready or self._step.is_sent(n) for n in changed):
             what = "was changed or replaced before all gradients of the step were reduced"
         else:
             return
-        self._refuse(changed, what, remedies.SYNCHRONIZE_FIRST)
+        self._refuse(changed, what, error_texts.SYNCHRONIZE_FIRST)
 
     def _refuse(self, numbers: Sequence[int], what: str, remedy: str) -> None:
         """The ranks would have different weights from here on: fail on all of them.

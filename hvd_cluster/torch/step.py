@@ -296,7 +296,7 @@ class Step:
             if name in buckets:
                 bucket = buckets[name]
                 bucket.is_whole |= differ
-                self._send(_repeated(name), bucket.members, is_wanted=is_wanted, asks_who=True)
+                self._send(_repeated(name), bucket.members, is_wanted=is_wanted, any_frozen=True)
             else:
                 number = sparse[name]
                 if differ:
@@ -306,7 +306,7 @@ class Step:
                     self.index.parameters[number],
                     plan.sparse[number],
                     is_wanted=is_wanted,
-                    asks_who=True,
+                    any_frozen=True,
                 )
             del self._causes[name]
 
@@ -345,7 +345,7 @@ class Step:
             bucket.active,
             identity=_request_identity(identity, is_over),
             is_wanted=is_wanted,
-            asks_who=bucket.is_whole,
+            any_frozen=bucket.is_whole,
         )
         bucket.is_sent = True  # not before: an exception of a compressor or signal handler may have ended that
 
@@ -356,18 +356,18 @@ class Step:
         *,
         identity: int = -1,
         is_wanted: bool = True,
-        asks_who: bool = False,
+        any_frozen: bool = False,
     ) -> None:
         """Make one request; ``identity`` must be equal on all ranks."""
         parameters = [self.index.parameters[number] for number in numbers]
         labels = [f"allreduce.{self.index.names[number]}" for number in numbers]
         with self._behind_gradients(numbers):
-            self.transfers.send(name, parameters, labels, identity=identity, is_wanted=is_wanted, asks_who=asks_who)
+            self.transfers.send(name, parameters, labels, identity=identity, is_wanted=is_wanted, any_frozen=any_frozen)
 
     def _send_sparse(self, number: int, plan: Plan, *, is_wanted: bool = True, is_over: bool = False) -> None:
         name, parameter = self._name_of_sparse(number, plan), self.index.parameters[number]
-        asks_who = number in plan.frozen_on_some
-        identity = _WHOLE if asks_who else -1 if takes_part(parameter) else fingerprint([])
+        any_frozen = number in plan.frozen_on_some
+        identity = _WHOLE if any_frozen else -1 if takes_part(parameter) else fingerprint([])
         self._identities[name] = identity, is_over
         with self._behind_gradients([number]):
             self.transfers.send_sparse(
@@ -376,7 +376,7 @@ class Step:
                 plan.sparse[number],
                 identity=_request_identity(identity, is_over),
                 is_wanted=is_wanted,
-                asks_who=asks_who,
+                any_frozen=any_frozen,
             )
         self._sent_sparse.add(number)
 

@@ -121,7 +121,7 @@ class Transfers:
         *,
         identity: int = -1,
         is_wanted: bool = True,
-        asks_who: bool = False,
+        any_frozen: bool = False,
     ) -> None:
         """Reduce the dense gradients of some parameters in place; a missing gradient counts as zeros.
 
@@ -132,10 +132,10 @@ class Transfers:
             labels: the names in the timeline.
             identity: a number that identifies the parameters if the name does not.
             is_wanted: False sends zeros and does not change the gradients.
-            asks_who: some of these parameters may be frozen on some ranks or on all. (Otherwise each rank uses all.)
+            any_frozen: some of these parameters may be frozen on some ranks or on all. (Otherwise each rank uses all.)
         """
         config = self._config
-        votes, is_used = _votes(parameters, config.op) if asks_who else (None, lambda: [True] * len(parameters))
+        votes, is_used = _votes(parameters, config.op) if any_frozen else (None, lambda: [True] * len(parameters))
         gradients = [_dense(parameter) if is_wanted else wire.empty(parameter) for parameter in parameters]
         # A compression that only converts is left to the engine, which converts while it copies.
         wire_dtype = wire_of(config.compression)
@@ -167,7 +167,7 @@ class Transfers:
         *,
         identity: int = -1,
         is_wanted: bool = True,
-        asks_who: bool = False,
+        any_frozen: bool = False,
     ) -> None:
         """Gather the sparse gradient of a parameter; without a gradient this rank has no entries.
 
@@ -175,11 +175,11 @@ class Transfers:
             name, identity, is_wanted: as for :meth:`send`.
             parameter: that of the gradient.
             sparse_dim: the number of sparse dimensions.
-            asks_who: the parameter may be frozen on some ranks only.
+            any_frozen: the parameter may be frozen on some ranks only.
         """
         config = self._config
         is_used = takes_part(parameter)
-        votes = [torch.full((1,), is_used, dtype=torch.uint8, device=parameter.device)] if asks_who else []
+        votes = [torch.full((1,), is_used, dtype=torch.uint8, device=parameter.device)] if any_frozen else []
         gradient = parameter.grad if is_wanted else None
         if gradient is None:
             gradient = wire.empty(parameter, sparse_dim)
@@ -196,7 +196,7 @@ class Transfers:
                 None,
                 config.compression,
                 is_wanted,
-                lambda: [bool(wait()[1][0].any())] if asks_who else [is_used],
+                lambda: [bool(wait()[1][0].any())] if any_frozen else [is_used],
             )
         )
 

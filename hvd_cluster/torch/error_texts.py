@@ -1,4 +1,4 @@
-"""What errors about gradients say and advise."""
+"""The texts of errors about gradients."""
 
 from __future__ import annotations
 
