@@ -119,17 +119,15 @@ def _init(comm: Any, process_sets: Sequence[ProcessSet] | str | None, start_time
                 "init(comm=[ranks]) takes process sets of ranks; for process sets of communicators pass one as comm too"
             )
         started_as = Topology.from_env()
-        holds_back = interrupts.begin()
+        held = interrupts.begin()
         try:
-            if holds_back:
-                interrupts.wait()
+            held.wait()
             if settings.elastic and started_as.worker:
                 _join_elastic(started_as, comm, static, settings)
             else:
                 _join(started_as, comm, static, settings, start_timeout_s)
         finally:
-            if holds_back:
-                interrupts.end()  # raises what a handler has raised as it is, whatever was made of it
+            held.end()  # raises what a handler has raised as it is, whatever was made of it
 
 
 def _join_elastic(started_as: Topology, comm: Any, static: list[ProcessSet], settings: Settings) -> None:
@@ -185,7 +183,7 @@ def _join(
             world.client.timeout_s = settings.gloo_timeout_s
         world.server = world.server or server
         started = Engine(world, settings, table)
-        is_held_back, interrupts.is_held_back = interrupts.is_held_back, True
+        is_working, interrupts.is_working = interrupts.is_working, True
         try:
             step_clock.restart()
             started.start()
@@ -193,7 +191,7 @@ def _join(
             current.install(started)
             on_failure.pop_all()
         finally:
-            interrupts.is_held_back = is_held_back
+            interrupts.is_working = is_working
     if settings.timeline and settings.timeline != "DYNAMIC":
         started.record_timeline(settings.timeline, settings.timeline_mark_cycles)
 

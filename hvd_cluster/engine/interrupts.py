@@ -11,7 +11,7 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from types import FrameType
 from typing import Any
@@ -37,26 +37,25 @@ class _DeferringHandler:
             self.handler(number, frame)
         except BaseException as error:  # whatever it is, it is raised later
             interrupts.keep(error)
-            if not interrupts.is_held_back:
+            if not interrupts.is_working:
                 raise
 
 
 class Interrupts:
-    """The handlers of this process. There is one object; only the main thread's calls have an effect."""
+    """What handlers raise while a thread works. :data:`interrupts` is the only object that gets anything to keep."""
 
-    def __init__(self) -> None:
-        #: Exceptions of handlers are kept.
-        self.is_held_back = False
-        self._is_installed = False
-        self._kept: BaseException | None = None
-        self._kept_s = 0.0
-        self._handlers: list[Any] = []
-        self._wrappers: list[tuple[int, _DeferringHandler]] = []
+    #: The thread works, so what handlers raise is kept.
+    is_working = True
+    _is_installed = False
+    _kept: BaseException | None = None
+    _kept_s = 0.0
+    _handlers: Sequence[Any] = ()
+    _wrappers: Sequence[tuple[int, _DeferringHandler]] = ()
 
-    def begin(self) -> bool:
-        """Keep what handlers raise from now on; True if :meth:`end` must be called, False if it is kept already."""
+    def begin(self) -> Interrupts:
+        """Keep what handlers raise from now on; another object if this is another thread, or if it is kept already."""
         if self._is_installed or threading.get_ident() != threading.main_thread().ident:
-            return False
+            return Interrupts()
         handlers = [*map(_get, _NUMBERS)]
         if handlers != self._handlers:
             # A wrapper is found if an exception was raised between the lines of end().
@@ -68,17 +67,17 @@ class Interrupts:
             self._handlers = handlers
         try:
             self._kept = None
-            self._is_installed = self.is_held_back = True
+            self._is_installed = self.is_working = True
             for number, wrapper in self._wrappers:
                 _set(number, wrapper)
         except BaseException:  # of a handler without a wrapper yet
             self.end()
             raise
-        return True
+        return self
 
     def end(self) -> None:
         """Raise what was kept; from here on handlers raise at once."""
-        self._is_installed = self.is_held_back = False
+        self._is_installed = self.is_working = False
         for number, wrapper in self._wrappers:
             if _get(number) is wrapper:  # a handler may have replaced it
                 _set(number, wrapper.handler)
@@ -86,12 +85,13 @@ class Interrupts:
 
     def wait(self) -> None:
         """The current work is done and this thread is about to wait: raise what was kept; handlers raise at once."""
-        self.is_held_back = False
-        self.release()
+        self.is_working = False
+        if self._kept is not None:
+            self.release()
 
     def work(self) -> None:
         """The wait is over."""
-        self.is_held_back = True
+        self.is_working = True
 
     @property
     def has_come(self) -> bool:
@@ -115,7 +115,7 @@ class Interrupts:
         If nothing is held back, the error was raised already and something has caught it: raise it again.
         :meth:`end` raises it to the caller.
         """
-        if self._kept is None or (self.is_held_back and time.monotonic() - self._kept_s < _MAX_DELAY_S):
+        if self._kept is None or (self.is_working and time.monotonic() - self._kept_s < _MAX_DELAY_S):
             return
         if threading.get_ident() == threading.main_thread().ident:
             self._kept_s = math.inf

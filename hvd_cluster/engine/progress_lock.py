@@ -15,7 +15,7 @@ import threading
 import time
 from typing import Protocol
 
-from hvd_cluster.engine.interrupts import interrupts
+from hvd_cluster.engine.interrupts import Interrupts, interrupts
 from hvd_cluster.engine.request import Handle
 from hvd_cluster.errors import HorovodInternalError
 
@@ -99,69 +99,57 @@ class ProgressLock:
             BaseException: what a signal handler raises, unchanged, once the current work is done. The world continues
                 unless that work has waited too long for other ranks.
         """
-        holds_back = interrupts.begin()
+        held = interrupts.begin()
         try:
-            self._progress_until(handle, give_up_s, holds_back)
+            self._progress_until(handle, give_up_s, held)
         finally:
-            if holds_back:
-                interrupts.end()
+            held.end()
 
-    def _progress_until(self, handle: Handle, give_up_s: float, holds_back: bool) -> None:
+    def _progress_until(self, handle: Handle, give_up_s: float, held: Interrupts) -> None:
         me = threading.get_ident()
-        if not self._get(me, handle, give_up_s, holds_back):
+        if not self._get(me, handle, give_up_s, held):
             return
         self._holder = me
-        is_working = True
         try:
             if self.has_ended.is_set() or handle.settled():
                 return
             try:
                 while True:
-                    is_working = True
                     self._engine.work(is_waited_for=True)
                     if handle.settled() or self._engine.is_done() or time.monotonic() >= give_up_s:
                         break
-                    is_working = False
-                    if holds_back:
-                        interrupts.wait()
+                    held.wait()
                     has_news = self._engine.spin()
-                    if holds_back:
-                        interrupts.work()
-                    is_working = True  # looking once more takes the ballot's lock for a moment
+                    held.work()  # looking once more takes the ballot's lock for a moment
                     if has_news or not self._engine.may_sleep():
                         continue
                     if not self._is_detached:
                         self._sleep.unregister(self._poll)
                         self._is_detached = True
                     until = _until(self._engine.deadline_s(), give_up_s)
-                    is_working = False
-                    if holds_back:
-                        interrupts.wait()
+                    held.wait()
                     events = self._poll.poll(until)
-                    if holds_back:
-                        interrupts.work()
-                    is_working = True
+                    held.work()
                     self._engine.handle_events(events)
             except Exception as error:  # whatever it was, every rank must learn of it
-                if not is_working:
+                if not held.is_working:
                     raise  # a signal handler's
                 # The waiters learn of it through their handles.
                 self._engine.fail(error)
                 self._engine.wake()
             except BaseException as error:  # raised again: an interrupt in mid-operation has left it undone
-                if is_working:
+                if held.is_working:
                     self._engine.fail(error)
                     self._engine.wake()
                 raise
             finally:
-                if holds_back:
-                    interrupts.work()
+                held.work()
                 self._leave()
         finally:
             self._holder = None
             self._lock.release()
 
-    def _get(self, me: int, handle: Handle, give_up_s: float, holds_back: bool) -> bool:
+    def _get(self, me: int, handle: Handle, give_up_s: float, held: Interrupts) -> bool:
         """Get the lock; False if another waiter has it, or if the wait ends meanwhile."""
         if self._lock.acquire(blocking=False):
             return True
@@ -175,8 +163,7 @@ class ProgressLock:
         # The engine's thread releases the lock soon. A waiter releases it with its own result, which may depend on what
         # this thread does next: so never wait for a waiter. (None: the holder is not known yet.)
         while self._holder in (self.thread.ident, None):
-            if holds_back:
-                interrupts.release()
+            held.release()
             if self._lock.acquire(timeout=_RECHECK_S):
                 return True
             if handle.settled() or time.monotonic() >= give_up_s:
