@@ -13,7 +13,7 @@ import torch
 from hvd_cluster.data.preprocessing import UNNAMED, Preprocess
 from hvd_cluster.data.schema import Schema
 from hvd_cluster.errors import DataError
-from hvd_cluster.estimators import exactness
+from hvd_cluster.estimators.lossy_casts import inexact_text, inexact_value
 from hvd_cluster.estimators.torch.objective import Objective, reshaped
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ class Inputs:
         for name, dtype in self._dtypes_in(batch):
             if getattr(torch, dtype).is_floating_point:
                 continue
-            if (value := exactness.inexact_value(batch[name], dtype)) is not None:
+            if (value := inexact_value(batch[name], dtype)) is not None:
                 raise DataError(self._unfit_text(name, value, dtype))
 
     def _unfit_text(self, name: str, value: float, dtype: str) -> str:
@@ -121,9 +121,9 @@ class Inputs:
         for name, dtype in self._dtypes_in(batch):
             if name in self.reported:
                 continue
-            if (value := exactness.inexact_value(batch[name], dtype)) is not None:
+            if (value := inexact_value(batch[name], dtype)) is not None:
                 self.reported.add(name)
-                logger.warning("%s", exactness.inexact_text(name, value, dtype))
+                logger.warning("%s", inexact_text(name, value, dtype))
 
     def features(self, batch: Mapping[str, torch.Tensor], device: torch.device) -> Features:
         """The model's arguments, in the way in which it gets them."""

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from hvd_cluster.data.schema import Schema
 from hvd_cluster.errors import DataError
-from hvd_cluster.estimators.exactness import inexact_value
+from hvd_cluster.estimators.lossy_casts import inexact_value
 from hvd_cluster.estimators.run.random_state import set_aside
 from hvd_cluster.estimators.spec import Inputs, called, shapes_text
 from hvd_cluster.estimators.torch.arguments import floating_dtype

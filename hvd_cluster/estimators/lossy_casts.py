@@ -1,7 +1,7 @@
 """Values of a column that another dtype cannot hold.
 
 Every floating dtype rounds fractions, as is usual when training in float32. Reported are whole numbers that become
-other ones (ids, epoch seconds, times as counts), numbers beyond the range, and fractions that become whole numbers.
+other ones (ids, timestamps), numbers beyond the range, and fractions that become whole numbers.
 """
 
 from __future__ import annotations

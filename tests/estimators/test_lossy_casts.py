@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from hvd_cluster.estimators.exactness import inexact_text, inexact_value
+from hvd_cluster.estimators.lossy_casts import inexact_text, inexact_value
 
 I64, F64, F32 = torch.int64, torch.float64, torch.float32
 
