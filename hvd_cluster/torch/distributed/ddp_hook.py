@@ -13,7 +13,7 @@ from hvd_cluster.torch.distributed.futures import CallFuture
 from hvd_cluster.torch.distributed.group import HvdProcessGroup
 from hvd_cluster.torch.shared import is_shared, shared_empty
 
-#: So many buckets are reduced without a copy in one call.
+#: This many buckets are reduced without a copy in one call.
 _MAX_HELD = 32
 
 
