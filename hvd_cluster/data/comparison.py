@@ -32,7 +32,7 @@ class Measure(NamedTuple):
 
     #: "number", "text", "moment" (without a time zone), "instant" (with one), "time" or "duration".
     kind: str
-    #: int, float or Decimal; bytes of a text; nanoseconds of times, since 1970 where they are moments or instants.
+    #: int, float or Decimal; bytes of a string; nanoseconds of times, since 1970 where they are moments or instants.
     value: Any
 
 
@@ -56,7 +56,7 @@ def measured(value: Any) -> Measure:
 
     Raises:
         TypeError: there is no order of such values.
-        ValueError: a text has no UTF-8 form.
+        ValueError: a string has no UTF-8 form.
     """
     if isinstance(value, load_pyarrow().Scalar):
         value = value.as_py()

@@ -153,7 +153,7 @@ def _of_bounds(op: str, value: Any, known: Statistics) -> bool | None:
         answers = [_of_bounds("!=", one, known) for one in value]
         return False if False in answers else (None if None in answers else True)
     (low_kind, low), (high_kind, high), (kind, number) = measured(low), measured(high), measured(value)
-    if {low_kind, high_kind} != {kind}:  # a text against a date or a number
+    if {low_kind, high_kind} != {kind}:  # a string against a date or a number
         return None
     if number != number:
         return bool(op == "!=")

@@ -376,7 +376,7 @@ class _Materializer:
 
 
 def _report(plan: PartPlan, part: int, batches: Iterator[pa.RecordBatch]) -> dict[str, Any]:
-    """Write a partition on an executor; errors that the user can fix come back as a text, not as a Spark traceback."""
+    """Write a partition on an executor; errors that the user can fix come back as a message, not a Spark traceback."""
     try:
         return write_part(plan, part, batches).to_json()
     except FileNotFoundError:

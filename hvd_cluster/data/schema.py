@@ -209,7 +209,7 @@ def infer(
 def each_column(
     wanted: Sequence[str] | None, existing: Sequence[str], make: Callable[[str], T]
 ) -> tuple[dict[str, T], list[str]]:
-    """What ``make`` returns for each of the wanted columns (None for all), and a text for each that is wrong.
+    """What ``make`` returns for each of the wanted columns (None for all), and a message for each that is wrong.
 
     A column is wrong if it does not exist, if several have its name, or if ``make`` raises a DataError.
     """

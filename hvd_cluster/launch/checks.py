@@ -92,13 +92,13 @@ def interface_problems(nics: Any, name: str = "nics") -> list[str]:
     return [f"{name}={nics!r} must be the name of a network interface, or several"]
 
 
-def text_problems(name: str, value: Any, what: str, *others: type) -> list[str]:
-    """Problems of a value that must be a text, or of one of ``others``, with ``what`` in it; None is not checked."""
-    return [] if value is None or isinstance(value, (str, *others)) else [f"{name}={value!r} must be a text: {what}"]
+def string_problems(name: str, value: Any, what: str, *others: type) -> list[str]:
+    """Problems of a value that must be a string, or of one of ``others``, with ``what`` in it; None is not checked."""
+    return [] if value is None or isinstance(value, (str, *others)) else [f"{name}={value!r} must be a string: {what}"]
 
 
 def port_problems(name: str, value: Any) -> list[str]:
-    """Problems of the number of a port, which may be a text; None is not checked."""
+    """Problems of the number of a port, which may be a string; None is not checked."""
     is_port = str(value).isdecimal() and 1 <= int(value) <= _MAX_PORT
     return [] if value is None or is_port else [f"{name}={value!r} must be the number of a port, 1 to {_MAX_PORT}"]
 
@@ -121,18 +121,18 @@ def variable_problems(env: Mapping[str, Any] | None) -> list[str]:
     if not isinstance(given, Mapping):
         return [f"variables for the workers must be a dict, such as {{'NCCL_DEBUG': 'INFO'}}, not {given!r}"]
     return [
-        f"variables for the workers must have texts as names, such as 'NCCL_DEBUG', not {name!r}"
+        f"variables for the workers must have strings as names, such as 'NCCL_DEBUG', not {name!r}"
         for name in given
         if not isinstance(name, str)
     ] + [
-        f"the variable {name}={value!r} for the workers must be a text, a number or a path, or None to remove it"
+        f"the variable {name}={value!r} for the workers must be a string, a number or a path, or None to remove it"
         for name, value in given.items()
         if not (value is None or isinstance(value, (str, Real, os.PathLike)))
     ]
 
 
 def checked_variables(env: Mapping[str, Any] | None) -> dict[str, str | None]:
-    """Environment variables for workers as texts; None removes a variable.
+    """Environment variables for workers as strings; None removes a variable.
 
     Args:
         env: values may be texts, numbers and paths: ``1`` becomes "1", ``True`` becomes "True".

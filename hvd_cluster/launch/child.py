@@ -77,7 +77,7 @@ class ChildProcess:
 
         Raises:
             OSError: it cannot be started, or its output cannot be read.
-            TypeError, ValueError: an argument or a variable is not a text that can be passed to a program.
+            TypeError, ValueError: an argument or a variable is not a string that can be passed to a program.
         """
         self._thread.start()
         error = self._started.get()

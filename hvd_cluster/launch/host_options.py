@@ -31,9 +31,9 @@ class HostOptions(RunOptions):
         """What is wrong with the arguments, a sentence each."""
         wrong = super().problems()
         wrong += checks.count_problems(self.name_of("slots"), self.slots)
-        wrong += checks.text_problems(self.name_of("hosts"), self.hosts, "hosts and slots such as 'a:2,b:4'")
+        wrong += checks.string_problems(self.name_of("hosts"), self.hosts, "hosts and slots such as 'a:2,b:4'")
         for name in ("hostfile", "host_discovery_script", "ssh_identity_file"):
-            wrong += checks.text_problems(self.name_of(name), getattr(self, name), "a path", os.PathLike)
+            wrong += checks.string_problems(self.name_of(name), getattr(self, name), "a path", os.PathLike)
         wrong += checks.port_problems(self.name_of("ssh_port"), self.ssh_port)
         if sum(source is not None for source in (self.hosts, self.hostfile, self.host_discovery_script)) > 1:
             wrong.append("hosts, hostfile and host_discovery_script exclude each other: pass only one of them")

@@ -75,11 +75,11 @@ def test_the_hosts_of_a_batch_system_are_used(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize(
     ("argument", "text"),
     [
-        ({"hosts": ["a:2", "b:2"]}, r"hosts=\['a:2', 'b:2'\] must be a text: hosts and slots such as 'a:2,b:4'"),
-        ({"hosts": {"a": 2}}, r"hosts=\{'a': 2\} must be a text"),
-        ({"hostfile": ["a slots=2"]}, r"hostfile=\['a slots=2'\] must be a text: a path"),
-        ({"host_discovery_script": ["./hosts.sh"]}, "host_discovery_script=.* must be a text: a path"),
-        ({"ssh_identity_file": 3}, "ssh_identity_file=3 must be a text: a path"),
+        ({"hosts": ["a:2", "b:2"]}, r"hosts=\['a:2', 'b:2'\] must be a string: hosts and slots such as 'a:2,b:4'"),
+        ({"hosts": {"a": 2}}, r"hosts=\{'a': 2\} must be a string"),
+        ({"hostfile": ["a slots=2"]}, r"hostfile=\['a slots=2'\] must be a string: a path"),
+        ({"host_discovery_script": ["./hosts.sh"]}, "host_discovery_script=.* must be a string: a path"),
+        ({"ssh_identity_file": 3}, "ssh_identity_file=3 must be a string: a path"),
         ({"ssh_port": "ssh"}, "ssh_port='ssh' must be the number of a port, 1 to 65535"),
         ({"ssh_port": 99999}, "ssh_port=99999 must be the number of a port"),
     ],

@@ -21,7 +21,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     "num_proc": (0, "num_proc=0 must be a whole number of at least 1"),
     "start_timeout": (0, "start_timeout=0 must be > 0 seconds"),
     "elastic_timeout": ("long", "elastic_timeout='long' must be > 0 seconds"),
-    "env": ({"N": [1]}, r"the variable N=\[1\] for the workers must be a text, a number or a path"),
+    "env": ({"N": [1]}, r"the variable N=\[1\] for the workers must be a string, a number or a path"),
     "nics": (7, "nics=7 must be the name of a network interface, or several"),
     "network_interfaces": (7, "network_interfaces=7 must be the name of a network interface, or several"),
     "use_gloo": (True, "use_gloo and use_mpi exclude each other"),

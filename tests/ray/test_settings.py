@@ -126,7 +126,7 @@ def test_arguments_of_the_wrong_type_are_named(args: Any, kwargs: Any, text: str
         packed(print, args, kwargs)
     with pytest.raises(TypeError, match=r"variables for the workers must be a dict, .* not \['A'\]"):
         checked_variables(["A"])  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="must have texts as names, such as 'NCCL_DEBUG', not 2$"):
+    with pytest.raises(TypeError, match="must have strings as names, such as 'NCCL_DEBUG', not 2$"):
         checked_variables({"A": 1, 2: "B"})  # type: ignore[dict-item]
 
 

@@ -43,7 +43,7 @@ class Snapshot:
 
     @property
     def key(self) -> str:
-        """The state as a text that does not depend on the place of the table."""
+        """The state as a string that does not depend on the place of the table."""
         return f"{self.format} {self.table_id} version {self.version}"
 
 

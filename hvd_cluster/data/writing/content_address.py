@@ -34,7 +34,7 @@ def of_table(table: pa.Table, options: Mapping[str, Any]) -> str:
 
 
 def of_text(text: str, options: Mapping[str, Any]) -> str:
-    """The name of what a text describes; see :func:`of_table`."""
+    """The name of what a string describes; see :func:`of_table`."""
     digest = _digest(options)
     digest.update(text.encode())
     return str(digest.hexdigest())

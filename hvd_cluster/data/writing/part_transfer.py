@@ -43,7 +43,7 @@ _REPORT = "report-{part:05d}.json"
 def pack_part(plan: PartPlan, part: int, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Write a partition to this machine's disk, and yield it as rows of SCHEMA.
 
-    Errors that the user can fix go with the rows, as a text in the report.
+    Errors that the user can fix go with the rows, as a message in the report.
     """
     with scratch_folder("part") as folder:
         store = Store.create(folder)
