@@ -263,7 +263,7 @@ def _reader_of(
 
 
 def _slurm(environ: Mapping[str, str]) -> Topology:
-    tasks = _slurm_tasks_per_node(environ["SLURM_STEP_TASKS_PER_NODE"])
+    tasks = slurm_counts(environ, "SLURM_STEP_TASKS_PER_NODE")
     node, local_rank = int(environ["SLURM_NODEID"]), int(environ["SLURM_LOCALID"])
     peers = [index for index, count in enumerate(tasks) if count > local_rank]
     return Topology(
@@ -280,13 +280,17 @@ def _slurm(environ: Mapping[str, str]) -> Topology:
     )
 
 
-def _slurm_tasks_per_node(text: str) -> list[int]:
-    """``"2(x3),1"`` means three nodes of two tasks and one node of one."""
+def slurm_counts(environ: Mapping[str, str], variable: str) -> list[int]:
+    """The tasks of each node: ``"2(x3),1"`` means three nodes of two tasks and one node of one.
+
+    Raises:
+        ValueError: the variable cannot be parsed.
+    """
     counts: list[int] = []
-    for part in text.split(","):
+    for part in environ[variable].split(","):
         match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
         if match is None:
-            raise ValueError(f"SLURM_STEP_TASKS_PER_NODE={text!r} cannot be read")
+            raise ValueError(f"{variable}={environ[variable]!r} cannot be parsed")
         counts += [int(match[1])] * int(match[2] or 1)
     return counts
 

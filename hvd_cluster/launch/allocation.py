@@ -10,6 +10,7 @@ from itertools import product
 from pathlib import Path
 
 from hvd_cluster.launch.hosts import Host
+from hvd_cluster.topology import slurm_counts
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,11 @@ def _slurm(environ: Mapping[str, str]) -> list[Host]:
     names = expand_nodes(environ["SLURM_JOB_NODELIST"])
     for variable in ("SLURM_TASKS_PER_NODE", "SLURM_NTASKS_PER_NODE"):
         if environ.get(variable):
-            counts = expand_counts(environ[variable], len(names))
+            counts = slurm_counts(environ, variable)
+            if len(counts) == 1:
+                counts *= len(names)
+            if len(counts) != len(names):
+                raise ValueError(f"{variable}={environ[variable]!r} does not fit {len(names)} nodes")
             # A job that asked only for nodes gets one task per node; its GPUs are then the better number.
             if set(counts) != {1} or "SLURM_NTASKS" in environ:
                 return [Host(name, count) for name, count in zip(names, counts, strict=True)]
@@ -98,22 +103,3 @@ def _numbers(text: str, whole: str) -> list[str]:
         first, last = match[1], match[2] or match[1]
         numbers += [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
     return numbers
-
-
-def expand_counts(text: str, num_nodes: int) -> list[int]:
-    """Expand Slurm's ``"2(x3),1"`` to [2, 2, 2, 1]; a single number applies to all nodes.
-
-    Raises:
-        ValueError: the text cannot be parsed, or does not have one number per node.
-    """
-    counts: list[int] = []
-    for part in text.split(","):
-        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
-        if match is None:
-            raise ValueError(f"SLURM_TASKS_PER_NODE={text!r} cannot be parsed")
-        counts += [int(match[1])] * int(match[2] or 1)
-    if len(counts) == 1:
-        counts *= num_nodes
-    if len(counts) != num_nodes:
-        raise ValueError(f"SLURM_TASKS_PER_NODE={text!r} does not fit {num_nodes} nodes")
-    return counts

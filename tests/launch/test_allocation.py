@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hvd_cluster.launch.allocation import Allocation, expand_counts, expand_nodes, find_allocation
+from hvd_cluster.launch.allocation import Allocation, expand_nodes, find_allocation
 from hvd_cluster.launch.hosts import Host
 
 SBATCH_TWO_NODES_FOUR_TASKS = {
@@ -70,9 +70,11 @@ def test_slurm_s_lists_of_nodes_are_expanded(text: str, names: list[str]) -> Non
     assert expand_nodes(text) == names
 
 
-def test_slurm_s_counts_are_expanded() -> None:
-    assert expand_counts("2(x3),1", 4) == [2, 2, 2, 1]
-    assert expand_counts("4", 3) == [4, 4, 4]
+@pytest.mark.parametrize(("text", "slots"), [("2(x3),1", [2, 2, 2, 1]), ("4", [4, 4, 4, 4])])
+def test_slurm_s_counts_are_expanded(text: str, slots: list[int]) -> None:
+    found = find_allocation({"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "a[1-4]", "SLURM_TASKS_PER_NODE": text})
+    assert found is not None
+    assert [host.slots for host in found.hosts] == slots
 
 
 @pytest.mark.parametrize("environ", [{"SLURM_JOB_NODELIST": "a[1-"}, {"SLURM_TASKS_PER_NODE": "two"}])
