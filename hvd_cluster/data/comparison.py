@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from hvd_cluster.data.columns.arrow_values import is_bytes, is_text
 from hvd_cluster.data.optional import load_pyarrow
 
 #: Comparison -> Arrow's kernel.
@@ -171,9 +172,7 @@ def _widened(column: Any) -> Any:
 
 
 def _is_text(arrow_type: Any) -> bool:
-    types = load_pyarrow("pyarrow.types")
-    tests = (types.is_string, types.is_binary, types.is_large_string, types.is_large_binary, types.is_fixed_size_binary)
-    return any(test(arrow_type) for test in tests) or str(arrow_type) in {"string_view", "binary_view"}
+    return is_text(arrow_type) or is_bytes(arrow_type) or str(arrow_type) in {"string_view", "binary_view"}
 
 
 def _floor(value: Any, arrow_type: Any) -> tuple[Any, bool]:

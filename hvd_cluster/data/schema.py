@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from hvd_cluster.data.columns.arrow_values import is_bytes, is_text
 from hvd_cluster.data.optional import load_pyarrow
 from hvd_cluster.errors import DataError
 
@@ -236,9 +237,9 @@ def column_of(name: str, arrow_type: Any) -> Column:
         return column_of(name, arrow_type.value_type)
     if types.is_null(arrow_type):
         raise DataError(f"column {name!r} holds nothing but nulls: fill it, or leave it out")
-    if types.is_string(arrow_type) or types.is_large_string(arrow_type):
+    if is_text(arrow_type):
         return Column(name, Kind.STRING, "str")
-    if types.is_binary(arrow_type) or types.is_large_binary(arrow_type) or types.is_fixed_size_binary(arrow_type):
+    if is_bytes(arrow_type):
         return Column(name, Kind.BINARY, "bytes")
     if types.is_temporal(arrow_type) and not types.is_interval(arrow_type):
         return Column(name, Kind.TIME, "int64", unit="D" if types.is_date(arrow_type) else arrow_type.unit)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from hvd_cluster.data.columns.arrow_values import is_list, is_text
 from hvd_cluster.data.optional import load_pyarrow
 from hvd_cluster.petastorm.codecs import CompressedImageCodec, CompressedNdarrayCodec, NdarrayCodec, ScalarCodec
 from hvd_cluster.petastorm.spark_types import StringType
@@ -84,7 +85,7 @@ def plain(array: Any) -> npt.NDArray[Any]:
     array = _combined(array)
     if types.is_dictionary(array.type):
         array = array.dictionary_decode()
-    if types.is_list(array.type) or types.is_large_list(array.type) or types.is_fixed_size_list(array.type):
+    if is_list(types, array.type):
         return _lists(array)
     if types.is_boolean(array.type) or types.is_integer(array.type) or types.is_floating(array.type):
         if not array.null_count:
@@ -93,7 +94,7 @@ def plain(array: Any) -> npt.NDArray[Any]:
     if types.is_timestamp(array.type):
         return _moments(array)
     values = array.to_pylist()
-    if (types.is_string(array.type) or types.is_large_string(array.type)) and not array.null_count:
+    if is_text(array.type) and not array.null_count:
         return np.array(values, dtype=np.str_)
     return objects(values)
 

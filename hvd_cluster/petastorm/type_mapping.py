@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from hvd_cluster.data.columns.arrow_values import is_bytes, is_text
 from hvd_cluster.data.optional import load_pyarrow
 from hvd_cluster.errors import DataError, MissingExtraError
 from hvd_cluster.petastorm import spark_types
@@ -49,9 +50,9 @@ def _of_arrow(arrow_type: Any) -> tuple[Any, tuple[int | None, ...]]:
     if types.is_fixed_size_list(arrow_type):
         dtype, shape = _of_arrow(arrow_type.value_type)
         return dtype, (arrow_type.list_size, *shape)
-    if types.is_string(arrow_type) or types.is_large_string(arrow_type):
+    if is_text(arrow_type):
         return np.str_, ()
-    if types.is_binary(arrow_type) or types.is_large_binary(arrow_type) or types.is_fixed_size_binary(arrow_type):
+    if is_bytes(arrow_type):
         return np.bytes_, ()
     if types.is_decimal(arrow_type):
         return Decimal, ()

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from hvd_cluster.data.columns.arrow_values import inner_nulls_text, is_list, list_depth, nulls_text, ragged_text, view
+from hvd_cluster.data.columns.arrow_values import (
+    inner_nulls_text,
+    is_list,
+    list_depth,
+    nulls_text,
+    ragged_text,
+    time_of_day,
+    view,
+)
 from hvd_cluster.data.columns.vectors import dense
 from hvd_cluster.data.optional import load_pyarrow
 from hvd_cluster.data.schema import UNKNOWN, Column, Kind
@@ -171,4 +179,4 @@ def _in_unit(types: Any, arrow_type: Any, unit: str) -> Any:
         return pyarrow.timestamp(unit, arrow_type.tz)
     if types.is_duration(arrow_type):
         return pyarrow.duration(unit)
-    return pyarrow.time32(unit) if unit in {"s", "ms"} else pyarrow.time64(unit)
+    return time_of_day(unit)

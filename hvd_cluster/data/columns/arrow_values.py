@@ -20,6 +20,30 @@ def is_list(types: Any, arrow_type: Any) -> bool:
     return bool(types.is_list(arrow_type) or types.is_large_list(arrow_type) or types.is_fixed_size_list(arrow_type))
 
 
+def is_text(arrow_type: Any) -> bool:
+    """Whether an Arrow type is one of strings."""
+    types = load_pyarrow("pyarrow.types")
+    return bool(types.is_string(arrow_type) or types.is_large_string(arrow_type))
+
+
+def is_bytes(arrow_type: Any) -> bool:
+    """Whether an Arrow type is one of bytes, of any length or of a fixed one."""
+    types = load_pyarrow("pyarrow.types")
+    return is_variable_bytes(arrow_type) or bool(types.is_fixed_size_binary(arrow_type))
+
+
+def is_variable_bytes(arrow_type: Any) -> bool:
+    """Whether an Arrow type is one of bytes of any length."""
+    types = load_pyarrow("pyarrow.types")
+    return bool(types.is_binary(arrow_type) or types.is_large_binary(arrow_type))
+
+
+def time_of_day(unit: str) -> pa.DataType:
+    """The Arrow type of times of the day in a unit."""
+    pyarrow = load_pyarrow()
+    return pyarrow.time32(unit) if unit in {"s", "ms"} else pyarrow.time64(unit)
+
+
 def list_depth(arrow_type: Any) -> int:
     """Levels of lists around the elements; 0 for scalars."""
     types = load_pyarrow("pyarrow.types")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hvd_cluster.data.columns.arrays import UNITS
-from hvd_cluster.data.columns.arrow_values import is_list
+from hvd_cluster.data.columns.arrow_values import is_bytes, is_list, is_text, is_variable_bytes, time_of_day
 from hvd_cluster.data.optional import load_pyarrow
 from hvd_cluster.data.schema import is_vector
 from hvd_cluster.errors import DataError
@@ -117,11 +117,10 @@ def common_type(one: Any, other: Any) -> Any:
     if all(map(types.is_duration, both)):
         return pyarrow.duration(_finer(one, other))
     if all(map(types.is_time, both)):
-        unit = _finer(one, other)
-        return pyarrow.time32(unit) if unit in {"s", "ms"} else pyarrow.time64(unit)
-    if all(types.is_string(kind) or types.is_large_string(kind) for kind in both):
+        return time_of_day(_finer(one, other))
+    if all(map(is_text, both)):
         return pyarrow.large_string()
-    if all(map(_is_bytes, both)):
+    if all(map(is_bytes, both)):
         return pyarrow.large_binary() if any(map(types.is_large_binary, both)) else pyarrow.binary()
     return None
 
@@ -139,8 +138,7 @@ def keeps_values(stored: Any, wanted: Any) -> bool:
         return bool(wide.scale >= narrow.scale)
     if all(map(types.is_timestamp, both)):
         return bool(narrow.tz == wide.tz and _finer(narrow, wide) == wide.unit)
-    is_text = [types.is_string(kind) or types.is_large_string(kind) for kind in both]
-    return all(is_text) or all(map(_is_bytes, both))
+    return all(map(is_text, both)) or all(map(is_bytes, both))
 
 
 def as_type(array: Any, wanted: Any, name: str, file: str) -> Any:
@@ -172,10 +170,9 @@ def as_type(array: Any, wanted: Any, name: str, file: str) -> Any:
 
 def is_text_dictionary(arrow_type: Any) -> bool:
     """Whether a type is one of text or bytes as distinct values, and an index for each row; False for None."""
-    types = load_pyarrow("pyarrow.types")
-    tests = (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)
-    is_dictionary = arrow_type is not None and types.is_dictionary(arrow_type)
-    return is_dictionary and any(test(arrow_type.value_type) for test in tests)
+    if arrow_type is None or not load_pyarrow("pyarrow.types").is_dictionary(arrow_type):
+        return False
+    return is_text(arrow_type.value_type) or is_variable_bytes(arrow_type.value_type)
 
 
 def _common_list(types: Any, one: Any, other: Any) -> Any:
@@ -223,10 +220,3 @@ def _common_decimal(types: Any, one: Any, other: Any) -> Any:
 
 def _finer(one: Any, other: Any) -> str:
     return UNITS[max(UNITS.index(kind.unit) for kind in (one, other))]
-
-
-def _is_bytes(arrow_type: Any) -> bool:
-    types = load_pyarrow("pyarrow.types")
-    return bool(
-        types.is_binary(arrow_type) or types.is_large_binary(arrow_type) or types.is_fixed_size_binary(arrow_type)
-    )

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from hvd_cluster.data.columns.arrow_values import nulls_text, python_values
+from hvd_cluster.data.columns.arrow_values import is_variable_bytes, nulls_text, python_values
 from hvd_cluster.data.columns.column_config import Decode
 from hvd_cluster.data.optional import load_pyarrow
 from hvd_cluster.data.reading.row_transform import as_array, as_dtype, call_decode, column_of_value, in_dtype_of_first
@@ -45,7 +45,7 @@ class RawTensor:
         num_bytes = math.prod(self.shape) * self.dtype.itemsize
         if types.is_fixed_size_binary(array.type):
             lengths, start = np.array([array.type.byte_width]), array.offset * array.type.byte_width
-        elif types.is_binary(array.type) or types.is_large_binary(array.type):
+        elif is_variable_bytes(array.type):
             lengths = np.asarray(load_pyarrow("pyarrow.compute").binary_length(array).to_numpy(), dtype=np.int64)
             offset_bytes = 8 if types.is_large_binary(array.type) else 4
             start = int.from_bytes(array.buffers()[1][array.offset * offset_bytes :][:offset_bytes], "little")

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from hvd_cluster.data.columns.arrow_values import is_text, is_variable_bytes
 from hvd_cluster.data.filters import RowFilter
 from hvd_cluster.data.optional import load_pyarrow
 from hvd_cluster.data.reading.parquet_files import NUM_THREADS
@@ -61,9 +62,9 @@ class TableColumns:
     @property
     def texts(self) -> frozenset[str]:
         """The columns of text or bytes."""
-        types = load_pyarrow("pyarrow.types")
-        tests = (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)
-        return frozenset(field.name for field in self.table.arrow_schema if any(test(field.type) for test in tests))
+        return frozenset(
+            field.name for field in self.table.arrow_schema if is_text(field.type) or is_variable_bytes(field.type)
+        )
 
     @property
     def rows(self) -> int:

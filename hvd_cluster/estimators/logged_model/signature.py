@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hvd_cluster.data.columns.arrow_values import is_bytes, is_list, is_text
 from hvd_cluster.data.optional import load_pyarrow
 from hvd_cluster.estimators.scoring.output_columns import ARRAY, VECTOR, OutputColumn
 
@@ -118,13 +119,13 @@ def _type(arrow_type: pa.DataType) -> Any:
     from mlflow.types.schema import Array
 
     types = load_pyarrow("pyarrow.types")
-    if types.is_string(arrow_type) or types.is_large_string(arrow_type):
+    if is_text(arrow_type):
         return DataType.string
-    if types.is_binary(arrow_type) or types.is_large_binary(arrow_type) or types.is_fixed_size_binary(arrow_type):
+    if is_bytes(arrow_type):
         return DataType.binary
     if types.is_date(arrow_type) or (types.is_timestamp(arrow_type) and arrow_type.tz is None):
         return DataType.datetime
-    if types.is_list(arrow_type) or types.is_large_list(arrow_type) or types.is_fixed_size_list(arrow_type):
+    if is_list(types, arrow_type):
         # The numbers of lists, as JSON has them, are 64 bits wide, and MLflow would refuse them for a narrower type.
         inner = DataType.double if types.is_floating(arrow_type.value_type) else _type(arrow_type.value_type)
         return Array(inner) if inner == DataType.double or isinstance(inner, Array) else None
