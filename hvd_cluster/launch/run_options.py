@@ -184,18 +184,22 @@ def require_known(callee: str, given: Iterable[str], known: Iterable[str]) -> No
         TypeError: it does not; the text suggests similar ones.
     """
     unknown, known = sorted(set(given).difference(known)), sorted(name for name in known if name[0] != "_")
-    hints = []
-    for name in unknown:
-        # Horovod's own documentation says "slot" and "np" where its code says "worker" and "num_proc", and Ray Train's
-        # ScalingConfig says "resources_per_worker".
-        spelt = name.replace("slot", "worker").replace("_np", "_workers").replace("num_proc", "num_workers")
-        spelt = spelt.replace("resources_per", "cpus_per")
-        others = [spelt, name, name.replace("num_workers", "num_proc")]
-        near = [other for other in others if other in known]
-        near += [found for other in others for found in difflib.get_close_matches(other, known, n=1, cutoff=0.6)]
-        hints.append(f"{name} (did you mean {near[0]}?)" if near else name)
-    if hints:
-        raise TypeError(f"{callee} has no argument {', '.join(hints)}; it has {', '.join(known)}")
+    if unknown:
+        hints = ", ".join(name + near_miss(name, known) for name in unknown)
+        raise TypeError(f"{callee} has no argument {hints}; it has {', '.join(known)}")
+
+
+def near_miss(name: str, known: Iterable[str]) -> str:
+    """The name that was meant by an unknown one, in words to append to it; empty if none is similar."""
+    known = list(known)
+    # Horovod's own documentation says "slot" and "np" where its code says "worker" and "num_proc", and Ray Train's
+    # ScalingConfig says "resources_per_worker".
+    spelt = name.replace("slot", "worker").replace("_np", "_workers").replace("num_proc", "num_workers")
+    spelt = spelt.replace("resources_per", "cpus_per")
+    others = [spelt, name, name.replace("num_workers", "num_proc")]
+    near = [other for other in others if other in known]
+    near += [found for other in others for found in difflib.get_close_matches(other, known, n=1)]
+    return f" (did you mean {near[0]}?)" if near else ""
 
 
 def fields_of(cls: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 from hvd_cluster.estimators.values import Rule, anything
+from hvd_cluster.launch.run_options import near_miss
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,9 @@ def check(rows: Mapping[str, Row], given: Mapping[str, Any], owner: str) -> None
     """
     unknown = [name for name in given if name not in rows]
     if unknown:
-        raise TypeError(f"{owner} has no param " + "; no param ".join(_near(name, rows) for name in unknown))
+        raise TypeError(
+            f"{owner} has no param " + "; no param ".join(f"{name!r}{near_miss(name, rows)}" for name in unknown)
+        )
     wrong = []
     for name, value in given.items():
         try:
@@ -102,10 +104,3 @@ def check(rows: Mapping[str, Row], given: Mapping[str, Any], owner: str) -> None
             wrong.append(str(error))
     if wrong:
         raise ValueError("; ".join(wrong))
-
-
-def _near(name: str, rows: Iterable[str]) -> str:
-    # The launchers' classes say "num_workers".
-    other = name.replace("num_workers", "num_proc")
-    close = [other] if other in rows else difflib.get_close_matches(name, rows, n=2)
-    return f"{name!r}" + (f" (did you mean {' or '.join(close)}?)" if close else "")
