@@ -59,8 +59,7 @@ def run(
             :func:`hvd_cluster.launch.progress.report`.
         verbose: 0 drops the workers' lines unless ``stdout`` or ``stderr`` is given. A failure always shows the last
             lines.
-        torch_backend: the backend of ``torch.distributed``, such as "hvd" or "gloo", whose default group exists when
-            ``fn`` starts; by default ``HOROVOD_TORCH_BACKEND``, else none.
+        torch_backend: see :func:`hvd_cluster.run`.
 
     Returns:
         The return values of ``fn``, by rank.

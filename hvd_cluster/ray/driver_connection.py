@@ -10,11 +10,10 @@ import threading
 from hvd_cluster.errors import AuthenticationError
 from hvd_cluster.launch.output import OutputReader, flush_prints
 from hvd_cluster.launch.wire.listener import listen_for_handshakes
+from hvd_cluster.launch.wire.messages import STALLED_S
 from hvd_cluster.ray.messages import Message, OutputLines
 from hvd_cluster.rendezvous.channel import Channel
 
-#: Seconds after which a driver that accepts no more output counts as stalled.
-_STALLED_S = 60.0
 #: The beginnings of lines that Ray writes for its own log reader; the last ones are its progress bars.
 _RAY_LINE_PREFIXES = (":actor_name:", ":task_name:", ":job_id:", '{"__magic_token__": "__ray_tqdm_magic_token__"')
 _STREAMS = {"stdout": 1, "stderr": 2}
@@ -28,7 +27,7 @@ class DriverConnection:
         self._channel: Channel | None = None
         self._ray_files: dict[str, int] = {}
         self._reader: OutputReader | None = None
-        self._listener = listen_for_handshakes(secret, self._accept, [address], unread_s=_STALLED_S)
+        self._listener = listen_for_handshakes(secret, self._accept, [address], unread_s=STALLED_S)
         #: The port to which the driver connects.
         self.port = self._listener.port
 
@@ -56,7 +55,7 @@ class DriverConnection:
 
     def _accept(self, _handshake: object, channel: Channel) -> bool:
         """The driver has connected, for the first time or because its connection broke."""
-        channel.settimeout(_STALLED_S)
+        channel.settimeout(STALLED_S)
         with self._lock:
             before, self._channel = self._channel, channel
         if before is not None:

@@ -12,6 +12,7 @@ from hvd_cluster.ray.actor import ActorCall
 from hvd_cluster.ray.actor_group import ActorGroup
 from hvd_cluster.ray.adapter import packed
 from hvd_cluster.ray.session import connect, refuse_client
+from hvd_cluster.ray.settings import START_TIMEOUT_S
 from hvd_cluster.ray.spec import packed_strategy, resource_problems, worker_resources
 from hvd_cluster.settings import Settings
 
@@ -58,8 +59,7 @@ def run(
         nics: network interface for the workers' data.
         prefix_output_with_timestamp: print the time before each line of output.
         on_event: called, from another thread, with the rank and the fields of each ``launch.progress.report``.
-        torch_backend: the backend of ``torch.distributed``, such as "hvd" or "gloo", whose default group exists when
-            ``fn`` starts; by default ``HOROVOD_TORCH_BACKEND``, else none.
+        torch_backend: see :func:`hvd_cluster.run`.
 
     Returns:
         The return values of ``fn`` on rank 0, rank 1, ...
@@ -87,6 +87,5 @@ def run(
 
 
 def _start_timeout_s(given: float | None) -> float:
-    """The default of Ray is longer than that of hosts, because a node may have to install a runtime environment."""
     is_set = given is not None or "start_timeout_s" in Settings.given()
-    return Settings.from_env(start_timeout_s=given if is_set else 300.0).start_timeout_s
+    return Settings.from_env(start_timeout_s=given if is_set else START_TIMEOUT_S).start_timeout_s

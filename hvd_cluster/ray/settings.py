@@ -12,6 +12,9 @@ from hvd_cluster.launch.elastic.discovery import HostDiscovery
 from hvd_cluster.launch.environment import interface_variables
 from hvd_cluster.launch.run_options import RunOptions
 
+#: The default is longer than that of hosts, because a node may have to install a runtime environment.
+START_TIMEOUT_S = 300
+
 
 @dataclass
 class MiniSettings:
@@ -27,7 +30,7 @@ class MiniSettings:
     ssh_port: int | None = None
     ssh_identity_file: str | None = None
     #: Seconds for the workers that a job starts with to report, once there is room for them.
-    timeout_s: float = 300
+    timeout_s: float = START_TIMEOUT_S
     #: Seconds to wait for room in the cluster.
     placement_group_timeout_s: float = 100
     elastic: bool = False

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from hvd_cluster.errors import AuthenticationError
 from hvd_cluster.launch.logs import prefixed
-from hvd_cluster.launch.wire.messages import OutputLine
+from hvd_cluster.launch.wire.messages import STALLED_S, OutputLine
 from hvd_cluster.rendezvous.channel import Channel
 from hvd_cluster.rendezvous.sockets import Closing, keep_alive
 from hvd_cluster.spark.messages import STOP, Message
@@ -20,8 +20,6 @@ from hvd_cluster.topology import split_address
 
 #: Seconds in which a task tries to reach the driver at all its addresses. Behind a remote Connect server it never can.
 _PROBE_S = 3.0
-#: Seconds after which a driver that accepts no more output counts as stalled.
-_STALLED_S = 60.0
 
 
 class DriverConnection(Closing):
@@ -33,7 +31,7 @@ class DriverConnection(Closing):
         self._closing = self._broken = False
         self._channel, self._address = reach_driver(addresses, secret)
         if self._channel is not None:
-            self._channel.settimeout(_STALLED_S)
+            self._channel.settimeout(STALLED_S)
         self._thread: threading.Thread | None = None
         if self._channel is not None:
             self._thread = threading.Thread(target=self._listen, args=(self._channel,), name="hvd-driver-connection")

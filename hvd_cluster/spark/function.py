@@ -76,8 +76,7 @@ def run(
         on_event: called as ``on_event(rank, fields)`` in this thread for each ``launch.progress.report(**fields)``.
         rows: rows of a DataFrame for the tasks, which this job computes; see
             :class:`hvd_cluster.spark.task_function.Rows`.
-        torch_backend: the backend of ``torch.distributed``, such as "hvd" or "gloo", whose default group exists when
-            ``fn`` starts; by default ``HOROVOD_TORCH_BACKEND``, else none.
+        torch_backend: see :func:`hvd_cluster.run`.
 
     Returns:
         The return values of ``fn`` on rank 0, rank 1, ...

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 SCHEMA = "part int, name string, at bigint, data binary"
 #: Bytes of a row. Spark hands 10,000 rows at a time to Python.
 CHUNK_BYTES = 16 * 1024
-#: The variable that passes the folder to a worker.
-VARIABLE = "HOROVOD_ROWS_DIR"
 
 _REPORT = "report-{part:05d}.json"
 
@@ -91,7 +89,7 @@ def received(batches: Iterable[pa.RecordBatch]) -> Iterator[dict[str, str]]:
     """Put rows of SCHEMA, in any order, together in a folder of this machine, which goes with the context.
 
     Yields:
-        VARIABLE and the folder.
+        The variable that passes the folder to a worker.
     """
     with scratch_folder("rows") as folder:
         for batch in batches:
@@ -99,7 +97,7 @@ def received(batches: Iterable[pa.RecordBatch]) -> Iterator[dict[str, str]]:
                 _keep(batch.to_pylist(), folder)
             except OSError as error:
                 raise DataError(unwritable_text(folder, error)) from error
-        yield {VARIABLE: folder}
+        yield {"HOROVOD_ROWS_DIR": folder}
 
 
 def _keep(rows: Iterable[Mapping[str, Any]], folder: str) -> None:

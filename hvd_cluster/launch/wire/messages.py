@@ -7,6 +7,8 @@ from typing import Any
 
 #: To the worker: there are no more requests; exit.
 END = b""
+#: Seconds after which a driver that accepts no more output counts as stalled.
+STALLED_S = 60.0
 
 
 @dataclass(frozen=True)
