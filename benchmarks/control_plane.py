@@ -33,7 +33,7 @@ from hvd_cluster.engine.shared_memory.ballot import Ballot
 from hvd_cluster.engine.signature import Key, Kind, Signature, TensorMeta
 from hvd_cluster.engine.tree_links import TreeLinks
 from hvd_cluster.engine.world import World
-from hvd_cluster.rendezvous.session import Session
+from hvd_cluster.rendezvous.session import SignedSession
 from hvd_cluster.topology import Topology
 
 HOP_S = 25e-6
@@ -93,7 +93,7 @@ class SimulatedLink:
 
     def __init__(self, *, accepts: bool) -> None:
         self._descriptor = next(self._descriptors)
-        self.session = Session(b"secret of the simulation", accepts=accepts)
+        self.session = SignedSession(b"secret of the simulation", accepts=accepts)
         self.kept: list[bytes] = []
         self.arrived = bytearray()
         self.on_send: Callable[[bytes], None] = lambda data: None
@@ -340,7 +340,7 @@ class Simulation:
             node.done_s = node.busy_until_s
 
 
-def _shake_hands(first: Session, second: Session) -> None:
+def _shake_hands(first: SignedSession, second: SignedSession) -> None:
     while not (first.established and second.established):
         for here, there in ((first, second), (second, first)):
             data = bytes(here.outgoing)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from hvd_cluster.data.filters import RowFilter
 from hvd_cluster.data.row_group import RowGroup
-from hvd_cluster.data.schema import Column, Kind, Schema
+from hvd_cluster.data.schema import Column, ColumnKind, Schema
 from hvd_cluster.data.store import Store
 
 if TYPE_CHECKING:
@@ -116,7 +116,8 @@ class Dataset:
         if content.get("version") != MANIFEST_VERSION:
             return None
         columns = tuple(
-            Column(name, Kind(kind), dtype, tuple(shape), unit) for name, kind, dtype, shape, unit in content["columns"]
+            Column(name, ColumnKind(kind), dtype, tuple(shape), unit)
+            for name, kind, dtype, shape, unit in content["columns"]
         )
         train, held_out = Split.from_json(content["train"]), content["validation"]
         validation = None if held_out is None else Split.from_json(held_out)

@@ -27,7 +27,7 @@ UNKNOWN = -1
 WIDENED = {"uint16": "int32", "uint32": "int64", "uint64": "int64"}
 
 
-class Kind(enum.Enum):
+class ColumnKind(enum.Enum):
     """What a column holds."""
 
     NUMERIC = "numeric"
@@ -44,7 +44,7 @@ class Kind(enum.Enum):
     OTHER = "other"
 
 
-_WITHOUT_TENSOR = frozenset({Kind.STRING, Kind.BINARY, Kind.OTHER})
+_WITHOUT_TENSOR = frozenset({ColumnKind.STRING, ColumnKind.BINARY, ColumnKind.OTHER})
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Column:
     #: The column's name in the data.
     name: str
     #: What it holds.
-    kind: Kind
+    kind: ColumnKind
     #: numpy name of an element of its tensors, e.g. "float32"; "str", "bytes" and "object" have no tensors.
     dtype: str
     #: Shape of one row; () for scalars; UNKNOWN (-1) where no row has been seen yet.
@@ -68,7 +68,7 @@ class Column:
     @classmethod
     def raw(cls, name: str) -> Column:
         """A column that is kept as it is stored, whatever it holds."""
-        return cls(name, Kind.OTHER, "object")
+        return cls(name, ColumnKind.OTHER, "object")
 
     @property
     def has_tensor(self) -> bool:
@@ -197,7 +197,7 @@ def infer(
         except DataError:
             if name not in decoded:
                 raise
-            return Column(name, Kind.OTHER, "object")
+            return Column(name, ColumnKind.OTHER, "object")
 
     found, problems = each_column(columns, arrow_schema.names, column)
     if wrong is not None:
@@ -238,13 +238,13 @@ def column_of(name: str, arrow_type: Any) -> Column:
     if types.is_null(arrow_type):
         raise DataError(f"column {name!r} holds nothing but nulls: fill it, or leave it out")
     if is_text(arrow_type):
-        return Column(name, Kind.STRING, "str")
+        return Column(name, ColumnKind.STRING, "str")
     if is_bytes(arrow_type):
-        return Column(name, Kind.BINARY, "bytes")
+        return Column(name, ColumnKind.BINARY, "bytes")
     if types.is_temporal(arrow_type) and not types.is_interval(arrow_type):
-        return Column(name, Kind.TIME, "int64", unit="D" if types.is_date(arrow_type) else arrow_type.unit)
+        return Column(name, ColumnKind.TIME, "int64", unit="D" if types.is_date(arrow_type) else arrow_type.unit)
     if is_vector(arrow_type):
-        return Column(name, Kind.VECTOR, "float64", (UNKNOWN,))
+        return Column(name, ColumnKind.VECTOR, "float64", (UNKNOWN,))
     shape: list[int] = []
     element = arrow_type
     while True:
@@ -259,8 +259,8 @@ def column_of(name: str, arrow_type: Any) -> Column:
     if dtype is None:
         raise DataError(no_tensor_type_text(name, str(arrow_type)))
     if shape:
-        return Column(name, Kind.LIST, dtype, tuple(shape))
-    return Column(name, Kind.BOOL if dtype == "bool" else Kind.NUMERIC, dtype)
+        return Column(name, ColumnKind.LIST, dtype, tuple(shape))
+    return Column(name, ColumnKind.BOOL if dtype == "bool" else ColumnKind.NUMERIC, dtype)
 
 
 def is_vector(arrow_type: Any) -> bool:

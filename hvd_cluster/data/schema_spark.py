@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
-from hvd_cluster.data.schema import UNKNOWN, Column, Kind, Schema, each_column, no_tensor_type_text
+from hvd_cluster.data.schema import UNKNOWN, Column, ColumnKind, Schema, each_column, no_tensor_type_text
 from hvd_cluster.errors import DataError
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def infer_split(
     """
     marks = validation if isinstance(validation, str) else None
     schema = infer(spark_schema, [*columns, *([] if marks is None else [marks])], wrong, raw)
-    if marks is not None and marks in schema and schema[marks].kind not in {Kind.NUMERIC, Kind.BOOL}:
+    if marks is not None and marks in schema and schema[marks].kind not in {ColumnKind.NUMERIC, ColumnKind.BOOL}:
         raise DataError(
             f"the validation column {marks!r} holds {schema[marks].kind.value}: it must be bool, or numeric with > 0 "
             "for validation"
@@ -120,7 +120,7 @@ def column_of(name: str, data_type: Any) -> Column:
     # The JSON form is the same in all versions and sessions, and needs no import of pyspark.
     described = data_type.jsonValue()
     if isinstance(described, dict) and described.get("type") == "udt" and described.get("class") in _VECTORS:
-        return Column(name, Kind.VECTOR, "float64", (UNKNOWN,))
+        return Column(name, ColumnKind.VECTOR, "float64", (UNKNOWN,))
     shape: list[int] = []
     element = described
     while isinstance(element, dict) and element.get("type") == "array":
@@ -129,13 +129,13 @@ def column_of(name: str, data_type: Any) -> Column:
     if isinstance(element, str):
         dtype = "float64" if element.startswith("decimal") else _NUMBERS.get(element)
         if dtype is not None and shape:
-            return Column(name, Kind.LIST, dtype, tuple(shape))
+            return Column(name, ColumnKind.LIST, dtype, tuple(shape))
         if dtype is not None:
-            return Column(name, Kind.BOOL if dtype == "bool" else Kind.NUMERIC, dtype)
+            return Column(name, ColumnKind.BOOL if dtype == "bool" else ColumnKind.NUMERIC, dtype)
         if not shape and (element in {"string"} or element.startswith(("string ", "char", "varchar"))):
-            return Column(name, Kind.STRING, "str")
+            return Column(name, ColumnKind.STRING, "str")
         if not shape and (unit := _unit_of(element)) is not None:
-            return Column(name, Kind.TIME, "int64", unit=unit)
+            return Column(name, ColumnKind.TIME, "int64", unit=unit)
         if not shape and element == "binary":
-            return Column(name, Kind.BINARY, "bytes")
+            return Column(name, ColumnKind.BINARY, "bytes")
     raise DataError(no_tensor_type_text(name, data_type.simpleString()))

@@ -12,7 +12,7 @@ logger = logging.getLogger(__name__)
 
 
 @contextlib.contextmanager
-def warns(text: str) -> Iterator[None]:
+def as_warnings(text: str) -> Iterator[None]:
     """Log an exception of the context as a warning that begins with ``text``."""
     try:
         yield

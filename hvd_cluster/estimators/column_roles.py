@@ -8,7 +8,7 @@ from typing import Any
 from hvd_cluster.data.dataset import Dataset
 from hvd_cluster.data.schema import missing_columns_text
 from hvd_cluster.estimators.spec import Inputs
-from hvd_cluster.estimators.stages.stage import Stage
+from hvd_cluster.estimators.stages.stage import PipelineStage
 from hvd_cluster.launch.call import pack
 
 #: Params that name columns.
@@ -17,7 +17,7 @@ _LISTS_OF_COLUMNS = ("feature_cols", "label_cols", "continuous_cols", "categoric
 _DRIVER_PARAMS = ("store", "driver_callbacks")
 
 
-class ColumnRoles(Stage):
+class ColumnRoles(PipelineStage):
     """The part of an estimator that deals with columns."""
 
     @abstractmethod

@@ -22,7 +22,7 @@ from hvd_cluster.data.store import Store
 from hvd_cluster.data.tables.opening import is_table, open_table
 from hvd_cluster.data.tables.parquet import ParquetFolder
 from hvd_cluster.errors import DataError
-from hvd_cluster.estimators.after_training import warns
+from hvd_cluster.estimators.after_training import as_warnings
 from hvd_cluster.estimators.backend import Backend, takes_rows
 from hvd_cluster.estimators.frames import Frame, parquet_columns
 
@@ -178,14 +178,14 @@ class FrameData(FitData):
             try:
                 yield Prepared(sample, rows)
             finally:
-                with warns("the rows of the fit are still persisted in Spark"):
+                with as_warnings("the rows of the fit are still persisted in Spark"):
                     rows.release()
             return
         written = materialize(self._parts(layout.columns), store, dataset_id=name, own_folders=self.has_module, **given)
         try:
             yield Prepared(written, part_dirs=self._part_dirs(written, store, name))
         finally:
-            with warns(f"the rows of the fit were not removed; delete {', '.join(written.folders)}"):
+            with as_warnings(f"the rows of the fit were not removed; delete {', '.join(written.folders)}"):
                 written.remove()
 
     def first_rows(self, columns: Sequence[str], count: int) -> pa.Table | None:

@@ -14,7 +14,7 @@ from hvd_cluster.data.preprocessing import BATCH_FORMATS, ON_ERROR
 from hvd_cluster.estimators import values
 from hvd_cluster.estimators.stages.param_row import Row
 from hvd_cluster.estimators.stages.spark_ml import Param, Params
-from hvd_cluster.estimators.stages.stage import Stage
+from hvd_cluster.estimators.stages.stage import PipelineStage
 from hvd_cluster.estimators.values import whole
 
 C = TypeVar("C", bound=type)
@@ -304,10 +304,10 @@ def _single_getter(row: Row) -> Callable[..., Any]:
 
 
 @with_params(ESTIMATOR_ROWS)
-class EstimatorParams(Stage):
+class EstimatorParams(PipelineStage):
     """The params of every estimator, for programs that write their own estimator."""
 
 
 @with_params(MODEL_ROWS)
-class ModelParams(Stage):
+class ModelParams(PipelineStage):
     """The params of every fitted model."""

@@ -17,7 +17,7 @@ from hvd_cluster.data.materializing import materialize
 from hvd_cluster.data.store import Store
 from hvd_cluster.data.writing import validation as validation_rule
 from hvd_cluster.errors import DataError
-from hvd_cluster.estimators.after_training import warns
+from hvd_cluster.estimators.after_training import as_warnings
 from hvd_cluster.estimators.fit_data import StoredParquet
 from hvd_cluster.estimators.frames import column_names
 from hvd_cluster.estimators.run_lease import RunLease
@@ -88,7 +88,7 @@ def prepare_data(
             yield index
         finally:
             _prepared.pop(index, None)
-            with warns(f"the rows were not removed; delete {', '.join(dataset.folders)}"):
+            with as_warnings(f"the rows were not removed; delete {', '.join(dataset.folders)}"):
                 dataset.remove()
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from hvd_cluster.data.dataset import Dataset
     from hvd_cluster.data.store import Store
     from hvd_cluster.estimators.run.early_stopping import EarlyStopping
-    from hvd_cluster.estimators.torch.made_model import MadeModel
+    from hvd_cluster.estimators.torch.model_source import ModelSource
     from hvd_cluster.estimators.torch.optimizer_state import OptimizerState
 
 logger = logging.getLogger(__name__)
@@ -283,7 +283,7 @@ class TrainSpec(FitSpec):
     """All that :func:`hvd_cluster.estimators.torch.train.train` needs."""
 
     #: A module, or the factory with which each worker makes its own.
-    model: torch.nn.Module | MadeModel
+    model: torch.nn.Module | ModelSource
     optimizer: OptimizerState
     #: Makes the objective in the worker: parts of a loss may have to be built there.
     objective: Callable[[], Objective]

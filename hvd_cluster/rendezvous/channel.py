@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from hvd_cluster.errors import AuthenticationError
-from hvd_cluster.rendezvous.session import Session
+from hvd_cluster.rendezvous.session import SignedSession
 
 _READ_BYTES = 1 << 20
 
@@ -27,7 +27,7 @@ class Channel:
     it may be unpickled.
     """
 
-    def __init__(self, sock: socket.socket, session: Session) -> None:
+    def __init__(self, sock: socket.socket, session: SignedSession) -> None:
         self._socket = sock
         self._session = session
         self._messages: collections.deque[bytes] = collections.deque()
@@ -79,15 +79,15 @@ class Channel:
             AuthenticationError: the peer did not prove within ``timeout_s`` that it knows ``secret``
                 (:class:`HungUpError` if it closed the connection before).
         """
-        return cls._establish(sock, Session(secret, accepts=False), timeout_s)
+        return cls._establish(sock, SignedSession(secret, accepts=False), timeout_s)
 
     @classmethod
     def accept(cls, sock: socket.socket, secret: bytes, timeout_s: float = 10.0) -> Channel:
         """Authenticate as the end that accepted; raises as :meth:`connect` does."""
-        return cls._establish(sock, Session(secret, accepts=True), timeout_s)
+        return cls._establish(sock, SignedSession(secret, accepts=True), timeout_s)
 
     @classmethod
-    def _establish(cls, sock: socket.socket, session: Session, timeout_s: float) -> Channel:
+    def _establish(cls, sock: socket.socket, session: SignedSession, timeout_s: float) -> Channel:
         channel = cls(sock, session)
         deadline_s = time.monotonic() + timeout_s  # for the whole exchange: a peer could send one byte at a time
         sock.settimeout(timeout_s)

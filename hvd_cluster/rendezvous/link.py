@@ -6,7 +6,7 @@ import contextlib
 import selectors
 import socket
 
-from hvd_cluster.rendezvous.session import Session
+from hvd_cluster.rendezvous.session import SignedSession
 
 _READ_BYTES = 1 << 18
 #: Reads of one connection per turn, so that a peer that sends very much does not starve the others.
@@ -26,7 +26,7 @@ class Link:
             # Messages are small, and the peer waits for each of them.
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket = sock
-        self._session = Session(secret, accepts=accepts)
+        self._session = SignedSession(secret, accepts=accepts)
         self._early: list[bytes] = []
         #: Messages that one reader has received and left for the next.
         self.kept: list[bytes] = []

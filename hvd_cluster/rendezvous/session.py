@@ -34,7 +34,7 @@ _SHORT_BYTES = 1 << 16
 _MAX_MESSAGE_BYTES = 1 << 40
 
 
-class Session:
+class SignedSession:
     """One end of a connection. Pass received bytes to :meth:`feed`; send the bytes in :attr:`outgoing`.
 
     Args:

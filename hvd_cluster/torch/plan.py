@@ -9,7 +9,7 @@ from hvd_cluster.torch.gradient_layout import GradientLayout
 
 
 @dataclass(eq=False)
-class Bucket:
+class GradientBucket:
     """Gradients that travel as one request."""
 
     name: str
@@ -34,8 +34,8 @@ class Plan:
 
     #: The prefix of the names of the optimizer's requests.
     label: str
-    buckets: list[Bucket]
-    bucket_of: dict[int, Bucket]
+    buckets: list[GradientBucket]
+    bucket_of: dict[int, GradientBucket]
     #: Number of sparse dimensions of the gradients that are gathered.
     sparse: dict[int, int]
     #: Parameters for which no rank has had a gradient.
@@ -95,6 +95,6 @@ class Plan:
 
     def _append(self, members: Sequence[int], layout: GradientLayout) -> None:
         is_open = not layout.partial.isdisjoint(members)
-        bucket = Bucket(f"{self.label}.bucket.{len(self.buckets)}", list(members), is_open=is_open)
+        bucket = GradientBucket(f"{self.label}.bucket.{len(self.buckets)}", list(members), is_open=is_open)
         self.buckets.append(bucket)
         self.bucket_of |= dict.fromkeys(members, bucket)

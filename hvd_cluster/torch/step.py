@@ -16,7 +16,7 @@ from hvd_cluster.engine.submission import submit
 from hvd_cluster.errors import HorovodInternalError
 from hvd_cluster.torch.gradient_layout import fingerprint
 from hvd_cluster.torch.parameter_index import ParameterIndex
-from hvd_cluster.torch.plan import Bucket, Plan
+from hvd_cluster.torch.plan import GradientBucket, Plan
 from hvd_cluster.torch.transfers import Transfers, takes_part
 
 #: What the ranks must agree on about a request of which they have frozen different parameters: all are sent. Those that
@@ -324,13 +324,13 @@ class Step:
             is_waited_for=True,
         )
 
-    def _present(self, bucket: Bucket) -> list[int]:
+    def _present(self, bucket: GradientBucket) -> list[int]:
         """The members of a bucket that take part in this step if it is sent now."""
         here = set(bucket.members if bucket.is_whole else self.index.unfrozen(bucket.members))
         return [number for number in bucket.members if number in here or number in self.ready]
 
     def _send_bucket(
-        self, bucket: Bucket, present: Sequence[int], *, is_wanted: bool = True, is_over: bool = False
+        self, bucket: GradientBucket, present: Sequence[int], *, is_wanted: bool = True, is_over: bool = False
     ) -> None:
         """Send the members of a bucket that take part in this step."""
         bucket.active = list(bucket.members if bucket.is_whole else present)

@@ -19,7 +19,7 @@ from hvd_cluster.data.dataset import Dataset, Split
 from hvd_cluster.data.local_arrow import write_arrow
 from hvd_cluster.data.materializing import materialize
 from hvd_cluster.data.reader import ParquetReader
-from hvd_cluster.data.schema import UNKNOWN, Column, Kind
+from hvd_cluster.data.schema import UNKNOWN, Column, ColumnKind
 from hvd_cluster.data.store import Store
 from hvd_cluster.errors import DataError
 
@@ -77,8 +77,8 @@ def test_every_kind_of_pandas_column_arrives_as_the_same_numbers(frame: pd.DataF
     assert torch.equal(rows["flag"], ids % 2 == 0)
     assert torch.equal(rows["nullable"], ids.int())
     assert torch.equal(rows["kind"], (ids % 3 + 1) * 10)
-    assert dataset.schema["image"] == Column("image", Kind.LIST, "uint8", (2, 3))
-    assert dataset.schema["vector"] == Column("vector", Kind.LIST, "float32", (2,))
+    assert dataset.schema["image"] == Column("image", ColumnKind.LIST, "uint8", (2, 3))
+    assert dataset.schema["vector"] == Column("vector", ColumnKind.LIST, "float32", (2,))
 
 
 def test_sparse_pandas_columns_are_columns_of_numbers(store: Store) -> None:
@@ -129,7 +129,7 @@ def test_our_files_of_one_vector_column_are_read_by_path_dense_or_sparse_as_they
     types = {pq.read_schema(tmp_path / "in" / f"{number}.parquet").field("v").type for number in range(2)}
     assert len(types) == 2
     dataset = materialize(tmp_path / "in", store, columns=["id", "v"], in_place=not is_copied)
-    assert dataset.schema["v"] == Column("v", Kind.VECTOR, "float64", (3,))
+    assert dataset.schema["v"] == Column("v", ColumnKind.VECTOR, "float64", (3,))
     rows = everything(dataset, dataset.train)["v"].tolist()
     parts = [[[0.0, 5.0, 0.0]] * 10, [[1.0, 0.0, 2.0]] * 10]
     assert rows == (parts[0] + parts[1] if first_sparse else parts[1] + parts[0])
@@ -208,7 +208,7 @@ def test_parquet_is_used_where_it_is(parquet: Path, store: Store, single: bool) 
     path = parquet / "0.parquet" if single else parquet
     dataset = materialize(str(path), store, columns=["id", "list"])
     assert dataset.folders == ()
-    assert dataset.schema["list"] == Column("list", Kind.LIST, "float64", (2,))
+    assert dataset.schema["list"] == Column("list", ColumnKind.LIST, "float64", (2,))
     assert everything(dataset, dataset.train)["id"].tolist() == list(range(200 if single else ROWS))
     dataset.remove()
     assert (parquet / "0.parquet").exists()

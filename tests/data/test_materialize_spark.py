@@ -14,7 +14,7 @@ from hvd_cluster.data.dataset import Dataset, Split
 from hvd_cluster.data.materializing import materialize
 from hvd_cluster.data.reader import ParquetReader
 from hvd_cluster.data.reading.tensors import to_tensors
-from hvd_cluster.data.schema import Kind
+from hvd_cluster.data.schema import ColumnKind
 from hvd_cluster.data.store import Store
 from hvd_cluster.errors import DataError
 
@@ -70,7 +70,7 @@ def test_every_kind_of_column_arrives_as_the_same_numbers(frame: Any, store: Sto
     assert torch.equal(
         rows["v"], torch.stack([ids.double(), torch.zeros(ROWS).double(), torch.full((ROWS,), 2.0).double()], 1)
     )
-    assert dataset.schema["v"].kind is Kind.VECTOR
+    assert dataset.schema["v"].kind is ColumnKind.VECTOR
     assert dataset.schema["v"].shape == (3,)
     assert dataset.schema["l"].shape == (2,)
 

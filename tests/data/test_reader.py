@@ -22,7 +22,7 @@ from hvd_cluster.data.dataset import Dataset
 from hvd_cluster.data.materializing import materialize
 from hvd_cluster.data.reader import ParquetReader
 from hvd_cluster.data.reading import budget
-from hvd_cluster.data.schema import Column, Kind
+from hvd_cluster.data.schema import Column, ColumnKind
 from hvd_cluster.data.store import Store
 from hvd_cluster.errors import DataError
 from hvd_cluster.topology import Topology
@@ -200,9 +200,9 @@ def test_a_transform_turns_strings_into_tensors(folder: Path) -> None:
 
     strings = with_strings(folder, encode, num_threads=3)
     assert [(c.name, c.kind, c.dtype, c.shape) for c in strings.schema] == [
-        ("id", Kind.NUMERIC, "int64", ()),
-        ("length", Kind.NUMERIC, "int64", ()),
-        ("f", Kind.LIST, "float32", (2,)),
+        ("id", ColumnKind.NUMERIC, "int64", ()),
+        ("length", ColumnKind.NUMERIC, "int64", ()),
+        ("f", ColumnKind.LIST, "float32", (2,)),
     ]
     for batch in strings.epoch(0):
         assert batch["length"].tolist() == [len(f"name {i}") for i in batch["id"].tolist()]
@@ -293,7 +293,7 @@ def test_lists_that_the_footers_could_not_distinguish_are_found_while_reading(tm
     table = pa.table({"l": [[1.0, 2.0]] * 10 + [[1.0], [1.0, 2.0, 3.0]] * 5})
     pq.write_table(table, tmp_path / "in" / "a.parquet", row_group_size=10)
     data = materialize(str(tmp_path / "in"), Store.create(tmp_path), columns=["l"])
-    assert data.schema["l"] == Column("l", Kind.LIST, "float64", (2,))
+    assert data.schema["l"] == Column("l", ColumnKind.LIST, "float64", (2,))
     with pytest.raises(
         DataError, match=r"(?s)row group 1 of .*a\.parquet.*'l' holds lists of different lengths, 2 and 1"
     ):

@@ -23,7 +23,7 @@ from hvd_cluster.data.columns.vectors import vector_type
 from hvd_cluster.data.reader import ParquetReader
 from hvd_cluster.data.reading import budget
 from hvd_cluster.data.reading.decoding import RawTensor
-from hvd_cluster.data.schema import Column, Kind
+from hvd_cluster.data.schema import Column, ColumnKind
 from hvd_cluster.errors import DataError
 
 
@@ -63,7 +63,7 @@ def test_files_with_other_units_come_in_the_finer_one(tmp_path: Path) -> None:
         table = pa.table({"t": pa.array([dt.datetime(1970, 1, 1, 0, 0, 2)], pa.timestamp(unit))})  # noqa: DTZ001
         pq.write_table(table, tmp_path / f"{name}.parquet")
     reader = ParquetReader(tmp_path, batch_size=2)
-    assert reader.schema["t"] == Column("t", Kind.TIME, "int64", unit="us")
+    assert reader.schema["t"] == Column("t", ColumnKind.TIME, "int64", unit="us")
     assert next(iter(reader))["t"].tolist() == [2_000_000, 2_000_000]
 
 
@@ -334,7 +334,7 @@ def test_decode_functions_see_the_rows_of_their_rank_only(tmp_path: Path) -> Non
 
     for rank in range(2):
         reader = ParquetReader(tmp_path, batch_size=5, rank=rank, size=2, decode={"s": decode})
-        assert reader.schema["s"] == Column("s", Kind.NUMERIC, "int64")
+        assert reader.schema["s"] == Column("s", ColumnKind.NUMERIC, "int64")
         seen.remove(0)  # the first row, to learn the schema
         assert len(list(reader)) == 4
     assert sorted(seen) == list(range(40))

@@ -7,7 +7,7 @@ import pytest
 
 from hvd_cluster.data import schema_spark
 from hvd_cluster.data.columns.vectors import vector_type
-from hvd_cluster.data.schema import UNKNOWN, Column, Kind, Schema, infer
+from hvd_cluster.data.schema import UNKNOWN, Column, ColumnKind, Schema, infer
 from hvd_cluster.errors import DataError
 
 NUMBERS = ["int8", "int16", "int32", "int64", "uint8", "float16", "float32", "float64"]
@@ -18,32 +18,32 @@ def test_numbers_keep_their_type(name: str) -> None:
     arrow_type = {"float16": pa.float16(), "float32": pa.float32(), "float64": pa.float64()}.get(name) or getattr(
         pa, name
     )()
-    assert infer(pa.schema([("c", arrow_type)]))["c"] == Column("c", Kind.NUMERIC, name)
+    assert infer(pa.schema([("c", arrow_type)]))["c"] == Column("c", ColumnKind.NUMERIC, name)
 
 
 @pytest.mark.parametrize(
     ("arrow_type", "column"),
     [
-        (pa.uint16(), Column("c", Kind.NUMERIC, "int32")),
-        (pa.uint32(), Column("c", Kind.NUMERIC, "int64")),
-        (pa.uint64(), Column("c", Kind.NUMERIC, "int64")),
-        (pa.bool_(), Column("c", Kind.BOOL, "bool")),
-        (pa.decimal128(10, 2), Column("c", Kind.NUMERIC, "float64")),
-        (pa.timestamp("us"), Column("c", Kind.TIME, "int64", unit="us")),
-        (pa.timestamp("ns", "UTC"), Column("c", Kind.TIME, "int64", unit="ns")),
-        (pa.date32(), Column("c", Kind.TIME, "int64", unit="D")),
-        (pa.date64(), Column("c", Kind.TIME, "int64", unit="D")),
-        (pa.time32("ms"), Column("c", Kind.TIME, "int64", unit="ms")),
-        (pa.duration("s"), Column("c", Kind.TIME, "int64", unit="s")),
-        (pa.string(), Column("c", Kind.STRING, "str")),
-        (pa.large_string(), Column("c", Kind.STRING, "str")),
-        (pa.binary(), Column("c", Kind.BINARY, "bytes")),
-        (pa.list_(pa.float32()), Column("c", Kind.LIST, "float32", (UNKNOWN,))),
-        (pa.large_list(pa.bool_()), Column("c", Kind.LIST, "bool", (UNKNOWN,))),
-        (pa.list_(pa.int8(), 3), Column("c", Kind.LIST, "int8", (3,))),
-        (pa.list_(pa.list_(pa.uint16(), 4)), Column("c", Kind.LIST, "int32", (UNKNOWN, 4))),
-        (pa.dictionary(pa.int8(), pa.int64()), Column("c", Kind.NUMERIC, "int64")),
-        (vector_type(), Column("c", Kind.VECTOR, "float64", (UNKNOWN,))),
+        (pa.uint16(), Column("c", ColumnKind.NUMERIC, "int32")),
+        (pa.uint32(), Column("c", ColumnKind.NUMERIC, "int64")),
+        (pa.uint64(), Column("c", ColumnKind.NUMERIC, "int64")),
+        (pa.bool_(), Column("c", ColumnKind.BOOL, "bool")),
+        (pa.decimal128(10, 2), Column("c", ColumnKind.NUMERIC, "float64")),
+        (pa.timestamp("us"), Column("c", ColumnKind.TIME, "int64", unit="us")),
+        (pa.timestamp("ns", "UTC"), Column("c", ColumnKind.TIME, "int64", unit="ns")),
+        (pa.date32(), Column("c", ColumnKind.TIME, "int64", unit="D")),
+        (pa.date64(), Column("c", ColumnKind.TIME, "int64", unit="D")),
+        (pa.time32("ms"), Column("c", ColumnKind.TIME, "int64", unit="ms")),
+        (pa.duration("s"), Column("c", ColumnKind.TIME, "int64", unit="s")),
+        (pa.string(), Column("c", ColumnKind.STRING, "str")),
+        (pa.large_string(), Column("c", ColumnKind.STRING, "str")),
+        (pa.binary(), Column("c", ColumnKind.BINARY, "bytes")),
+        (pa.list_(pa.float32()), Column("c", ColumnKind.LIST, "float32", (UNKNOWN,))),
+        (pa.large_list(pa.bool_()), Column("c", ColumnKind.LIST, "bool", (UNKNOWN,))),
+        (pa.list_(pa.int8(), 3), Column("c", ColumnKind.LIST, "int8", (3,))),
+        (pa.list_(pa.list_(pa.uint16(), 4)), Column("c", ColumnKind.LIST, "int32", (UNKNOWN, 4))),
+        (pa.dictionary(pa.int8(), pa.int64()), Column("c", ColumnKind.NUMERIC, "int64")),
+        (vector_type(), Column("c", ColumnKind.VECTOR, "float64", (UNKNOWN,))),
     ],
     ids=str,
 )
@@ -73,7 +73,11 @@ def test_a_struct_that_only_resembles_a_vector_is_none() -> None:
 
 def test_a_schema_selects_and_measures_its_columns() -> None:
     schema = Schema(
-        (Column("a", Kind.LIST, "float32", (2, 3)), Column("b", Kind.BOOL, "bool"), Column("s", Kind.STRING, "str"))
+        (
+            Column("a", ColumnKind.LIST, "float32", (2, 3)),
+            Column("b", ColumnKind.BOOL, "bool"),
+            Column("s", ColumnKind.STRING, "str"),
+        )
     )
     assert schema.select(["b", "a"]).names == ("b", "a")
     assert schema.row_bytes == 25
@@ -106,16 +110,16 @@ def test_spark_types_describe_the_same_columns() -> None:
         ]
     )
     assert list(schema_spark.infer(spark, ["i", "l", "f", "b", "d", "s", "y", "a", "v", "t", "p", "q"])) == [
-        Column("i", Kind.NUMERIC, "int8"),
-        Column("l", Kind.NUMERIC, "int64"),
-        Column("f", Kind.NUMERIC, "float32"),
-        Column("b", Kind.BOOL, "bool"),
-        Column("d", Kind.NUMERIC, "float64"),
-        Column("s", Kind.STRING, "str"),
-        Column("y", Kind.BINARY, "bytes"),
-        Column("a", Kind.LIST, "int16", (UNKNOWN, UNKNOWN)),
-        Column("v", Kind.VECTOR, "float64", (UNKNOWN,)),
-        *(Column(name, Kind.TIME, "int64", unit="us") for name in "tpq"),
+        Column("i", ColumnKind.NUMERIC, "int8"),
+        Column("l", ColumnKind.NUMERIC, "int64"),
+        Column("f", ColumnKind.NUMERIC, "float32"),
+        Column("b", ColumnKind.BOOL, "bool"),
+        Column("d", ColumnKind.NUMERIC, "float64"),
+        Column("s", ColumnKind.STRING, "str"),
+        Column("y", ColumnKind.BINARY, "bytes"),
+        Column("a", ColumnKind.LIST, "int16", (UNKNOWN, UNKNOWN)),
+        Column("v", ColumnKind.VECTOR, "float64", (UNKNOWN,)),
+        *(Column(name, ColumnKind.TIME, "int64", unit="us") for name in "tpq"),
     ]
     with pytest.raises(DataError) as caught:
         schema_spark.infer(spark, ["m", "L"])
@@ -127,7 +131,7 @@ def test_spark_types_describe_the_same_columns() -> None:
     ("names", "remedy"), [(["s"], "column 's' (string): leave it out"), (["s", "t"], "'t' (string): leave them out")]
 )
 def test_texts_are_refused_as_tensors_in_the_right_number(names: list[str], remedy: str) -> None:
-    schema = Schema(tuple(Column(name, Kind.STRING, "str") for name in names))
+    schema = Schema(tuple(Column(name, ColumnKind.STRING, "str") for name in names))
     with pytest.raises(DataError) as caught:
         schema.require_tensors()
     assert remedy in str(caught.value)

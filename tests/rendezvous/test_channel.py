@@ -14,12 +14,12 @@ import pytest
 
 from hvd_cluster.errors import AuthenticationError
 from hvd_cluster.rendezvous.channel import Channel
-from hvd_cluster.rendezvous.session import Session
+from hvd_cluster.rendezvous.session import SignedSession
 
 OURS, THEIRS = b"o" * 32, b"t" * 32
 
 
-def prove(sock: socket.socket, peer: Session) -> None:
+def prove(sock: socket.socket, peer: SignedSession) -> None:
     while data := sock.recv(1 << 16):
         try:
             peer.feed(data)
@@ -42,7 +42,7 @@ def test_a_peer_with_another_secret_hears_at_once_that_it_is_refused(hello_first
     near, far = socket.socketpair()
     with near, far:
         far.settimeout(30)
-        peer = Session(THEIRS, accepts=False)
+        peer = SignedSession(THEIRS, accepts=False)
         if hello_first:  # otherwise it arrives together with the proof, as it does where the accepter is slow
             far.sendall(peer.outgoing)
             peer.outgoing.clear()

@@ -5,33 +5,33 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvd_cluster.errors import AuthenticationError
-from hvd_cluster.rendezvous.session import Session
+from hvd_cluster.rendezvous.session import SignedSession
 
 SECRET = b"s" * 32
 
 
-def shake_hands(opener: Session, accepter: Session) -> None:
+def shake_hands(opener: SignedSession, accepter: SignedSession) -> None:
     for _ in range(3):
         deliver(opener, accepter)
         deliver(accepter, opener)
 
 
-def deliver(source: Session, target: Session) -> list[bytes]:
+def deliver(source: SignedSession, target: SignedSession) -> list[bytes]:
     data = bytes(source.outgoing)
     source.outgoing.clear()
     return target.feed(data)
 
 
 @pytest.fixture
-def pair() -> tuple[Session, Session]:
-    opener, accepter = Session(SECRET, accepts=False), Session(SECRET, accepts=True)
+def pair() -> tuple[SignedSession, SignedSession]:
+    opener, accepter = SignedSession(SECRET, accepts=False), SignedSession(SECRET, accepts=True)
     shake_hands(opener, accepter)
     assert opener.established
     assert accepter.established
     return opener, accepter
 
 
-def test_messages_arrive_in_both_directions_in_order(pair: tuple[Session, Session]) -> None:
+def test_messages_arrive_in_both_directions_in_order(pair: tuple[SignedSession, SignedSession]) -> None:
     opener, accepter = pair
     for message in (b"", b"one", b"x" * 100_000):
         opener.seal(message)
@@ -42,7 +42,7 @@ def test_messages_arrive_in_both_directions_in_order(pair: tuple[Session, Sessio
 
 @given(st.lists(st.binary(max_size=200), max_size=5), st.lists(st.integers(1, 64), min_size=1, max_size=8))
 def test_any_fragmentation_gives_the_same_messages(messages: list[bytes], cuts: list[int]) -> None:
-    opener, accepter = Session(SECRET, accepts=False), Session(SECRET, accepts=True)
+    opener, accepter = SignedSession(SECRET, accepts=False), SignedSession(SECRET, accepts=True)
     deliver(accepter, opener)
     sent = bytes(opener.outgoing)
     opener.outgoing.clear()
@@ -60,7 +60,7 @@ def test_any_fragmentation_gives_the_same_messages(messages: list[bytes], cuts: 
 
 
 def test_a_peer_with_another_secret_is_refused_by_both_ends() -> None:
-    opener, accepter = Session(SECRET, accepts=False), Session(b"t" * 32, accepts=True)
+    opener, accepter = SignedSession(SECRET, accepts=False), SignedSession(b"t" * 32, accepts=True)
     with pytest.raises(AuthenticationError, match="another job"):
         shake_hands(opener, accepter)
     assert not opener.established
@@ -69,17 +69,17 @@ def test_a_peer_with_another_secret_is_refused_by_both_ends() -> None:
 
 def test_a_stranger_is_refused_at_its_first_bytes() -> None:
     with pytest.raises(AuthenticationError, match="protocol"):
-        Session(SECRET, accepts=True).feed(b"GET / HTTP/1.1")
+        SignedSession(SECRET, accepts=True).feed(b"GET / HTTP/1.1")
 
 
 def test_an_echo_of_our_own_challenge_is_refused() -> None:
-    accepter = Session(SECRET, accepts=True)
+    accepter = SignedSession(SECRET, accepts=True)
     with pytest.raises(AuthenticationError, match="our own challenge"):
         accepter.feed(bytes(accepter.outgoing))
 
 
 @pytest.mark.parametrize("position", [8, 20, 45], ids=["length's neighbour", "signature", "payload"])
-def test_an_altered_message_is_refused(pair: tuple[Session, Session], position: int) -> None:
+def test_an_altered_message_is_refused(pair: tuple[SignedSession, SignedSession], position: int) -> None:
     opener, accepter = pair
     opener.seal(b"payload")
     altered = bytearray(opener.outgoing)
@@ -88,7 +88,7 @@ def test_an_altered_message_is_refused(pair: tuple[Session, Session], position: 
         accepter.feed(bytes(altered))
 
 
-def test_a_replayed_message_is_refused(pair: tuple[Session, Session]) -> None:
+def test_a_replayed_message_is_refused(pair: tuple[SignedSession, SignedSession]) -> None:
     opener, accepter = pair
     opener.seal(b"pay 1")
     recorded = bytes(opener.outgoing)
@@ -97,7 +97,7 @@ def test_a_replayed_message_is_refused(pair: tuple[Session, Session]) -> None:
         accepter.feed(recorded)
 
 
-def test_a_message_reflected_to_its_sender_is_refused(pair: tuple[Session, Session]) -> None:
+def test_a_message_reflected_to_its_sender_is_refused(pair: tuple[SignedSession, SignedSession]) -> None:
     opener, _ = pair
     opener.seal(b"mine")
     with pytest.raises(AuthenticationError):
@@ -106,9 +106,9 @@ def test_a_message_reflected_to_its_sender_is_refused(pair: tuple[Session, Sessi
 
 def test_nothing_is_sealed_before_the_peer_has_proved_itself() -> None:
     with pytest.raises(AuthenticationError, match="before"):
-        Session(SECRET, accepts=False).seal(b"x")
+        SignedSession(SECRET, accepts=False).seal(b"x")
 
 
 def test_an_empty_secret_is_refused() -> None:
     with pytest.raises(AuthenticationError, match="empty"):
-        Session(b"", accepts=False)
+        SignedSession(b"", accepts=False)

@@ -18,18 +18,18 @@ from hvd_cluster.rendezvous.channel import Channel
 from hvd_cluster.rendezvous.client import KeyValueClient
 from hvd_cluster.rendezvous.secret import SECRET_BYTES, certificate_of, new_secret
 from hvd_cluster.rendezvous.server import KeyValueServer
-from hvd_cluster.rendezvous.session import Session
+from hvd_cluster.rendezvous.session import SignedSession
 
 SECRET = new_secret(encrypted=True)
 
 
-def deliver(source: Session, target: Session) -> list[bytes]:
+def deliver(source: SignedSession, target: SignedSession) -> list[bytes]:
     data = bytes(source.outgoing)
     source.outgoing.clear()
     return target.feed(data)
 
 
-def converse(secret: bytes, make: Callable[[bytes, bool], Session]) -> tuple[list[bytes], bytes]:
+def converse(secret: bytes, make: Callable[[bytes, bool], SignedSession]) -> tuple[list[bytes], bytes]:
     """What arrives of a message, and all that was on the wire."""
     opener, accepter, wire = make(secret, False), make(secret, True), b""
     for _ in range(5):
@@ -42,8 +42,8 @@ def converse(secret: bytes, make: Callable[[bytes, bool], Session]) -> tuple[lis
 
 
 def test_messages_arrive_and_none_of_them_is_on_the_wire() -> None:
-    def session(secret: bytes, accepts: bool) -> Session:
-        return Session(secret, accepts=accepts)
+    def session(secret: bytes, accepts: bool) -> SignedSession:
+        return SignedSession(secret, accepts=accepts)
 
     assert SECRET[SECRET_BYTES:] == certificate_of(SECRET)
     received, wire = converse(SECRET, session)
@@ -147,7 +147,7 @@ def test_channels_of_two_threads_exchange_large_messages_both_ways() -> None:
 
 def test_junk_is_not_tls() -> None:
     with pytest.raises(AuthenticationError, match="does not encrypt its messages with the certificate of this job"):
-        Session(SECRET, accepts=True).feed(b"GET / HTTP/1.1\r\n\r\n" * 10)
+        SignedSession(SECRET, accepts=True).feed(b"GET / HTTP/1.1\r\n\r\n" * 10)
 
 
 def carried_over(certificate: bytes, text: bytes) -> bytes:

@@ -22,7 +22,7 @@ from hvd_cluster.rendezvous.channel import Channel
 from hvd_cluster.rendezvous.client import KeyValueClient
 from hvd_cluster.rendezvous.secret import new_secret
 from hvd_cluster.rendezvous.server import KeyValueServer
-from hvd_cluster.rendezvous.session import Session
+from hvd_cluster.rendezvous.session import SignedSession
 
 #: More than any of the services lets prove themselves at the same time.
 MANY = 700
@@ -51,7 +51,7 @@ def framed(payload: bytes) -> bytes:
 
 def greeting() -> bytes:
     """The first bytes of a conversation, as anybody can send them."""
-    return bytes(Session(b"a guess", accepts=False).outgoing)
+    return bytes(SignedSession(b"a guess", accepts=False).outgoing)
 
 
 ATTACKS: dict[str, Callable[[bytes], bytes]] = {

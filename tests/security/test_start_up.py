@@ -23,7 +23,7 @@ from hvd_cluster.engine import world
 from hvd_cluster.errors import AuthenticationError
 from hvd_cluster.rendezvous.channel import Channel
 from hvd_cluster.rendezvous.secret import new_secret
-from hvd_cluster.rendezvous.session import Session
+from hvd_cluster.rendezvous.session import SignedSession
 from hvd_cluster.topology import Topology
 
 #: Rank 1 comes when a file "go" is there.
@@ -105,7 +105,7 @@ def crowd(port: int, messages: list[bytes]) -> Iterator[None]:
 def test_a_crowd_of_strangers_during_init_runs_nothing_and_keeps_no_rank_out(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
     bomb = pickle.dumps(Bomb(str(tmp_path / "exploded")))
-    greeting = bytes(Session(b"a guess", accepts=False).outgoing)
+    greeting = bytes(SignedSession(b"a guess", accepts=False).outgoing)
     messages = [b"", b"\xff\x00" * 5000, b"GET / HTTP/1.1\r\n\r\n", bomb, greeting + b"\0" * 40 + bomb]
     job = subprocess.Popen(
         [

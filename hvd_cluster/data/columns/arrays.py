@@ -19,7 +19,7 @@ from hvd_cluster.data.columns.arrow_values import (
 )
 from hvd_cluster.data.columns.vectors import dense
 from hvd_cluster.data.optional import load_pyarrow
-from hvd_cluster.data.schema import UNKNOWN, Column, Kind
+from hvd_cluster.data.schema import UNKNOWN, Column, ColumnKind
 from hvd_cluster.errors import DataError
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def to_numpy(array: pa.Array, column: Column) -> npt.NDArray[Any]:
         array = array.dictionary_decode()  # before nulls are counted: the distinct values may hold one
     if array.null_count:
         raise DataError(nulls_text(column.name, array.null_count))
-    if column.kind is Kind.VECTOR and types.is_struct(array.type):
+    if column.kind is ColumnKind.VECTOR and types.is_struct(array.type):
         matrix = _converted(dense(array, column), column)
         return matrix if UNKNOWN in column.shape else matrix.reshape((len(array), *column.shape))
     n = len(array)

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from hvd_cluster.data.columns.arrays import flat_lists
 from hvd_cluster.data.columns.arrow_values import inner_nulls_text, is_list, list_depth, list_lengths, view
 from hvd_cluster.data.optional import load_pyarrow
-from hvd_cluster.data.schema import UNKNOWN, Column, Kind, Schema
+from hvd_cluster.data.schema import UNKNOWN, Column, ColumnKind, Schema
 from hvd_cluster.errors import DataError
 
 #: Takes one value of a column (str, bytes, or whatever Python has for its type), returns a number, array or tensor;
@@ -108,23 +108,25 @@ class ColumnConfig:
                 columns[column.name] = column
             elif stack not in columns:
                 shape = (len(self.stack[stack]), *column.shape)
-                columns[stack] = dataclasses.replace(column, name=stack, kind=Kind.LIST, shape=shape)
+                columns[stack] = dataclasses.replace(column, name=stack, kind=ColumnKind.LIST, shape=shape)
         return Schema(tuple(columns.values()))
 
     def _problems(self, column: Column) -> list[str]:
         name, shape = column.name, self.shapes.get(column.name)
         texts = []
-        if shape is not None and (column.kind not in {Kind.LIST, Kind.VECTOR} or any(length < 1 for length in shape)):
+        if shape is not None and (
+            column.kind not in {ColumnKind.LIST, ColumnKind.VECTOR} or any(length < 1 for length in shape)
+        ):
             texts.append(
                 f"shapes gives column {name!r}, which holds {column.kind.value}, the shape {tuple(shape)}: shapes are "
                 "for lists and vectors, and their lengths are at least 1; a decode function returns arrays in shape"
             )
-        if name in self.pad and (column.kind is not Kind.LIST or len(column.shape) != 1 or len(shape or ()) != 1):
+        if name in self.pad and (column.kind is not ColumnKind.LIST or len(column.shape) != 1 or len(shape or ()) != 1):
             texts.append(
                 f"pad names column {name!r} of shape {column.shape}: it is for lists of numbers, whose length shapes "
                 f"declares, e.g. shapes={{{name!r}: (128,)}}"
             )
-        if name in self.fill_nulls and column.kind is Kind.LIST and shape is None and UNKNOWN in column.shape:
+        if name in self.fill_nulls and column.kind is ColumnKind.LIST and shape is None and UNKNOWN in column.shape:
             texts.append(f"fill_nulls names column {name!r}, whose null lists have no length: declare it with shapes")
         return texts
 

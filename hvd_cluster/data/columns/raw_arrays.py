@@ -11,7 +11,7 @@ import numpy.typing as npt
 from hvd_cluster.data.columns.arrays import to_numpy
 from hvd_cluster.data.columns.arrow_values import is_list, list_lengths, view
 from hvd_cluster.data.optional import load_pyarrow
-from hvd_cluster.data.schema import Kind, column_of
+from hvd_cluster.data.schema import ColumnKind, column_of
 from hvd_cluster.errors import DataError
 
 if TYPE_CHECKING:
@@ -40,14 +40,14 @@ def raw_array(column: pa.ChunkedArray) -> npt.NDArray[Any]:
         found = column_of("", array.type)
     except DataError:
         return _objects(array.to_pylist())
-    if found.kind is Kind.TIME and not types.is_time(array.type):
+    if found.kind is ColumnKind.TIME and not types.is_time(array.type):
         times = array.to_numpy(zero_copy_only=False)
         return np.array(times.astype(f"{times.dtype.kind}8[{'D' if types.is_date(array.type) else 'us'}]"))
-    if found.kind in {Kind.NUMERIC, Kind.BOOL}:
+    if found.kind in {ColumnKind.NUMERIC, ColumnKind.BOOL}:
         return _numbers(array)
-    if found.kind is Kind.VECTOR:
+    if found.kind is ColumnKind.VECTOR:
         return _with_none(array, _vectors)
-    if found.kind is Kind.LIST:
+    if found.kind is ColumnKind.LIST:
         return _with_none(array, _lists)
     return _objects(array.to_pylist())
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Chunk:
+class BlockChunk:
     """Consecutive ranges of a block's window that one thread reads in one call."""
 
     #: What to read.
@@ -43,7 +43,7 @@ class Chunk:
         return f"row {row + piece.row_group.start + piece.start} of {piece.row_group.place}"
 
 
-def chunks_of(block: Block, max_bytes: int, row_bytes: int) -> list[Chunk]:
+def chunks_of(block: Block, max_bytes: int, row_bytes: int) -> list[BlockChunk]:
     """Cut a block's window into chunks of at most this many bytes; a larger range is a chunk of its own.
 
     Args:
@@ -63,7 +63,7 @@ def chunks_of(block: Block, max_bytes: int, row_bytes: int) -> list[Chunk]:
         room -= size
     chunks, begin = [], 0
     for run in runs:
-        chunks.append(Chunk(tuple(run), begin))
+        chunks.append(BlockChunk(tuple(run), begin))
         begin += chunks[-1].rows
     return chunks
 
@@ -78,7 +78,7 @@ class BlockBuffer:
         self._places: npt.NDArray[Any] | None = None
         self._num_untaken = num_chunks
 
-    def taken(self, chunk: Chunk) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    def taken(self, chunk: BlockChunk) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """The rows of a chunk that the rank takes: their indices in the chunk, ascending, and in the block.
 
         Call it once for each chunk.
@@ -109,7 +109,7 @@ class TensorBuffer(BlockBuffer):
         self.tensors: Batch = {}
         self._stack_of = {name: (stack, names) for stack, names in (stacks or {}).items() for name in names}
 
-    def put(self, chunk: Chunk, positions: npt.NDArray[np.int64] | slice, name: str, values: torch.Tensor) -> None:
+    def put(self, chunk: BlockChunk, positions: npt.NDArray[np.int64] | slice, name: str, values: torch.Tensor) -> None:
         """Put the values of a column where they belong.
 
         Args:

@@ -10,7 +10,7 @@ import torch
 from hvd_cluster.data.columns.column_config import ColumnConfig
 from hvd_cluster.data.dataset import Split
 from hvd_cluster.data.reading import decoding, row_transform
-from hvd_cluster.data.reading.block_buffer import Chunk, TensorBuffer
+from hvd_cluster.data.reading.block_buffer import BlockChunk, TensorBuffer
 from hvd_cluster.data.reading.row_form import TensorRows
 from hvd_cluster.data.reading.row_group_reader import RowGroupReader
 from hvd_cluster.data.reading.row_transform import RowTransform
@@ -71,7 +71,7 @@ class BlockReader:
         """What a block is put together in."""
         return TensorBuffer(block, num_chunks, self._rules.stack)
 
-    def read(self, buffer: TensorBuffer, chunk: Chunk, stopped: Callable[[], bool]) -> None:
+    def read(self, buffer: TensorBuffer, chunk: BlockChunk, stopped: Callable[[], bool]) -> None:
         """Read a chunk of a block, and put the rows that the rank takes into the buffer.
 
         Args:
@@ -100,7 +100,7 @@ class BlockReader:
                 values = values.index_select(0, torch.from_numpy(rows))
             buffer.put(chunk, positions, name, values)
 
-    def _put_whole(self, buffer: TensorBuffer, chunk: Chunk) -> None:
+    def _put_whole(self, buffer: TensorBuffer, chunk: BlockChunk) -> None:
         """The block is this one chunk: gather its rows in order, or take them as they are."""
         block, stacked = buffer.block, {name for names in self._rules.stack.values() for name in names}
         is_in_order = block.seeds is None and block.stride == 1
@@ -113,7 +113,7 @@ class BlockReader:
                 buffer.tensors[name] = values[rows].clone() if shared else values[rows]
 
     def _put_transformed(
-        self, buffer: TensorBuffer, chunk: Chunk, transform: RowTransform, stopped: Callable[[], bool]
+        self, buffer: TensorBuffer, chunk: BlockChunk, transform: RowTransform, stopped: Callable[[], bool]
     ) -> None:
         """The same through the user's function, which sees the rows that this rank takes and no others."""
         rows, positions = buffer.taken(chunk)

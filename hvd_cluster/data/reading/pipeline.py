@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any, Generic, Protocol
 
-from hvd_cluster.data.reading.block_buffer import Chunk, chunks_of
+from hvd_cluster.data.reading.block_buffer import BlockChunk, chunks_of
 from hvd_cluster.data.reading.budget import Budget
 from hvd_cluster.data.reading.interleave import interleave
 from hvd_cluster.data.reading.read_ahead import ReadAhead
@@ -30,7 +30,7 @@ class Blocks(Protocol[R]):
     def buffer(self, block: Block, num_chunks: int) -> Any:
         """What a block is put together in."""
 
-    def read(self, buffer: Any, chunk: Chunk, stopped: Callable[[], bool]) -> None:
+    def read(self, buffer: Any, chunk: BlockChunk, stopped: Callable[[], bool]) -> None:
         """Read a chunk of a block, and put the rows that the rank takes into the buffer."""
 
 
@@ -46,7 +46,7 @@ class Pass(Generic[R]):
         #: What to read: number of the block, and a chunk of it.
         self.work = [(number, chunk) for number, chunks in enumerate(cut) for chunk in chunks]
 
-    def read(self, number: int, chunk: Chunk, stopped: Callable[[], bool]) -> None:
+    def read(self, number: int, chunk: BlockChunk, stopped: Callable[[], bool]) -> None:
         """Read a piece of the work."""
         self._blocks.read(self._buffers[number], chunk, stopped)
 
@@ -78,7 +78,7 @@ class Pipeline(Generic[R]):
         mine, theirs = itertools.tee(Pass(plan, blocks, budget) for plan in plans)
         self._passes = _locked(mine, lock)
         _ = blocks.schema  # once, before the threads need it
-        work: dict[int, tuple[Pass[R], int, Chunk]] = {}
+        work: dict[int, tuple[Pass[R], int, BlockChunk]] = {}
 
         def sizes() -> Iterator[int]:
             pieces = itertools.count()

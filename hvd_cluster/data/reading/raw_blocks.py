@@ -12,7 +12,7 @@ import numpy.typing as npt
 from hvd_cluster.data.columns.arrow_values import nested
 from hvd_cluster.data.dataset import Split
 from hvd_cluster.data.optional import load_pyarrow
-from hvd_cluster.data.reading.block_buffer import Chunk, TableBuffer
+from hvd_cluster.data.reading.block_buffer import BlockChunk, TableBuffer
 from hvd_cluster.data.reading.row_form import TableRows
 from hvd_cluster.data.reading.row_group_reader import RowGroupReader
 from hvd_cluster.data.reading.shards import Block, RowRange
@@ -41,7 +41,7 @@ class RawBlockReader:
         """What a block is put together in."""
         return TableBuffer(block, num_chunks)
 
-    def read(self, buffer: TableBuffer, chunk: Chunk, stopped: Callable[[], bool]) -> None:
+    def read(self, buffer: TableBuffer, chunk: BlockChunk, stopped: Callable[[], bool]) -> None:
         """Read a chunk of a block, and put the rows that the rank takes into the buffer."""
         files = [list(run) for _, run in itertools.groupby(chunk.ranges, key=lambda piece: piece.row_group.path)]
         tables = [self._reader.table(pieces) for pieces in files]

@@ -15,7 +15,7 @@ from hvd_cluster.data.columns.arrays import to_numpy
 from hvd_cluster.data.columns.arrow_values import is_list, list_lengths, nulls_text, python_values
 from hvd_cluster.data.columns.column_config import Decode
 from hvd_cluster.data.optional import load_pyarrow
-from hvd_cluster.data.schema import WIDENED, Column, Kind, Schema
+from hvd_cluster.data.schema import WIDENED, Column, ColumnKind, Schema
 from hvd_cluster.errors import DataError
 
 if TYPE_CHECKING:
@@ -162,8 +162,8 @@ def column_of_value(name: Any, value: Any, where: str, function: str = "transfor
         )
     dtype = WIDENED.get(array.dtype.name, array.dtype.name)
     if array.shape:
-        return Column(name, Kind.LIST, dtype, array.shape)
-    return Column(name, Kind.BOOL if dtype == "bool" else Kind.NUMERIC, dtype)
+        return Column(name, ColumnKind.LIST, dtype, array.shape)
+    return Column(name, ColumnKind.BOOL if dtype == "bool" else ColumnKind.NUMERIC, dtype)
 
 
 def as_array(value: Any) -> npt.NDArray[Any]:
@@ -217,7 +217,7 @@ def _values(array: pa.Array | pa.ChunkedArray, column: Column) -> Iterable[Any]:
         lengths = list_lengths(array)
         if len(lengths) and (lengths != lengths[0]).any() and not is_list(types, array.type.value_type):
             # Each row keeps its own length: for the user's function to pad or cut.
-            element = Column(column.name, Kind.NUMERIC, column.dtype)
+            element = Column(column.name, ColumnKind.NUMERIC, column.dtype)
             flat = to_numpy(array.flatten(), element)
             ends = np.cumsum(lengths)
             return (flat[end - length : end] for end, length in zip(ends, lengths, strict=True))

@@ -13,7 +13,7 @@ from hvd_cluster.data.dataset import Dataset, Split
 from hvd_cluster.data.reading import footers
 from hvd_cluster.data.reading.table_columns import TableColumns
 from hvd_cluster.data.row_group import RowGroup
-from hvd_cluster.data.schema import Kind, Schema
+from hvd_cluster.data.schema import ColumnKind, Schema
 from hvd_cluster.data.store import Store
 from hvd_cluster.data.tables.opening import open_table, require_one_version
 from hvd_cluster.data.tables.parquet import ParquetFragments
@@ -77,7 +77,7 @@ def open_source(
             raise DataError("filters and drop_nulls are for paths: the rows of a Dataset are counted already")
         name = filesystem.prefix if isinstance(filesystem, Store) else "the split"
         split = source if lanes is None else source.with_lanes(lanes)
-        texts = frozenset(column.name for column in columns if column.kind in {Kind.STRING, Kind.BINARY})
+        texts = frozenset(column.name for column in columns if column.kind in {ColumnKind.STRING, ColumnKind.BINARY})
         found = Source(
             reader=split.reader or ParquetFragments(filesystem),
             schema=rules.applied(columns),

@@ -18,7 +18,7 @@ from hvd_cluster.data.reading.parquet_files import NUM_THREADS
 from hvd_cluster.data.reading.row_groups import RowGroupTables
 from hvd_cluster.data.reading.shards import RowRange
 from hvd_cluster.data.row_group import RowGroup
-from hvd_cluster.data.schema import UNKNOWN, Column, Kind, Schema, infer
+from hvd_cluster.data.schema import UNKNOWN, Column, ColumnKind, Schema, infer
 from hvd_cluster.data.tables.table_source import TableSource
 from hvd_cluster.data.writing.column_stats import TableStats
 
@@ -77,7 +77,7 @@ class TableColumns:
         Only the first row group's vectors are read; the reader checks the others.
         """
         stats = TableStats()
-        counted = Schema(tuple(column for column in self.schema if column.kind is not Kind.OTHER))
+        counted = Schema(tuple(column for column in self.schema if column.kind is not ColumnKind.OTHER))
         for number, group in enumerate(self.row_groups):
             doubtful = [column for column in counted if self._is_doubtful(column, group, number, stats)]
             if doubtful:

@@ -26,7 +26,7 @@ from hvd_cluster.data.reading.footers import FooterCache, memory_bytes, row_grou
 from hvd_cluster.data.reading.hive import Partition
 from hvd_cluster.data.reading.parquet_files import INT96_UNIT, arrow_schema_of, footers_of, leaves_of, statistics_of
 from hvd_cluster.data.row_group import RowGroup
-from hvd_cluster.data.schema import Column, Kind
+from hvd_cluster.data.schema import Column, ColumnKind
 from hvd_cluster.data.tables import deletions
 from hvd_cluster.data.tables.table_source import FragmentReader, TableSource
 from hvd_cluster.errors import DataError
@@ -210,7 +210,7 @@ class ParquetTable(TableSource):
         name = dict(fragment.stored_names).get(column.name, column.name)
         row_group = footer.row_group(fragment.index)
         leaves = [row_group.column(index) for index in leaves_of(footer, [name])[name]]
-        if column.kind is Kind.VECTOR and len(leaves) > 1:
+        if column.kind is ColumnKind.VECTOR and len(leaves) > 1:
             # The type is set in every row that is not null; the other fields need not be (dense vectors lack indices)
             leaves = [leaf for leaf in leaves if leaf.path_in_schema == f"{name}.type"]
             shape = ()

@@ -13,7 +13,7 @@ import numpy as np
 from hvd_cluster.data.columns import vectors
 from hvd_cluster.data.columns.arrow_values import inner_nulls_text, is_list, list_lengths, nulls_text, ragged_text
 from hvd_cluster.data.optional import load_pyarrow
-from hvd_cluster.data.schema import UNKNOWN, Column, Kind, Schema
+from hvd_cluster.data.schema import UNKNOWN, Column, ColumnKind, Schema
 from hvd_cluster.errors import DataError
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ class TableStats:
 
 
 def _count(array: pa.Array, column: Column, seen: ColumnStats) -> None:
-    if column.kind is Kind.OTHER:
+    if column.kind is ColumnKind.OTHER:
         return  # the user's function deals with them
     types = load_pyarrow("pyarrow.types")
     if types.is_dictionary(array.type):
@@ -115,10 +115,10 @@ def _count(array: pa.Array, column: Column, seen: ColumnStats) -> None:
     seen.nulls += array.null_count
     if array.null_count:
         array = array.drop_null()
-    if column.kind is Kind.VECTOR and types.is_struct(array.type):
+    if column.kind is ColumnKind.VECTOR and types.is_struct(array.type):
         seen.add_lengths(0, np.unique(vectors.lengths(array)))
         return
-    if column.kind not in {Kind.LIST, Kind.VECTOR}:
+    if column.kind not in {ColumnKind.LIST, ColumnKind.VECTOR}:
         return
     level = 0
     while is_list(types, array.type):

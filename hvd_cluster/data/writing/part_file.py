@@ -17,7 +17,7 @@ from hvd_cluster.data.files import page_checksums
 from hvd_cluster.data.files.filesystems import UnfinishedFile
 from hvd_cluster.data.optional import load_pyarrow
 from hvd_cluster.data.row_group import RowGroup
-from hvd_cluster.data.schema import Column, Kind, Schema
+from hvd_cluster.data.schema import Column, ColumnKind, Schema
 from hvd_cluster.data.store import Store
 from hvd_cluster.data.tables.parquet import ARROW_SUFFIX
 
@@ -167,7 +167,7 @@ class PartFile:
 
 def _keeps_type(column: Column, allow_ragged: bool) -> bool:
     """Whether a column is written in the type in which it comes."""
-    return not column.has_tensor or column.kind is Kind.TIME or (column.kind is Kind.LIST and allow_ragged)
+    return not column.has_tensor or column.kind is ColumnKind.TIME or (column.kind is ColumnKind.LIST and allow_ragged)
 
 
 def _stored_type(array: pa.Array, column: Column, allow_ragged: bool) -> Any:
@@ -181,10 +181,10 @@ def _stored_type(array: pa.Array, column: Column, allow_ragged: bool) -> Any:
         array = array.dictionary_decode()
     if _keeps_type(column, allow_ragged):
         return array.type
-    if column.kind is Kind.VECTOR and types.is_struct(array.type) and vectors.is_sparse(array).any():
+    if column.kind is ColumnKind.VECTOR and types.is_struct(array.type) and vectors.is_sparse(array).any():
         return vectors.vector_type()
     element = pyarrow.from_numpy_dtype(np.dtype(column.dtype))
-    if column.kind in {Kind.NUMERIC, Kind.BOOL}:
+    if column.kind in {ColumnKind.NUMERIC, ColumnKind.BOOL}:
         return element
     return pyarrow.list_(element, int(to_numpy(array.slice(0, 1), column).size))
 
@@ -203,6 +203,6 @@ def _stored(array: pa.Array, column: Column, arrow_type: Any) -> pa.Array:
     if types.is_fixed_size_list(arrow_type):
         flat = pyarrow.array(np.ascontiguousarray(to_numpy(array, column)).reshape(-1))
         return pyarrow.FixedSizeListArray.from_arrays(flat, type=arrow_type)
-    if column.kind in {Kind.NUMERIC, Kind.BOOL}:
+    if column.kind in {ColumnKind.NUMERIC, ColumnKind.BOOL}:
         return pyarrow.array(to_numpy(array, column))
     return array

@@ -9,8 +9,8 @@ from hvd_cluster.data.store import Store
 from hvd_cluster.engine.objects import dumps
 from hvd_cluster.estimators.column_roles import wrong_counts
 from hvd_cluster.estimators.estimator import DistributedEstimator
-from hvd_cluster.estimators.keras.made_model import MadeKerasModel, made
 from hvd_cluster.estimators.keras.model import KerasModel
+from hvd_cluster.estimators.keras.model_source import KerasModelSource, made
 from hvd_cluster.estimators.keras.output_scales import output_scales
 from hvd_cluster.estimators.keras.packed_model import PackedModel, compilation_of
 from hvd_cluster.estimators.keras.params import KERAS_ROWS, KerasStage, wrong_model
@@ -88,7 +88,7 @@ class KerasEstimator(KerasEstimatorParams, KerasStage, DistributedEstimator):
         model, objects, compilation = self._given_model(), self._value("custom_objects"), self._compilation()
         if not self._is_factory:
             return PackedModel.of(model, objects, compilation)
-        return MadeKerasModel.by(self._value("model"), self._value("random_seed") or 0, model, objects, compilation)
+        return KerasModelSource.by(self._value("model"), self._value("random_seed") or 0, model, objects, compilation)
 
     def _mistakes(self) -> list[str]:
         value = self._value
@@ -176,7 +176,7 @@ class KerasEstimator(KerasEstimatorParams, KerasStage, DistributedEstimator):
 
     def _create_model(self, results: list[TrainResult], spec: KerasSpec) -> Any:
         model = spec.model.load()
-        if isinstance(spec.model, MadeKerasModel):
+        if isinstance(spec.model, KerasModelSource):
             spec.model.require_same(model)
         restore(model, unpacked(results[0].state), spec.run_id)
         keys, loss = spec.columns.output_keys, self._compilation().get("loss")
@@ -184,7 +184,7 @@ class KerasEstimator(KerasEstimatorParams, KerasStage, DistributedEstimator):
         own = {"input_shapes": spec.inputs.input_shapes, "output_keys": keys, "output_scales": scales}
         metadata = {**self._metadata_of(spec), **own}
         arguments = self._get_model_kwargs(model, results[0].history, model.optimizer, spec.run_id, metadata)
-        if isinstance(spec.model, MadeKerasModel):
+        if isinstance(spec.model, KerasModelSource):
             arguments["model_factory"] = spec.model
         return self.get_model_class()(**arguments)
 

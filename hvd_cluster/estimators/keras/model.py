@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from hvd_cluster.engine.objects import dumps
 from hvd_cluster.estimators.keras.framework import KERAS, load, predict
-from hvd_cluster.estimators.keras.made_model import MadeKerasModel
+from hvd_cluster.estimators.keras.model_source import KerasModelSource
 from hvd_cluster.estimators.keras.packed_model import PackedModel, Unpacking
 from hvd_cluster.estimators.keras.params import KERAS_MODEL_ROWS, KerasStage, wrong_model
 from hvd_cluster.estimators.model import FittedModel
@@ -73,7 +73,7 @@ class KerasModel(KerasModelParams, KerasStage, FittedModel):
         return pickled
 
     def _packed_model(self, model: Any) -> PackedModel:
-        source: MadeKerasModel | None = self._value("model_factory")
+        source: KerasModelSource | None = self._value("model_factory")
         return super()._packed_model(model) if source is None else source.packed(model, self._value("custom_objects"))
 
     def _input_shapes(self) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 from hvd_cluster.estimators import values
 from hvd_cluster.estimators.keras.packed_model import PackedModel
 from hvd_cluster.estimators.stages.param_row import Row
-from hvd_cluster.estimators.stages.stage import Stage
+from hvd_cluster.estimators.stages.stage import PipelineStage
 
 
 def named(value: Any) -> dict[str, Any]:
@@ -38,7 +38,7 @@ KERAS_MODEL_ROWS = (
 )
 
 
-class KerasStage(Stage):
+class KerasStage(PipelineStage):
     """A stage whose ``model`` is a Keras model, saved in Keras's format and not as a pickle."""
 
     def _as_saved(self, name: str, value: Any) -> Any:

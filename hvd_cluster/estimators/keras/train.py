@@ -13,7 +13,7 @@ import cloudpickle
 from hvd_cluster.estimators.keras.best_file import KerasBestFile
 from hvd_cluster.estimators.keras.data import as_taken
 from hvd_cluster.estimators.keras.framework import choose_backend
-from hvd_cluster.estimators.keras.made_model import MadeKerasModel
+from hvd_cluster.estimators.keras.model_source import KerasModelSource
 from hvd_cluster.estimators.keras.spec import Extras, KerasSpec
 from hvd_cluster.estimators.keras.state import as_array, capture, restore
 from hvd_cluster.estimators.run.checkpoint import packed
@@ -62,7 +62,7 @@ def _train(spec: KerasSpec, hvd: Collectives, folder: str) -> TrainResult:
     )
     factor = float(hvd.size()) if spec.scale_lr else 1.0
     model = spec.model.load(distributed, rate_factor=factor)
-    if isinstance(spec.model, MadeKerasModel):
+    if isinstance(spec.model, KerasModelSource):
         spec.model.require_same_on_ranks(model, hvd)
     scaled_rate = float(as_array(model.optimizer.learning_rate))
     run = WorkerRun(spec, hvd)

@@ -13,7 +13,7 @@ from hvd_cluster.estimators.lightning.spec import LightningSpec
 from hvd_cluster.estimators.run.best_file import BestFile
 from hvd_cluster.estimators.run.worker_run import WorkerRun
 from hvd_cluster.estimators.torch import made_state
-from hvd_cluster.estimators.torch.made_model import MadeModel
+from hvd_cluster.estimators.torch.model_source import ModelSource
 from hvd_cluster.lightning.installed import submodule
 
 _callbacks: Any = submodule("callbacks")
@@ -74,7 +74,7 @@ class LightningBestFile(BestFile):
         weights = self.weights(trainer)
         if weights is None:
             return
-        if isinstance(self.run.spec.model, MadeModel):
+        if isinstance(self.run.spec.model, ModelSource):
             made_state.load(module, weights)
         else:
             module.load_state_dict(weights)

@@ -25,8 +25,8 @@ from hvd_cluster.estimators.run.finite_check import FiniteCheck, all_finite
 from hvd_cluster.estimators.run.worker_run import WorkerRun
 from hvd_cluster.estimators.run.world import Collectives
 from hvd_cluster.estimators.torch.arguments import floating_dtype
-from hvd_cluster.estimators.torch.made_model import MadeModel
 from hvd_cluster.estimators.torch.means import Means
+from hvd_cluster.estimators.torch.model_source import ModelSource
 from hvd_cluster.estimators.view.history import flat
 from hvd_cluster.lightning.installed import submodule
 from hvd_cluster.lightning.optimizers import scale_rates
@@ -87,8 +87,8 @@ class SaveRun(_callbacks.Checkpoint):
             DataError: the module has other weights than the user's module has after any hooks.
         """
         model = self._spec.model
-        if self._spec.objective is None and (not isinstance(model, MadeModel) or makes_layers(pl_module)):
-            self.hooks = hooks_for(model.build() if isinstance(model, MadeModel) else model, pl_module)
+        if self._spec.objective is None and (not isinstance(model, ModelSource) or makes_layers(pl_module)):
+            self.hooks = hooks_for(model.build() if isinstance(model, ModelSource) else model, pl_module)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Prepare to continue an interrupted epoch: Lightning alone would skip hooks of its start."""
@@ -242,7 +242,7 @@ class SaveRun(_callbacks.Checkpoint):
             if self._hvd.rank() == 0:
                 self._best.save_decisive(trainer)
                 state: dict[str, Any] = {"lightning": file_tensor(path), "dtypes": self.dtypes}
-                if isinstance(self._spec.model, MadeModel):
+                if isinstance(self._spec.model, ModelSource):
                     state["made"] = dict(self._spec.model.made)
                 self.run.checkpoint(state, partial, self._is_stopped(trainer)).save(self.run.files)
 

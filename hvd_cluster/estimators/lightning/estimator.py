@@ -26,7 +26,7 @@ from hvd_cluster.estimators.spec import Inputs, TrainResult
 from hvd_cluster.estimators.torch import made_state
 from hvd_cluster.estimators.torch.arguments import floating_dtype
 from hvd_cluster.estimators.torch.framework import predict
-from hvd_cluster.estimators.torch.made_model import MadeModel, is_lazy
+from hvd_cluster.estimators.torch.model_source import ModelSource, is_lazy
 from hvd_cluster.estimators.torch.module_estimator import ModuleEstimator, unsized
 from hvd_cluster.estimators.torch.probe import ProbeResult, probe
 from hvd_cluster.estimators.torch.strategies.checks import called_modules
@@ -245,7 +245,7 @@ class LightningEstimator(LightningEstimatorParams, ModuleEstimator):
         return train
 
     def _untrained_copy(self, spec: LightningSpec, state: dict[str, Any]) -> torch.nn.Module:
-        if isinstance(spec.model, MadeModel):
+        if isinstance(spec.model, ModelSource):
             return with_hooks_called(spec.model.built_again(), state["hooks"])  # type: ignore[no-any-return]
         return after_hooks(spec.model, state["hooks"])  # type: ignore[no-any-return]
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from hvd_cluster.estimators.spec import FitSpec
-from hvd_cluster.estimators.torch.made_model import MadeModel
+from hvd_cluster.estimators.torch.model_source import ModelSource
 from hvd_cluster.estimators.torch.objective import Objective
 from hvd_cluster.estimators.torch.optimizer_state import OptimizerState
 
@@ -19,7 +19,7 @@ class LightningSpec(FitSpec):
     """A Lightning run, complete: :func:`hvd_cluster.estimators.lightning.train.train` needs nothing else."""
 
     #: A LightningModule; or any module, trained with ``optimizer`` and ``objective``; or a factory of one of them.
-    model: torch.nn.Module | MadeModel
+    model: torch.nn.Module | ModelSource
     optimizer: OptimizerState | None = None
     objective: Callable[[], Objective] | None = None
     #: Groups of fn(output, label) -> number, one function for each label column in a group.

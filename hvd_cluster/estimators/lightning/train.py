@@ -24,8 +24,8 @@ from hvd_cluster.estimators.run.world import Collectives, choose_device, initial
 from hvd_cluster.estimators.spec import TrainResult
 from hvd_cluster.estimators.torch import made_state
 from hvd_cluster.estimators.torch.initial_model import initial_model
-from hvd_cluster.estimators.torch.made_model import MadeModel
 from hvd_cluster.estimators.torch.model_pickling import on_cpu, state_within
+from hvd_cluster.estimators.torch.model_source import ModelSource
 
 if TYPE_CHECKING:
     from hvd_cluster.estimators.lightning.best_file import LightningBestFile
@@ -57,7 +57,7 @@ def _train(spec: LightningSpec, hvd: Collectives, folder: str) -> TrainResult:
     module: Any = own if spec.objective is None else LossModule(spec, own)
     run = WorkerRun(spec, hvd)
     found = run.resumed
-    if isinstance(spec.model, MadeModel) and found is not None:
+    if isinstance(spec.model, ModelSource) and found is not None:
         made_state.require_same(found.state, spec.model.made, spec.run_id)
     best = LightningBestFile(run, folder)
     saving = SaveRun(run, best)
@@ -192,7 +192,7 @@ def _strategy(spec: LightningSpec, options: Mapping[str, Any]) -> Any:
 
 def _made(spec: LightningSpec) -> dict[str, str] | None:
     """What the factory makes of the trainer's module, if there is a factory."""
-    if not isinstance(spec.model, MadeModel):
+    if not isinstance(spec.model, ModelSource):
         return None
     prefix = "" if spec.objective is None else "net."
     return {f"{prefix}{name}": text for name, text in spec.model.made.items()}
@@ -211,7 +211,7 @@ def _logger(spec: LightningSpec, pl: Any, folder: str) -> Any:
 
 
 def _packed_model(spec: LightningSpec, model: torch.nn.Module, trainer: Any, saving: SaveRun) -> bytes:
-    made = spec.model.made if isinstance(spec.model, MadeModel) else None
+    made = spec.model.made if isinstance(spec.model, ModelSource) else None
     state = model.state_dict() if made is None else made_state.TrainedPart(made).of(model)
     return _packed(trainer, state, trainer.optimizers[0].state_dict() if trainer.optimizers else None, saving)
 

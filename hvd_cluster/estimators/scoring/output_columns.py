@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hvd_cluster.data.schema import Column, Kind
+from hvd_cluster.data.schema import Column, ColumnKind
 from hvd_cluster.errors import DataError
 from hvd_cluster.estimators.run.row_transform import RowTransform
 
@@ -149,7 +149,7 @@ def metadata_of(spec: FitSpec) -> dict[str, Any]:
     edits = transform if isinstance(transform, RowTransform) else RowTransform(transform, {}, frozenset())
     labels: list[Column] = [schema[name] for name in inputs.label_cols]
     if len(shapes) != len(labels):  # outputs of a model that computes its own loss
-        labels = [Column(name, Kind.NUMERIC, "float64") for name in spec.output_names]
+        labels = [Column(name, ColumnKind.NUMERIC, "float64") for name in spec.output_names]
     return {
         "feature_cols": inputs.feature_cols,
         "label_cols": inputs.label_cols,
@@ -184,11 +184,11 @@ def _is_known(shape: Sequence[int]) -> bool:
     return all(length >= 0 for length in shape)
 
 
-def output_type(kind: Kind, dtype: str, shape: Sequence[int]) -> str:
+def output_type(kind: ColumnKind, dtype: str, shape: Sequence[int]) -> str:
     """The type of an output column: the label's for one number per row (integers are rounded), else a vector.
 
     It is the label's too if the shape is not known.
     """
-    if (_is_known(shape) and math.prod(shape) != 1) or kind in {Kind.LIST, Kind.VECTOR}:
+    if (_is_known(shape) and math.prod(shape) != 1) or kind in {ColumnKind.LIST, ColumnKind.VECTOR}:
         return VECTOR
-    return dtype if kind in {Kind.NUMERIC, Kind.BOOL} and dtype != "float16" else "float64"
+    return dtype if kind in {ColumnKind.NUMERIC, ColumnKind.BOOL} and dtype != "float16" else "float64"

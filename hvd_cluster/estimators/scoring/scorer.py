@@ -21,7 +21,7 @@ from hvd_cluster.data.columns.vectors import vector_type
 from hvd_cluster.data.preprocessing import AllRowsFailedError, Preprocess, RowFailedError
 from hvd_cluster.data.reading.row_transform import RowTransform, apply
 from hvd_cluster.data.reading.tensors import to_arrow, to_tensors
-from hvd_cluster.data.schema import Kind, Schema, infer
+from hvd_cluster.data.schema import ColumnKind, Schema, infer
 from hvd_cluster.errors import DataError
 from hvd_cluster.estimators.scoring.output_columns import ARRAY, VECTOR, OutputColumn
 from hvd_cluster.estimators.spec import Inputs, error_text, shapes_text
@@ -225,7 +225,9 @@ class Scorer:
         trained = dict(zip(self.inputs.feature_cols, self.feature_units, strict=False))
         return Schema(
             tuple(
-                replace(column, unit=trained.get(column.name) or column.unit) if column.kind is Kind.TIME else column
+                replace(column, unit=trained.get(column.name) or column.unit)
+                if column.kind is ColumnKind.TIME
+                else column
                 for column in schema
             )
         )

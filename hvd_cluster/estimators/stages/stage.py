@@ -13,7 +13,7 @@ from hvd_cluster.estimators.stages.spark_ml import MLReadable, MLReader, MLWrita
 from hvd_cluster.estimators.view import params_text
 
 
-class Stage(Params, MLWritable, MLReadable):
+class PipelineStage(Params, MLWritable, MLReadable):
     """Base of estimators and models, with the params of ``param_rows``."""
 
     #: The params by the keyword of the constructor; set by ``with_params``.

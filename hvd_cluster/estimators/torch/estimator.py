@@ -14,8 +14,8 @@ from hvd_cluster.estimators.run.run_files import RunFiles
 from hvd_cluster.estimators.spec import TrainResult, TrainSpec
 from hvd_cluster.estimators.torch.checkpoint import require_shards, shards_of
 from hvd_cluster.estimators.torch.class_weights import ClassWeights
-from hvd_cluster.estimators.torch.made_model import is_lazy
 from hvd_cluster.estimators.torch.model_pickling import copied
+from hvd_cluster.estimators.torch.model_source import is_lazy
 from hvd_cluster.estimators.torch.module_estimator import ModuleEstimator
 from hvd_cluster.estimators.torch.probe import probe
 from hvd_cluster.estimators.torch.strategies.checks import require_store, wrong_communication

@@ -18,9 +18,9 @@ from hvd_cluster.estimators.run.checkpoint import unpacked
 from hvd_cluster.estimators.spec import Inputs, MakeObjective, TrainResult
 from hvd_cluster.estimators.torch.arguments import label_keywords, with_arguments
 from hvd_cluster.estimators.torch.checkpoint import shards_of
-from hvd_cluster.estimators.torch.made_model import MadeModel, is_lazy
 from hvd_cluster.estimators.torch.model import TorchModel
 from hvd_cluster.estimators.torch.model_pickling import copied, make_picklable, module_on_cpu, unpicklable_text
+from hvd_cluster.estimators.torch.model_source import ModelSource, is_lazy
 from hvd_cluster.estimators.torch.optimizer_state import OptimizerState
 from hvd_cluster.estimators.torch.output_scales import output_scales
 from hvd_cluster.estimators.torch.probe import ProbeResult, scoring_text, with_rows
@@ -39,7 +39,7 @@ class ModuleEstimator(DistributedEstimator):
     """Base of TorchEstimator and LightningEstimator."""
 
     #: During a fit: what the factory of ``model=`` has made, which is not changed.
-    _made: tuple[MadeModel, torch.nn.Module] | None = None
+    _made: tuple[ModelSource, torch.nn.Module] | None = None
 
     def _fit_data(self, *args: Any) -> Any:
         try:
@@ -83,7 +83,7 @@ class ModuleEstimator(DistributedEstimator):
         if isinstance(given, torch.nn.Module):
             return given
         if self._made is None or self._made[0].factory is not given:
-            self._made = MadeModel.of(given, self._value("random_seed") or 0)
+            self._made = ModelSource.of(given, self._value("random_seed") or 0)
         return self._made[1]
 
     def _module(self) -> torch.nn.Module:
@@ -92,7 +92,7 @@ class ModuleEstimator(DistributedEstimator):
 
     def _sent_model(
         self, inputs: Inputs, first_rows: Callable[[], Mapping[str, torch.Tensor]]
-    ) -> torch.nn.Module | MadeModel:
+    ) -> torch.nn.Module | ModelSource:
         """What workers get their model from: a module, or a factory with which they make it.
 
         Args:
@@ -257,20 +257,20 @@ class ModuleEstimator(DistributedEstimator):
         state = unpacked(results[0].state)
         model = self._untrained_copy(spec, state).cpu()
         optimizer = None if spec.optimizer is None else spec.optimizer.build(model)
-        made = spec.model.made if isinstance(spec.model, MadeModel) else None
+        made = spec.model.made if isinstance(spec.model, ModelSource) else None
         trained = TrainState(model, optimizer, made=made)
         trained.load(state["model"], state["optimizer"], shards_of(spec.store, spec.run_id, state))
         spec = self._as_called(spec, model, state)
         scales = output_scales(model, self._objective()().losses, len(spec.output_shapes))
         metadata = {**self._metadata_of(spec), "output_scales": scales}
         arguments = self._get_model_kwargs(model.eval(), results[0].history, optimizer, spec.run_id, metadata)
-        if isinstance(spec.model, MadeModel):
+        if isinstance(spec.model, ModelSource):
             arguments["model_factory"] = spec.model
         return self.get_model_class()(**arguments)
 
     def _untrained_copy(self, spec: Any, state: dict[str, Any]) -> torch.nn.Module:
         """A copy of the spec's model that the weights of ``state`` fit."""
-        return spec.model.built_again() if isinstance(spec.model, MadeModel) else copied(spec.model)
+        return spec.model.built_again() if isinstance(spec.model, ModelSource) else copied(spec.model)
 
     def _as_called(self, spec: Any, model: torch.nn.Module, state: dict[str, Any]) -> Any:
         """The spec, with the dtypes in which the trained model is to be called."""

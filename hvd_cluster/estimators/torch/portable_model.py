@@ -8,8 +8,8 @@ import torch
 
 from hvd_cluster.estimators.run.checkpoint import packed, unpacked
 from hvd_cluster.estimators.torch import made_state
-from hvd_cluster.estimators.torch.made_model import MadeModel
 from hvd_cluster.estimators.torch.model_pickling import make_picklable
+from hvd_cluster.estimators.torch.model_source import ModelSource
 from hvd_cluster.estimators.torch.optimizer_state import OptimizerState
 
 
@@ -19,7 +19,7 @@ class PortableModule:
     If the factory no longer makes this module, it is pickled as a whole.
     """
 
-    def __init__(self, source: MadeModel, module: torch.nn.Module) -> None:
+    def __init__(self, source: ModelSource, module: torch.nn.Module) -> None:
         self.source = source
         self.module = module
 
@@ -50,7 +50,7 @@ def _as_is(value: Any) -> Any:
     return value
 
 
-def _rebuilt(source: MadeModel, state: bytes) -> torch.nn.Module:
+def _rebuilt(source: ModelSource, state: bytes) -> torch.nn.Module:
     model = source.built_again()
     made_state.load(model, unpacked(state))
     return model.eval()

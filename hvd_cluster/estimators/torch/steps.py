@@ -11,9 +11,9 @@ from torch import Tensor
 
 from hvd_cluster.estimators.run.worker_run import WorkerRun
 from hvd_cluster.estimators.spec import Features, TrainSpec, called
-from hvd_cluster.estimators.torch.made_model import MadeModel
+from hvd_cluster.estimators.torch.model_source import ModelSource
 from hvd_cluster.estimators.torch.objective import Objective
-from hvd_cluster.estimators.torch.strategies.strategy import HALF_DTYPES, Strategy
+from hvd_cluster.estimators.torch.strategies.strategy import HALF_DTYPES, ShardingStrategy
 from hvd_cluster.estimators.torch.train_state import TrainState
 
 
@@ -33,7 +33,7 @@ class Steps(TrainState):
         self,
         run: WorkerRun[TrainSpec],
         device: torch.device,
-        strategy: Strategy,
+        strategy: ShardingStrategy,
         model: torch.nn.Module,
         optimizer: Any,
         objective: Objective,
@@ -44,7 +44,7 @@ class Steps(TrainState):
             optimizer,
             scheduler=spec.lr_scheduler(optimizer) if spec.lr_scheduler is not None else None,
             scaler=torch.amp.GradScaler(device.type) if spec.mixed_precision == "fp16" else None,
-            made=spec.model.made if isinstance(spec.model, MadeModel) else None,
+            made=spec.model.made if isinstance(spec.model, ModelSource) else None,
             # A rank that holds parts of frozen parameters cannot know if these have changed.
             saves_all=not strategy.holds_all,
         )

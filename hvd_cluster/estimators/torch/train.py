@@ -21,8 +21,8 @@ from hvd_cluster.estimators.torch.objective import Objective
 from hvd_cluster.estimators.torch.optimizer_state import scale_rates
 from hvd_cluster.estimators.torch.steps import Steps
 from hvd_cluster.estimators.torch.strategies.communication import PowerSGD
-from hvd_cluster.estimators.torch.strategies.strategy import Replicated, Strategy
-from hvd_cluster.estimators.torch.worker import Worker
+from hvd_cluster.estimators.torch.strategies.strategy import Replicated, ShardingStrategy
+from hvd_cluster.estimators.torch.training_loop import TrainingLoop
 
 
 def train(spec: TrainSpec) -> TrainResult:
@@ -54,13 +54,13 @@ def _train(spec: TrainSpec, hvd: Collectives) -> TrainResult:
         run.padding_rows = readers.padding_rows
         has_scaler = steps.scaler is not None
         losses = FiniteCheck(spec.terminate_on_nan, hvd, spec.run_id, has_scaler, readers.not_finite)
-        _train_epochs(Worker(run, steps, readers, to_device, losses, ClassWeights.of(spec, hvd)), saving)
+        _train_epochs(TrainingLoop(run, steps, readers, to_device, losses, ClassWeights.of(spec, hvd)), saving)
     state = saving.to_return() if hvd.rank() == 0 else b""
     hvd.barrier()
     return TrainResult(rank=hvd.rank(), size=hvd.size(), state=state, history=run.history)
 
 
-def _strategy(spec: TrainSpec) -> Strategy:
+def _strategy(spec: TrainSpec) -> ShardingStrategy:
     """What ``sharding=`` and ``communication=`` choose."""
     if isinstance(spec.communication, PowerSGD):
         from hvd_cluster.estimators.torch.strategies.low_rank import LowRank
@@ -89,9 +89,9 @@ def _checkpointing(spec: TrainSpec) -> type[Checkpointing]:
     return ShardedCheckpointing
 
 
-def _train_epochs(worker: Worker, saving: Checkpointing) -> None:
+def _train_epochs(loop: TrainingLoop, saving: Checkpointing) -> None:
     """Train until the last epoch, or until the spec's early stopping ends the fit."""
-    run, steps = worker.run, worker.steps
+    run, steps = loop.run, loop.steps
     spec, hvd = run.spec, run.hvd
     with scalar_log(spec) if hvd.rank() == 0 else contextlib.nullcontext() as log:
         while not run.is_over:
@@ -99,14 +99,14 @@ def _train_epochs(worker: Worker, saving: Checkpointing) -> None:
             done, sums = _continued(run)
 
             def after_step(done: int, means: Means) -> None:
-                if run.is_checkpoint_due_within(done, worker.readers.train_steps):
-                    worker.losses.check(run.epoch, worker.has_finite_weights)
+                if run.is_checkpoint_due_within(done, loop.readers.train_steps):
+                    loop.losses.check(run.epoch, loop.has_finite_weights)
                     saving.save_within(done, means)
 
-            record = worker.train_epoch(after_step, done, sums)
+            record = loop.train_epoch(after_step, done, sums)
             steps.share_model()
             if spec.has_validation:
-                record["validation"] = worker.validate_epoch()
+                record["validation"] = loop.validate_epoch()
             record |= run.left_out_rows()
             if spec.lr_scheduler_interval == "epoch":
                 steps.step_scheduler(record.get("validation", record["train"])["loss"])

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 from hvd_cluster.errors import MissingExtraError
-from hvd_cluster.estimators.after_training import warns
+from hvd_cluster.estimators.after_training import as_warnings
 from hvd_cluster.estimators.stages.param_row import HasParams
 from hvd_cluster.estimators.view.history import rows
 from hvd_cluster.estimators.view.params_text import text_of
@@ -78,12 +78,15 @@ class MlflowTracker(Tracker):
 
     def finish(self, model: Any) -> None:
         text = f"the model was not logged to MLflow; with mlflow.start_run(run_id={self.run_id!r}), log_model() logs it"
-        with warns(text), self._mlflow.start_run(run_id=self.run_id, nested=self._mlflow.active_run() is not None):
+        with (
+            as_warnings(text),
+            self._mlflow.start_run(run_id=self.run_id, nested=self._mlflow.active_run() is not None),
+        ):
             model.log_model()
 
     def end(self, status: str) -> None:
         """End the run as "FINISHED" or "FAILED"."""
-        with warns(f"MLflow's run {self.run_id} was not set to {status}"):
+        with as_warnings(f"MLflow's run {self.run_id} was not set to {status}"):
             self._client.set_terminated(self.run_id, status)
 
 

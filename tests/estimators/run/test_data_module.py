@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from hvd_cluster.data.dataset import Dataset, Split
 from hvd_cluster.data.files.store_families import HDFSStore
 from hvd_cluster.data.row_group import RowGroup
-from hvd_cluster.data.schema import Column, Kind, Schema
+from hvd_cluster.data.schema import Column, ColumnKind, Schema
 from hvd_cluster.data.store import Store
 from hvd_cluster.errors import WorkerFailedError
 from hvd_cluster.estimators import DataModule, TorchEstimator
@@ -189,7 +189,7 @@ def spec_of(store, **params):
         run_id="r",
         inputs=Inputs(feature_cols=("row",), label_cols=("y",)),
         output_shapes=((1,),),
-        dataset=Dataset(store, Schema((Column("row", Kind.NUMERIC, (), "float32"),)), split),
+        dataset=Dataset(store, Schema((Column("row", ColumnKind.NUMERIC, (), "float32"),)), split),
         store=store,
         part_dirs=("a", None),
         batch_size=8,

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from hvd_cluster.data.schema import Kind
+from hvd_cluster.data.schema import ColumnKind
 from hvd_cluster.errors import DataError
 from hvd_cluster.estimators import TorchModel
 from hvd_cluster.estimators.scoring.output_columns import ARRAY, VECTOR, output_type, plan
@@ -131,7 +131,7 @@ def test_spark_has_a_type_for_the_output_of_any_label(dtype):
     pytest.importorskip("pyspark", reason="pyspark is not installed")
     from hvd_cluster.estimators.spark.rows import spark_type
 
-    types = [output_type(Kind.BOOL if dtype == "bool" else Kind.NUMERIC, dtype, ())]
+    types = [output_type(ColumnKind.BOOL if dtype == "bool" else ColumnKind.NUMERIC, dtype, ())]
     column = plan(["p"], 1, types, None, None, on_spark=True)[0]
     assert spark_type(column.type).typeName()
     assert np.can_cast(dtype, column.type)

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 import torch
 
-from hvd_cluster.data.schema import Kind, infer
+from hvd_cluster.data.schema import ColumnKind, infer
 from hvd_cluster.errors import DataError
 from hvd_cluster.estimators import TorchModel
 from hvd_cluster.estimators.scoring.output_columns import VECTOR, metadata_of, output_type
@@ -92,15 +92,15 @@ TABLE = pa.table({"id": [1, 2, 3], "x": [[1.0, 0.4], [2.0, 0.6], [-1.0, -0.6]]})
 @pytest.mark.parametrize(
     ("kind", "dtype", "shape", "expected"),
     [
-        (Kind.NUMERIC, "int64", (1,), "int64"),
-        (Kind.NUMERIC, "float32", (), "float32"),
-        (Kind.BOOL, "bool", (1,), "bool"),
-        (Kind.NUMERIC, "float16", (1,), "float64"),
-        (Kind.STRING, "str", (1,), "float64"),
-        (Kind.NUMERIC, "int64", (3,), VECTOR),
-        (Kind.NUMERIC, "int64", (-1, -1), "int64"),  # not known
-        (Kind.VECTOR, "float64", (1,), VECTOR),
-        (Kind.LIST, "float32", (4,), VECTOR),
+        (ColumnKind.NUMERIC, "int64", (1,), "int64"),
+        (ColumnKind.NUMERIC, "float32", (), "float32"),
+        (ColumnKind.BOOL, "bool", (1,), "bool"),
+        (ColumnKind.NUMERIC, "float16", (1,), "float64"),
+        (ColumnKind.STRING, "str", (1,), "float64"),
+        (ColumnKind.NUMERIC, "int64", (3,), VECTOR),
+        (ColumnKind.NUMERIC, "int64", (-1, -1), "int64"),  # not known
+        (ColumnKind.VECTOR, "float64", (1,), VECTOR),
+        (ColumnKind.LIST, "float32", (4,), VECTOR),
     ],
 )
 def test_one_number_has_the_type_of_its_label_and_anything_else_is_a_vector(kind, dtype, shape, expected):

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from hvd_cluster.data.schema import Column, Kind, Schema
+from hvd_cluster.data.schema import Column, ColumnKind, Schema
 from hvd_cluster.errors import DataError
 from hvd_cluster.estimators.spec import Inputs, MakeObjective
 from hvd_cluster.estimators.torch.probe import probe
@@ -18,7 +18,7 @@ def run(
     batch = {"x": torch.randn(ROWS, 4) if features is None else features}
     batch["y"] = torch.randn(ROWS) if label is None else label
     batch["w"] = torch.ones(ROWS) if row_weights is None else row_weights
-    schema = Schema(tuple(Column(name, Kind.NUMERIC, "float32", tuple(t.shape[1:])) for name, t in batch.items()))
+    schema = Schema(tuple(Column(name, ColumnKind.NUMERIC, "float32", tuple(t.shape[1:])) for name, t in batch.items()))
     inputs = Inputs(
         feature_cols=("x",),
         label_cols=("y",),
@@ -68,7 +68,7 @@ class Apply(torch.nn.Module):
 def test_what_training_passes_as_stored_is_scored_as_stored_if_the_model_takes_it(function, stored, chosen):
     batch = {name: torch.ones(ROWS, 4).to(getattr(torch, dtype)) for name, dtype in zip("xc", stored, strict=True)}
     batch["y"] = torch.randn(ROWS)
-    schema = Schema(tuple(Column(name, Kind.NUMERIC, "int64", tuple(t.shape[1:])) for name, t in batch.items()))
+    schema = Schema(tuple(Column(name, ColumnKind.NUMERIC, "int64", tuple(t.shape[1:])) for name, t in batch.items()))
     inputs = Inputs(feature_cols=("x", "c"), label_cols=("y",))
     found = probe(Apply(function), inputs, None, [], batch, schema, as_stored=True)
     assert found.inputs.feature_dtypes == chosen
@@ -186,7 +186,7 @@ def test_columns_of_single_numbers_get_advice_on_input_shapes():
     assert found.output_shapes == ((1,),)
 
     batch = {"a": torch.randn(ROWS), "b": torch.randn(ROWS, 4), "y": torch.randn(ROWS)}
-    schema = Schema(tuple(Column(name, Kind.NUMERIC, "float32", tuple(t.shape[1:])) for name, t in batch.items()))
+    schema = Schema(tuple(Column(name, ColumnKind.NUMERIC, "float32", tuple(t.shape[1:])) for name, t in batch.items()))
     inputs = Inputs(feature_cols=("a", "b"), label_cols=("y",), sample_weight_col=None, input_shapes=None)
     with pytest.raises(DataError, match="each feature column is a separate argument of the model") as caught:
         probe(torch.nn.Linear(5, 1), inputs, MakeObjective((F.mse_loss,), False, (1.0,), None), [], batch, schema)

@@ -20,7 +20,7 @@ from hvd_cluster.launch.ssh.options import SshOptions
 from hvd_cluster.launch.task import Task
 from hvd_cluster.launch.worker_group import Callbacks
 from hvd_cluster.rendezvous.secret import new_secret
-from hvd_cluster.rendezvous.session import Session
+from hvd_cluster.rendezvous.session import SignedSession
 from hvd_cluster.topology import Topology
 
 SECRET = new_secret()
@@ -107,13 +107,13 @@ def test_the_secret_and_the_environment_go_through_ssh_only(
     loopback_ssh: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent: list[bytes] = []
-    seal = Session.seal
+    seal = SignedSession.seal
 
-    def record(self: Session, message: bytes) -> None:
+    def record(self: SignedSession, message: bytes) -> None:
         sent.append(bytes(message))
         seal(self, message)
 
-    monkeypatch.setattr(Session, "seal", record)
+    monkeypatch.setattr(SignedSession, "seal", record)
     monkeypatch.setenv("API_KEY", "pa55w0rd")
     monkeypatch.setenv("LONG", "x" * 120_000)  # more than a pipe takes at once
     task = Task(

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from hvd_cluster.data.store import Store
-from hvd_cluster.estimators.torch.made_model import is_lazy
+from hvd_cluster.estimators.torch.model_source import is_lazy
 from hvd_cluster.estimators.torch.strategies.communication import PowerSGD
 from hvd_cluster.estimators.torch.strategies.fsdp2 import CONTAINERS, FSDP2
 

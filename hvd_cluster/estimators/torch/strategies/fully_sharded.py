@@ -19,16 +19,16 @@ from torch.utils._pytree import tree_map_only
 
 from hvd_cluster.estimators.run.world import Collectives
 from hvd_cluster.estimators.torch.initial_model import initial_model, share_weights
-from hvd_cluster.estimators.torch.made_model import MadeModel
+from hvd_cluster.estimators.torch.model_source import ModelSource
 from hvd_cluster.estimators.torch.optimizer_state import OptimizerState
 from hvd_cluster.estimators.torch.strategies.fsdp2 import FSDP2
 from hvd_cluster.estimators.torch.strategies.parts import state_part
-from hvd_cluster.estimators.torch.strategies.strategy import HALF_DTYPES, ReadyGradients, Strategy
+from hvd_cluster.estimators.torch.strategies.strategy import HALF_DTYPES, ReadyGradients, ShardingStrategy
 from hvd_cluster.torch.functions import broadcast_parameters
 from hvd_cluster.torch.wrapper import wrap
 
 
-class FullySharded(Strategy):
+class FullySharded(ShardingStrategy):
     """Each worker holds its part of the parameters, and of what the optimizer knows about them."""
 
     holds_all = False
@@ -44,13 +44,13 @@ class FullySharded(Strategy):
 
 
 def sharded_model(
-    given: nn.Module | MadeModel, hvd: Collectives, config: FSDP2, device: torch.device, mixed_precision: str | None
+    given: nn.Module | ModelSource, hvd: Collectives, config: FSDP2, device: torch.device, mixed_precision: str | None
 ) -> nn.Module:
     """This rank's part of the model that training begins with; every rank takes part.
 
     If a factory makes all parameters on the meta device, only rank 0 ever holds the complete model.
     """
-    empty = given.without_values() if isinstance(given, MadeModel) else None
+    empty = given.without_values() if isinstance(given, ModelSource) else None
     whole = initial_model(given, hvd, empty)
     if empty is None:
         share_weights(whole, given)

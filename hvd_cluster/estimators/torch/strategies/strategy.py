@@ -18,7 +18,7 @@ from hvd_cluster.torch.wrapper import Wrapper
 HALF_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-class Strategy(ABC):
+class ShardingStrategy(ABC):
     """How the workers of a fit hold and update one model.
 
     Args:
@@ -47,7 +47,7 @@ class Strategy(ABC):
         """Leave this worker's part only of parameters that a forward pass without a backward pass has gathered."""
 
 
-class Replicated(Strategy):
+class Replicated(ShardingStrategy):
     """Each worker holds the whole model, and the mean of the workers' gradients updates it in each step."""
 
     def begin(self, hvd: Collectives, device: torch.device) -> tuple[torch.nn.Module, Any]:

@@ -15,14 +15,14 @@ from torch.nn.utils.parametrizations import weight_norm
 
 from hvd_cluster.errors import DataError
 from hvd_cluster.estimators import ModelFactory
-from hvd_cluster.estimators.torch.made_model import MadeModel, is_lazy
+from hvd_cluster.estimators.torch.model_source import ModelSource, is_lazy
 from hvd_cluster.estimators.torch.portable_model import PortableModule, PortableOptimizer
 
 pytestmark = pytest.mark.filterwarnings("ignore:Lazy modules are a new feature")
 
 
 def state_of(factory, seed=0):
-    return MadeModel(factory=factory, seed=seed).build().state_dict()
+    return ModelSource(factory=factory, seed=seed).build().state_dict()
 
 
 def equal(left, right):
@@ -56,7 +56,7 @@ def test_threads_that_make_models_at_once_do_not_get_each_others_numbers():
 
 
 def test_a_class_of_modules_is_a_factory():
-    assert isinstance(MadeModel(factory=torch.nn.Identity, seed=0).build(), torch.nn.Identity)
+    assert isinstance(ModelSource(factory=torch.nn.Identity, seed=0).build(), torch.nn.Identity)
 
 
 @pytest.mark.parametrize(("result", "what"), [(None, "None"), ({}, "an object of type dict")])
@@ -78,7 +78,7 @@ def test_lazy_layers_get_their_shapes_from_a_call_that_changes_no_running_mean()
     def make():
         return torch.nn.Sequential(torch.nn.LazyLinear(3), torch.nn.LazyBatchNorm1d(), torch.nn.Linear(3, 1))
 
-    source, lazy = MadeModel.of(make, 0)
+    source, lazy = ModelSource.of(make, 0)
     assert is_lazy(lazy)
     source, sized = source.sized([torch.ones(2, 5)])
     assert sized[0].weight.shape == (3, 5)
@@ -97,7 +97,7 @@ def test_modules_of_the_meta_device_get_values_and_stay_tied():
             net[0].bias.requires_grad_(False)
         return net
 
-    net = MadeModel(factory=make, seed=0).build()
+    net = ModelSource(factory=make, seed=0).build()
     assert net[0].weight is net[2].weight
     assert torch.equal(net[1].running_var, torch.ones(3))
     assert net[0].weight.abs().max() < 1
@@ -115,7 +115,7 @@ def test_loaded_tensors_beside_some_of_the_meta_device_keep_their_values_and_sta
         net[1].weight = net[0].weight
         return net
 
-    net = MadeModel(factory=make, seed=0).build()
+    net = ModelSource(factory=make, seed=0).build()
     assert torch.equal(net[0].weight, loaded["0.weight"])
     assert net[0].weight is net[1].weight
     assert torch.equal(net[2].running_mean, loaded["2.running_mean"])
@@ -143,7 +143,7 @@ def test_a_module_travels_as_its_factory_and_what_was_trained():
         net[0].requires_grad_(False)
         return net
 
-    source, net = MadeModel.of(make, 0)
+    source, net = ModelSource.of(make, 0)
     optimizer = torch.optim.Adam(net.parameters(), lr=0.25)
     net(torch.ones(1, 500)).sum().backward()
     optimizer.step()
@@ -163,7 +163,7 @@ def test_a_module_that_the_factory_no_longer_makes_travels_as_a_whole():
         net = torch.nn.Linear(3, 1)
         return net.requires_grad_(False)
 
-    source, _ = MadeModel.of(make, 0)
+    source, _ = ModelSource.of(make, 0)
     other = torch.nn.Linear(4, 1)
     assert isinstance(pickle.loads(cloudpickle.dumps(PortableModule(source, other))), torch.nn.Linear)
     changed = torch.nn.Linear(3, 1)
@@ -177,7 +177,7 @@ def test_a_factory_that_makes_another_frozen_part_is_noticed():
         net.weight.data.fill_(int.from_bytes(os.urandom(2), "big") + np.random.rand())
         return net
 
-    source, net = MadeModel.of(make, 0)
+    source, net = ModelSource.of(make, 0)
     blob = cloudpickle.dumps(PortableModule(source, net))
     with pytest.raises(DataError, match=r"make does not always make the same model: 'weight' .* has other values"):
         pickle.loads(blob)

@@ -24,7 +24,7 @@ GUARD_TEXT = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class MadeModel:
+class ModelSource:
     """The user's function, and what it has made in the driver: it must make the same everywhere."""
 
     factory: Callable[[], Any]
@@ -41,7 +41,7 @@ class MadeModel:
         return name_of(self.factory)
 
     @classmethod
-    def of(cls, factory: Callable[[], Any], seed: int) -> tuple[MadeModel, torch.nn.Module]:
+    def of(cls, factory: Callable[[], Any], seed: int) -> tuple[ModelSource, torch.nn.Module]:
         """For a factory of the user, with the module that it makes.
 
         Lazy layers have no shape yet: then ``made`` is empty.
@@ -53,11 +53,11 @@ class MadeModel:
         model = source.build()
         return (source, model) if is_lazy(model) else (source.recording(model), model)
 
-    def recording(self, model: torch.nn.Module) -> MadeModel:
+    def recording(self, model: torch.nn.Module) -> ModelSource:
         """The same, with ``model`` as what the factory makes."""
         return dataclasses.replace(self, made=made_state.contents(model))
 
-    def sized(self, features: Arguments) -> tuple[MadeModel, torch.nn.Module]:
+    def sized(self, features: Arguments) -> tuple[ModelSource, torch.nn.Module]:
         """The same for a module with lazy layers, and a module in which they have shapes.
 
         Args:

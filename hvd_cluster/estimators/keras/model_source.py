@@ -19,11 +19,11 @@ from hvd_cluster.estimators.run.random_state import set_aside
 from hvd_cluster.estimators.run.world import Collectives
 from hvd_cluster.estimators.spec import error_text
 from hvd_cluster.estimators.torch import made_state
-from hvd_cluster.estimators.torch.made_model import GUARD_TEXT
+from hvd_cluster.estimators.torch.model_source import GUARD_TEXT
 
 
 @dataclass(frozen=True)
-class MadeKerasModel(PackedModel):
+class KerasModelSource(PackedModel):
     """The user's function, and what it has made in the driver; ``file`` is empty."""
 
     #: cloudpickle of the function.
@@ -48,7 +48,7 @@ class MadeKerasModel(PackedModel):
         model: Any,
         custom_objects: Mapping[str, Any],
         compilation: Mapping[str, Any] | None = None,
-    ) -> MadeKerasModel:
+    ) -> KerasModelSource:
         """For a factory of the user, and ``model``, which :func:`made` has returned for it.
 
         Args:

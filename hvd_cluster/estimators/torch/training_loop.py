@@ -23,7 +23,7 @@ AfterStep = Callable[[int, Means], None]
 
 
 @dataclass
-class Worker:
+class TrainingLoop:
     """What a worker holds while it trains."""
 
     run: WorkerRun[TrainSpec]
