@@ -16,6 +16,11 @@ def load_pyarrow(module: str = "pyarrow") -> Any:
         raise MissingExtraError("pyarrow", "data", "to read and write Parquet and Arrow data") from error
 
 
+def since_pyarrow(release: int, **arguments: bool) -> dict[str, bool]:
+    """The arguments of a function of pyarrow that has them since a release; none with an older one."""
+    return arguments if int(load_pyarrow().__version__.partition(".")[0]) >= release else {}
+
+
 def load_fsspec() -> Any:
     """Import ``fsspec``."""
     try:

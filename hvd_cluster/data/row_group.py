@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
 
 from hvd_cluster.data.reading.hive import Partition
 
@@ -27,7 +31,7 @@ class RowGroup:
     whole_rows: int = 0
     #: Column -> its name in the file, where that differs.
     stored_names: tuple[tuple[str, str], ...] = ()
-    #: Which rows of the row group are deleted, as `hvd_cluster.data.tables.deletions.pack` returns them.
+    #: Which rows of the row group are deleted, as :func:`pack_deleted` returns them.
     deleted: bytes = b""
 
     @property
@@ -39,3 +43,25 @@ class RowGroup:
     def read_bytes(self) -> int:
         """Bytes that reading these rows takes: those of the whole row group; 0 when not known."""
         return self.size_bytes * max(self.rows, self.whole_rows) // self.rows
+
+
+def pack_deleted(positions: npt.NDArray[np.int64], rows: int) -> bytes:
+    """A row group's deleted rows, as a few bytes that travel with it to the workers.
+
+    Args:
+        positions: row numbers below ``rows``, in any order.
+        rows: of the row group.
+    """
+    if not len(positions):
+        return b""
+    deleted = np.zeros(rows, dtype=bool)
+    deleted[positions] = True
+    return zlib.compress(np.packbits(deleted).tobytes())
+
+
+def live_rows(deleted: bytes, rows: int) -> npt.NDArray[np.bool_]:
+    """For each row of a row group whether it is live; shape (rows,)."""
+    if not deleted:
+        return np.ones(rows, dtype=bool)
+    bits = np.frombuffer(zlib.decompress(deleted), dtype=np.uint8)
+    return ~np.unpackbits(bits, count=rows).astype(bool)

@@ -22,9 +22,9 @@ from hvd_cluster.data.store import Store
 from hvd_cluster.data.tables.opening import is_table, open_table
 from hvd_cluster.data.tables.parquet import ParquetFolder
 from hvd_cluster.errors import DataError
-from hvd_cluster.estimators.after_training import as_warnings
 from hvd_cluster.estimators.backend import Backend, takes_rows
 from hvd_cluster.estimators.frames import Frame, parquet_columns
+from hvd_cluster.estimators.spec import as_warnings
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -17,10 +17,10 @@ from hvd_cluster.data.materializing import materialize
 from hvd_cluster.data.store import Store
 from hvd_cluster.data.writing import validation as validation_rule
 from hvd_cluster.errors import DataError
-from hvd_cluster.estimators.after_training import as_warnings
 from hvd_cluster.estimators.fit_data import StoredParquet
 from hvd_cluster.estimators.frames import column_names
 from hvd_cluster.estimators.run_lease import RunLease
+from hvd_cluster.estimators.spec import as_warnings
 
 #: Indices are random, because other processes use the same store.
 _NUM_INDICES = 2**31

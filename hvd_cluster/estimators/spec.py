@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -196,6 +197,15 @@ def shapes_text(inputs: Inputs, batch: Mapping[str, torch.Tensor], schema: Schem
 def error_text(error: BaseException) -> str:
     """The type and the text of an exception, without what makes text bold on a terminal, as in Keras's."""
     return f"{type(error).__name__}: {_ESCAPES.sub('', str(error))}"
+
+
+@contextlib.contextmanager
+def as_warnings(text: str) -> Iterator[None]:
+    """Log an exception as a warning that begins with ``text``: it must not cost the model, or hide another error."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 - of a store, a tracking server or a cluster, which may raise anything
+        logger.warning("%s: %s", text, error_text(error))
 
 
 def _shape_text(values: torch.Tensor) -> str:

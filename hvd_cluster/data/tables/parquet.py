@@ -15,19 +15,17 @@ import numpy as np
 import numpy.typing as npt
 
 from hvd_cluster.data.cache import source_of
-from hvd_cluster.data.files import page_checksums
 from hvd_cluster.data.files.filesystems import as_filesystem
 from hvd_cluster.data.files.retry import retried
 from hvd_cluster.data.filters import RowFilter, Statistics
-from hvd_cluster.data.optional import load_pyarrow
+from hvd_cluster.data.optional import load_pyarrow, since_pyarrow
 from hvd_cluster.data.reading import hive
 from hvd_cluster.data.reading.common_schema import CommonSchema, keeps_values
 from hvd_cluster.data.reading.footers import FooterCache, memory_bytes, row_group_bytes
 from hvd_cluster.data.reading.hive import Partition
 from hvd_cluster.data.reading.parquet_files import INT96_UNIT, arrow_schema_of, footers_of, leaves_of, statistics_of
-from hvd_cluster.data.row_group import RowGroup
+from hvd_cluster.data.row_group import RowGroup, live_rows, pack_deleted
 from hvd_cluster.data.schema import Column, ColumnKind
-from hvd_cluster.data.tables import deletions
 from hvd_cluster.data.tables.table_source import FragmentReader, TableSource
 from hvd_cluster.errors import DataError
 
@@ -78,7 +76,7 @@ class ParquetFragments(FragmentReader):
             table = table.rename_columns([wanted.get(name, name) for name in table.column_names])
         if not any(fragment.deleted for fragment in fragments):
             return table, rows
-        masks = [deletions.kept(fragment.deleted, count) for fragment, count in zip(fragments, rows, strict=True)]
+        masks = [live_rows(fragment.deleted, count) for fragment, count in zip(fragments, rows, strict=True)]
         return table.filter(load_pyarrow().array(np.concatenate(masks))), [int(mask.sum()) for mask in masks]
 
     def source(self, path: str) -> str:
@@ -100,7 +98,7 @@ class ParquetFragments(FragmentReader):
                 read_dictionary=list(texts),
                 pre_buffer=True,
                 coerce_int96_timestamp_unit=INT96_UNIT,
-                **page_checksums.verified(),
+                **since_pyarrow(15, page_checksum_verification=True),
             )
             table = file.read_row_groups(indices, columns=list(names), use_threads=False)
             return table, [footer.row_group(index).num_rows for index in indices]
@@ -157,7 +155,7 @@ class ParquetTable(TableSource):
             deleted = b""
             if file.deleted is not None:
                 first, last = np.searchsorted(file.deleted, [begin, begin + rows])
-                deleted = deletions.pack(file.deleted[first:last] - begin, rows)
+                deleted = pack_deleted(file.deleted[first:last] - begin, rows)
                 live -= int(last - first)
             begin += rows
             if live:

@@ -13,9 +13,8 @@ import numpy as np
 
 from hvd_cluster.data.columns import vectors
 from hvd_cluster.data.columns.arrays import to_numpy
-from hvd_cluster.data.files import page_checksums
 from hvd_cluster.data.files.filesystems import UnfinishedFile
-from hvd_cluster.data.optional import load_pyarrow
+from hvd_cluster.data.optional import load_pyarrow, since_pyarrow
 from hvd_cluster.data.row_group import RowGroup
 from hvd_cluster.data.schema import Column, ColumnKind, Schema
 from hvd_cluster.data.store import Store
@@ -146,7 +145,9 @@ class PartFile:
         # Dictionaries pay for strings; numbers to train on are mostly distinct, and decode faster plain.
         texts = [column.name for column in self._plan.schema if not column.has_tensor]
         parquet = load_pyarrow("pyarrow.parquet")
-        return parquet.ParquetWriter(stream, self._schema, use_dictionary=texts, **page_checksums.written())
+        return parquet.ParquetWriter(
+            stream, self._schema, use_dictionary=texts, **since_pyarrow(15, write_page_checksum=True)
+        )
 
     def _flush(self, writer: Any, rows: int) -> None:
         """Write the first ``rows`` waiting rows as row groups."""

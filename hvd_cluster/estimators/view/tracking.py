@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 from hvd_cluster.errors import MissingExtraError
-from hvd_cluster.estimators.after_training import as_warnings
+from hvd_cluster.estimators.spec import as_warnings
 from hvd_cluster.estimators.stages.param_row import HasParams
 from hvd_cluster.estimators.view.history import rows
 from hvd_cluster.estimators.view.params_text import text_of
