@@ -10,10 +10,7 @@ from hvd_cluster.errors import MissingExtraError
 
 def load_pyarrow(module: str = "pyarrow") -> Any:
     """Import ``pyarrow`` or one of its modules."""
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise MissingExtraError("pyarrow", "data", "to read and write Parquet and Arrow data") from error
+    return load_extra(module, "data", "to read and write Parquet and Arrow data")
 
 
 def since_pyarrow(release: int, **arguments: bool) -> dict[str, bool]:
@@ -23,14 +20,11 @@ def since_pyarrow(release: int, **arguments: bool) -> dict[str, bool]:
 
 def load_fsspec() -> Any:
     """Import ``fsspec``."""
-    try:
-        return importlib.import_module("fsspec")
-    except ImportError as error:
-        raise MissingExtraError("fsspec", "data", "to open stores that are neither local nor HDFS") from error
+    return load_extra("fsspec", "data", "to open stores that are neither local nor HDFS")
 
 
 def load_extra(package: str, extra: str, purpose: str) -> Any:
-    """Import a package of an extra of its own; ``purpose`` is the end of "needed ..."."""
+    """Import a package that an extra installs, or a module of it; ``purpose`` is the end of "needed ..."."""
     try:
         return importlib.import_module(package)
     except ImportError as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 import sys
 import threading
@@ -11,7 +10,8 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from hvd_cluster.data.at_exit import close_at_exit, forget, is_ending
-from hvd_cluster.errors import DataError, MissingExtraError
+from hvd_cluster.data.optional import load_extra
+from hvd_cluster.errors import DataError
 
 if TYPE_CHECKING:
     from hvd_cluster.data.reader import ParquetReader
@@ -104,10 +104,7 @@ def of_batches(items: Callable[[], Iterator[Any]], example: Any, prefetch: int =
 
 
 def _tensorflow() -> Any:
-    try:
-        return importlib.import_module("tensorflow")
-    except ImportError as error:
-        raise MissingExtraError("tensorflow", "tensorflow", "to make a tf.data.Dataset of a reader") from error
+    return load_extra("tensorflow", "tensorflow", "to make a tf.data.Dataset of a reader")
 
 
 def _of_generator(items: Callable[[], Iterator[Any]], signature: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
 from collections.abc import Iterable, Mapping
 from decimal import Decimal
@@ -11,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from hvd_cluster.data.columns.arrow_values import is_bytes, is_text
-from hvd_cluster.data.optional import load_pyarrow
-from hvd_cluster.errors import DataError, MissingExtraError
+from hvd_cluster.data.optional import load_extra, load_pyarrow
+from hvd_cluster.errors import DataError
 from hvd_cluster.petastorm import spark_types
 from hvd_cluster.petastorm.unischema_field import UnischemaField
 
@@ -124,7 +123,4 @@ def row(encoded: Mapping[str, Any]) -> Any:
 
 
 def _types() -> Any:
-    try:
-        return importlib.import_module("pyspark.sql.types")
-    except ImportError as error:
-        raise MissingExtraError("pyspark", "spark", "for Spark's rows and types") from error
+    return load_extra("pyspark.sql.types", "spark", "for Spark's rows and types")

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hvd_cluster.errors import LaunchError, MissingExtraError
+from hvd_cluster.data.optional import load_extra
+from hvd_cluster.errors import LaunchError
 from hvd_cluster.launch.environment import enable_horovod_import
 
 #: The function that Ray calls in each new worker process.
@@ -26,11 +27,7 @@ def load_ray() -> Any:
     Raises:
         MissingExtraError: it is not installed.
     """
-    try:
-        import ray
-    except ImportError as error:
-        raise MissingExtraError("ray", "ray", "to run workers on a Ray cluster") from error
-    return ray
+    return load_extra("ray", "ray", "to run workers on a Ray cluster")
 
 
 def connect(address: str | None = None) -> Any:

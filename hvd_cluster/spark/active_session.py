@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from hvd_cluster.data.optional import load_extra
 from hvd_cluster.data.spark_jobs import classic_session, connect_session, is_connect
-from hvd_cluster.errors import LaunchError, MissingExtraError
+from hvd_cluster.errors import LaunchError
 from hvd_cluster.spark.classic import ClassicSession
 from hvd_cluster.spark.connect import ConnectSession
 from hvd_cluster.spark.session import Session
@@ -20,10 +21,7 @@ def active(spark: Any = None) -> Session:
         LaunchError: there is no session.
         MissingExtraError: pyspark is not installed.
     """
-    try:
-        import pyspark  # noqa: F401
-    except ImportError as error:
-        raise MissingExtraError("pyspark", "spark", "to run workers on Spark") from error
+    load_extra("pyspark", "spark", "to run workers on Spark")
     spark = spark or connect_session() or classic_session()
     if spark is None:
         raise LaunchError(f"{NO_SESSION_TEXT} Start one with SparkSession.builder.getOrCreate(), or pass spark=.")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 
-from hvd_cluster.errors import MissingExtraError
+from hvd_cluster.data.optional import load_extra
 from hvd_cluster.estimators.logged_model import columns_model
 from hvd_cluster.estimators.logged_model.columns_model import ColumnsScoring
 from hvd_cluster.estimators.logged_model.requirements import Requirements, requirements_of
@@ -104,11 +104,9 @@ def log(
     """Log a model to MLflow's active run, or without a run where MLflow allows it; see ``FittedModel.log_model``."""
     if alias is not None and not registered_model_name:
         raise ValueError(f"alias={alias!r} needs registered_model_name: aliases belong to registered models")
-    try:
-        import mlflow
-        from mlflow.models import Model
-    except ImportError as error:
-        raise MissingExtraError("mlflow", "mlflow", "to log a model") from error
+    mlflow = load_extra("mlflow", "mlflow", "to log a model")
+    from mlflow.models import Model
+
     if columns.inputs is None:
         logger.warning("%s", _NO_SIGNATURE_TEXT)
     preprocess = scoring.scorer.preprocess

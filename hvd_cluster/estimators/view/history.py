@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hvd_cluster.errors import MissingExtraError
+from hvd_cluster.data.optional import load_extra
 from hvd_cluster.estimators.view.time_shares import TimeShares
 
 _WIDTH, _HEIGHT, _MARGIN = 360, 140, 8
@@ -54,13 +54,8 @@ def frame(records: Sequence[dict[str, Any]]) -> Any:
     Raises:
         MissingExtraError: pandas is not installed.
     """
-    try:
-        import pandas as pd
-    except ImportError as error:
-        raise MissingExtraError(
-            "pandas", "data", "to show the history as a table; getHistory() gives plain lists"
-        ) from error
-    return pd.DataFrame(rows(records))
+    pandas = load_extra("pandas", "data", "to show the history as a table; getHistory() gives plain lists")
+    return pandas.DataFrame(rows(records))
 
 
 def plot(records: Sequence[dict[str, Any]], ax: Any = None) -> Any:
@@ -70,11 +65,7 @@ def plot(records: Sequence[dict[str, Any]], ax: Any = None) -> Any:
         MissingExtraError: matplotlib is not installed.
     """
     if ax is None:
-        try:
-            import matplotlib.pyplot as plt
-        except ImportError as error:
-            raise MissingExtraError("matplotlib", "plot", "to draw the history") from error
-        _, ax = plt.subplots()
+        _, ax = load_extra("matplotlib.pyplot", "plot", "to draw the history").subplots()
         ax.locator_params("x", integer=True)
     table = rows(records)
     for part in ("train", "validation"):

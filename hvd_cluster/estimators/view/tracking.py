@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
-from hvd_cluster.errors import MissingExtraError
+from hvd_cluster.data.optional import load_extra
 from hvd_cluster.estimators.spec import as_warnings
 from hvd_cluster.estimators.stages.param_row import HasParams
 from hvd_cluster.estimators.view.history import rows
@@ -101,10 +101,7 @@ def tracked(stage: HasParams, run_id: str) -> Iterator[Tracker]:
     if not wanted:
         yield Tracker()
         return
-    try:
-        import mlflow
-    except ImportError as error:
-        raise MissingExtraError("mlflow", "mlflow", "to track the fit (mlflow=)") from error
+    mlflow = load_extra("mlflow", "mlflow", "to track the fit (mlflow=)")
     client = mlflow.MlflowClient()
     parent = mlflow.active_run()
     tags = {"mlflow.runName": run_id, **({"mlflow.parentRunId": parent.info.run_id} if parent is not None else {})}
