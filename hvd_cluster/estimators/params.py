@@ -153,10 +153,22 @@ ESTIMATOR_ROWS = (
     Row("mlflow", None, "True or the name of an experiment: log params, metrics and model to MLflow", values.tracking),
 )
 
+#: Params of TorchEstimator and LightningEstimator.
+INPUT_SHAPES = Row(
+    "input_shapes", None, "shape of each feature column's batch, -1 for the rows; None: as stored", values.shapes
+)
+OUTPUT_FN = Row(
+    "output_fn", None, "fn(the model's output) -> what the loss, metrics and transform get of it", values.function
+)
+TORCH_BACKEND = Row(
+    "torch_backend", None, "backend of torch.distributed's default group in the workers, such as 'hvd'", values.text
+)
+SHARDING = Row("sharding", "none", "what workers hold a part of only: 'zero1', 'fsdp2' or FSDP2(...)", values.sharding)
+
 #: Further params of TorchEstimator.
 TORCH_ROWS = (
-    Row("input_shapes", None, "shape of each feature column's batch, -1 for the rows; None: as stored", values.shapes),
-    Row("output_fn", None, "fn(the model's output) -> what the loss, metrics and transform get of it", values.function),
+    INPUT_SHAPES,
+    OUTPUT_FN,
     Row("loss_constructors", None, "function without arguments that makes the loss, or a list", values.functions),
     Row("train_minibatch_fn", None, "replaces a training step", values.function),
     Row("validation_minibatch_fn", None, "replaces a validation step", values.function),
@@ -169,10 +181,8 @@ TORCH_ROWS = (
     ),
     Row("gradient_clip_norm", None, "upper bound of the norm over all gradients", values.positive),
     Row("gradient_clip_value", None, "upper bound of the absolute value of each gradient element", values.positive),
-    Row(
-        "torch_backend", None, "backend of torch.distributed's default group in the workers, such as 'hvd'", values.text
-    ),
-    Row("sharding", "none", "what workers hold a part of only: 'zero1', 'fsdp2' or FSDP2(...)", values.sharding),
+    TORCH_BACKEND,
+    SHARDING,
     Row(
         "communication",
         "every_step",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from hvd_cluster.estimators import values
+from hvd_cluster.estimators.params import INPUT_SHAPES, OUTPUT_FN, SHARDING, TORCH_BACKEND
 from hvd_cluster.estimators.stages.param_row import Row
 from hvd_cluster.estimators.values import whole
 
@@ -40,11 +41,11 @@ def arguments(value: Any) -> dict[str, Any]:
 _SHARE = "; passed to data_module (the reader of this package has a limit in bytes)"
 
 LIGHTNING_ROWS = (
-    Row("input_shapes", None, "shape of each feature column's batch, -1 for the rows; None: as stored", values.shapes),
+    INPUT_SHAPES,
     Row(
         "loss_constructors", None, "function without arguments that makes the loss, or a list of them", values.functions
     ),
-    Row("output_fn", None, "fn(the model's output) -> what the loss, metrics and transform get of it", values.function),
+    OUTPUT_FN,
     Row("train_minibatch_fn", None, "no effect: a LightningModule has its training_step", values.function),
     Row("scale_lr", False, "multiply the learning rates by the number of workers", values.flag),
     Row(
@@ -54,10 +55,8 @@ LIGHTNING_ROWS = (
         gpus,
         accessors=("NumGPUs", "NumGpus"),
     ),
-    Row(
-        "torch_backend", None, "backend of torch.distributed's default group in the workers, such as 'hvd'", values.text
-    ),
-    Row("sharding", "none", "what workers hold a part of only: 'zero1', 'fsdp2' or FSDP2(...)", values.sharding),
+    TORCH_BACKEND,
+    SHARDING,
     Row("logger", None, "a Lightning logger; None: TensorBoard's in the run's folder, if it is installed"),
     Row("log_every_n_steps", 50, "steps from one line of the logger to the next", whole(1)),
     Row("profiler", None, "a Lightning profiler, or its name"),
