@@ -9,7 +9,7 @@ from __future__ import annotations
 from hvd_cluster.lightning.environment import HorovodEnvironment
 from hvd_cluster.lightning.installed import submodule
 from hvd_cluster.lightning.strategy import HorovodStrategy
-from hvd_cluster.lightning.sync_batch_norm import HorovodSyncBatchNorm
+from hvd_cluster.lightning.synced_modules import HorovodSyncBatchNorm
 
 __all__ = ["HorovodEnvironment", "HorovodStrategy", "HorovodSyncBatchNorm"]
 

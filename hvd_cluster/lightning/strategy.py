@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 import hvd_cluster.torch as hvd
-from hvd_cluster.lightning import metrics
 from hvd_cluster.lightning.environment import HorovodEnvironment
 from hvd_cluster.lightning.installed import submodule
 from hvd_cluster.lightning.optimizers import (
@@ -21,7 +20,7 @@ from hvd_cluster.lightning.optimizers import (
     scale_rates,
     share_state,
 )
-from hvd_cluster.lightning.sync_batch_norm import HorovodSyncBatchNorm
+from hvd_cluster.lightning.synced_modules import HorovodSyncBatchNorm, connect_metrics
 from hvd_cluster.monitor.step_clock import SAVE, step_clock
 from hvd_cluster.torch.functions import share_buffers
 
@@ -179,7 +178,7 @@ class HorovodStrategy(_ParallelStrategy):
             self.model = self._layer_sync.apply(self.model)
         super().setup(trainer)
         hvd.broadcast_parameters(self._initial_state(), root_rank=0)
-        metrics.connect(self.lightning_module)
+        connect_metrics(self.lightning_module)
 
     def _initial_state(self) -> dict[str, Any]:
         """The entries of the module's state whose values the ranks may begin with differently."""
