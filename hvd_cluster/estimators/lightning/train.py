@@ -183,11 +183,11 @@ def _strategy(spec: LightningSpec, options: Mapping[str, Any]) -> Any:
         from hvd_cluster.estimators.lightning.sharded_strategy import FSDP2Strategy, Zero1Strategy
 
         return Zero1Strategy(**options) if spec.sharding == "zero1" else FSDP2Strategy(spec.sharding, **options)
-    from hvd_cluster.estimators.lightning.made_strategy import MadeModelStrategy
+    from hvd_cluster.estimators.lightning.factory_strategy import FactoryModelStrategy
     from hvd_cluster.lightning import HorovodStrategy
 
     made = _made(spec)
-    return HorovodStrategy(**options) if made is None else MadeModelStrategy(made, **options)
+    return HorovodStrategy(**options) if made is None else FactoryModelStrategy(made, **options)
 
 
 def _made(spec: LightningSpec) -> dict[str, str] | None:

@@ -11,7 +11,7 @@ from hvd_cluster.lightning import HorovodStrategy
 _HorovodStrategy: Any = HorovodStrategy
 
 
-class MadeModelStrategy(_HorovodStrategy):
+class FactoryModelStrategy(_HorovodStrategy):
     """HorovodStrategy whose checkpoints, those of the user's ModelCheckpoint too, leave out what the factory makes.
 
     Args:
