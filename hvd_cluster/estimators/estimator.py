@@ -71,6 +71,8 @@ class DistributedEstimator(ColumnRoles, EstimatorParams, Estimator):
 
     #: First part of generated run ids.
     run_prefix = "run"
+    #: What the factory of ``model=`` has made in the driver, which is not changed; until the workers start.
+    _made: Any = None
 
     @abstractmethod
     def _train_spec(self, trial: TrialRows, store: Store, run_id: str) -> Any:
@@ -162,6 +164,7 @@ class DistributedEstimator(ColumnRoles, EstimatorParams, Estimator):
             columns = tuple(dict.fromkeys(spec.inputs.feature_cols))
             given, is_made = data.first_rows(columns, MAX_ROWS), self._value("preprocess") is not None
             read = trial.table(columns) if given is None or is_made else given
+            self._made = None  # the workers may need the memory
             model = self._create_model(self._driver_run(ready, prepared, tracker).results(spec), spec)
             if isinstance(model, FittedModel):  # subclasses may return something else
                 nullable = data.nullable(self._raw_columns(list(columns)))

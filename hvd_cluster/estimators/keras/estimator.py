@@ -58,9 +58,6 @@ class KerasEstimator(KerasEstimatorParams, KerasStage, DistributedEstimator):
 
     run_prefix = "keras"
 
-    #: During a fit: what the factory of ``model=`` has made, which is not changed.
-    _made: Any = None
-
     def _fit_data(self, *args: Any) -> Any:
         try:
             return super()._fit_data(*args)

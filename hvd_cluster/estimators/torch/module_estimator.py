@@ -38,8 +38,7 @@ logger = logging.getLogger(__name__)
 class ModuleEstimator(DistributedEstimator):
     """Base of TorchEstimator and LightningEstimator."""
 
-    #: During a fit: what the factory of ``model=`` has made, which is not changed.
-    _made: tuple[ModelSource, torch.nn.Module] | None = None
+    _made: tuple[ModelSource, torch.nn.Module] | None
 
     def _fit_data(self, *args: Any) -> Any:
         try:
@@ -257,7 +256,9 @@ class ModuleEstimator(DistributedEstimator):
         state = unpacked(results[0].state)
         model = self._untrained_copy(spec, state).cpu()
         optimizer = None if spec.optimizer is None else spec.optimizer.build(model)
-        made = spec.model.made if isinstance(spec.model, ModelSource) else None
+        made = None
+        if isinstance(spec.model, ModelSource):
+            made, self._made = spec.model.made, (spec.model, model)
         trained = TrainState(model, optimizer, made=made)
         trained.load(state["model"], state["optimizer"], shards_of(spec.store, spec.run_id, state))
         spec = self._as_called(spec, model, state)

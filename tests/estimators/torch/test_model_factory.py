@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import threading
@@ -250,6 +251,19 @@ def test_a_factory_that_does_not_work_is_refused_before_any_worker_starts(frame,
 def test_an_optimizer_that_does_not_fit_a_factory_is_refused(frame, one_worker, optimizer, text):
     with pytest.raises(ValueError, match=text):
         fit(frame, one_worker, Net, optimizer=optimizer)
+
+
+def test_what_the_driver_made_for_its_trial_takes_no_memory_while_the_workers_train(frame, two_workers):
+    def count():
+        gc.collect()
+        return sum(type(one) is Net for one in gc.get_objects())
+
+    before, found = count(), []
+    fitted = fit(frame, two_workers, Net, driver_callbacks=[lambda record: found.append(count())])
+    assert found == [before] * 2
+    assert count() == before + 1
+    del fitted
+    assert count() == before
 
 
 def test_an_estimator_with_a_factory_is_saved_and_forgets_what_it_made(frame, two_workers, tmp_path):
