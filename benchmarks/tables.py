@@ -1,8 +1,8 @@
 """The same rows as plain Parquet, as a Delta, an Iceberg and a Lance table, and as a data set of pyarrow, all read by
 `ParquetReader` in shuffled batches of 1024 with two threads. They are opened once, which is not counted. One row of a
-hundred was deleted: Delta and Iceberg have
-files without it, Lance has its own list of deletions. The peers are lance's torch data set over the Lance table and,
-where it is installed, Hugging Face datasets over the Parquet in torch format; neither shuffles rows here.
+hundred was deleted: Delta and Iceberg have files without it, Lance has its own list of deletions. The peers are lance's
+torch data set over the Lance table and, where it is installed, Hugging Face datasets over the Parquet in torch format;
+neither shuffles rows here.
 """
 
 from __future__ import annotations
