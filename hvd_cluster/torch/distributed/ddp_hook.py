@@ -1,6 +1,7 @@
 """A communication hook that keeps DDP's buckets in shared memory, where an allreduce does not copy them."""
 
 # DDP compares annotations with its classes: without "from __future__ import annotations"
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -9,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from hvd_cluster.engine.membership import running_engine
-from hvd_cluster.torch.distributed.futures import CallFuture
+from hvd_cluster.torch.distributed.futures import CallFuture, CallName
 from hvd_cluster.torch.distributed.group import HvdProcessGroup
 from hvd_cluster.torch.shared import is_shared, shared_empty
 
@@ -52,10 +53,23 @@ def shared_bucket_hook(
     if isinstance(group, HvdProcessGroup) and buffer.is_cpu:
         if group not in _held:
             _held[group] = _HeldBuckets(group)
-        return _held[group].reduce(bucket, group)
+        if _held[group].waits_for_last:
+            return _held[group].add(bucket, group)
     work = dist.all_reduce(buffer, dist.ReduceOp.AVG, group=group, async_op=True)
     future: torch.futures.Future[Any] = work.get_future()
     return future.then(lambda done: done.value()[0])
+
+
+class _HeldFuture(CallFuture):
+    """The average of a bucket, whose reduction begins with that of a later bucket, or if this is waited for."""
+
+    def __init__(self, name: CallName | None, reduce: Callable[[], None]) -> None:
+        super().__init__(name, [])
+        self._reduce = reduce
+
+    def wait(self) -> Any:
+        self._reduce()
+        return super().wait()
 
 
 class _HeldBuckets:
@@ -64,30 +78,36 @@ class _HeldBuckets:
     def __init__(self, group: HvdProcessGroup) -> None:
         lacks_cores = torch.tensor(float(running_engine().lacks_cores))
         group.allreduce([lacks_cores], dist.ReduceOp.MIN).wait()
-        self._waits_for_last = bool(lacks_cores)  # equal on all ranks, which may run on different sets of cores
-        self._futures: dict[torch.Tensor, CallFuture] = {}
+        self.waits_for_last = bool(lacks_cores)  # equal on all ranks, which may run on different sets of cores
+        self._futures: dict[torch.Tensor, _HeldFuture] = {}
+        self._num_buckets = 0
 
-    def reduce(
+    def add(
         self,
         bucket: dist.GradBucket,  # type: ignore[name-defined,unused-ignore]
         group: HvdProcessGroup,
-    ) -> CallFuture:
+    ) -> _HeldFuture:
         """The future of the averages."""
-        future = self._futures[bucket.buffer()] = CallFuture(None, [])
-        if bucket.is_last() or not self._waits_for_last or len(self._futures) == _MAX_HELD:
-            held, self._futures = self._futures, {}
-            # One call for each, as torch asks for.
-            for kind in dict.fromkeys((each.dtype, each.layout) for each in held):
-                alike = [each for each in held if (each.dtype, each.layout) == kind]
-                work = group.allreduce(alike, dist.ReduceOp.AVG)
-                work.get_future().add_done_callback(partial(_complete, [held[each] for each in alike]))
+        self._num_buckets += 1
+        reduce = partial(self._reduce, group)
+        future = _HeldFuture(group.calls.name_of(f"bucket #{self._num_buckets}"), reduce)
+        self._futures[bucket.buffer()] = future
+        if bucket.is_last() or len(self._futures) == _MAX_HELD:
+            reduce()
         return future
+
+    def _reduce(self, group: HvdProcessGroup) -> None:
+        held, self._futures = self._futures, {}
+        for kind in dict.fromkeys((each.dtype, each.layout) for each in held):  # a call has tensors of one kind
+            alike = [each for each in held if (each.dtype, each.layout) == kind]
+            work = group.allreduce(alike, dist.ReduceOp.AVG)
+            work.get_future().add_done_callback(partial(_complete, [held[each] for each in alike]))
 
 
 _held: WeakKeyDictionary[HvdProcessGroup, _HeldBuckets] = WeakKeyDictionary()
 
 
-def _complete(futures: list[CallFuture], done: torch.futures.Future[list[torch.Tensor]]) -> None:
+def _complete(futures: list[_HeldFuture], done: torch.futures.Future[list[torch.Tensor]]) -> None:
     try:
         results = done.value()
     except Exception as error:  # noqa: BLE001 - the futures hand it to those who wait

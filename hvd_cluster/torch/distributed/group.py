@@ -65,7 +65,7 @@ class HvdProcessGroup(NamedGroup):
         super().__init__(rank, len(ranks))
         self._index = rank
         self._ranks = tuple(ranks)
-        self._calls = OrderedCalls(set_id, label, timeout)
+        self.calls = OrderedCalls(set_id, label, timeout)
         self._messages = Messages(self._ranks, rank, label, timeout)
         self._ends_world = ends_world
         self._coalesced: list[HandleWork] | None = None
@@ -80,7 +80,7 @@ class HvdProcessGroup(NamedGroup):
             works: list[Any] = [self.allreduce(dense, opts)] if dense else []
             for tensor in tensors:
                 if tensor.is_sparse:
-                    summed = sum_sparse(self._calls, self.size(), tensor, opts.reduceOp, opts.timeout)
+                    summed = sum_sparse(self.calls, self.size(), tensor, opts.reduceOp, opts.timeout)
                     works.append(self._keep(summed))
             return AllOf(works) if len(works) > 1 else works[0]
         targets = [Target(tensor, is_read=True) for tensor in tensors]
@@ -338,7 +338,7 @@ class HvdProcessGroup(NamedGroup):
         return AllOf(works)
 
     def set_timeout(self, timeout: timedelta) -> None:
-        self._calls.timeout_s = self._messages.timeout_s = timeout.total_seconds()
+        self.calls.timeout_s = self._messages.timeout_s = timeout.total_seconds()
 
     def abort(self) -> None:
         """End the world: every call in progress fails, on all ranks."""
@@ -374,7 +374,7 @@ class HvdProcessGroup(NamedGroup):
         splits: tuple[int, ...] = (),
         output_splits: tuple[int, ...] = (),
     ) -> dist.Work:
-        call = self._calls.submit(
+        call = self.calls.submit(
             signature,
             inputs,
             outputs,

@@ -171,3 +171,57 @@ def test_models_that_share_a_backward_pass_and_one_whose_pass_was_interrupted(tr
     results = trio(fn)
     assert results[0][0]
     assert results[0] == results[1] == results[2]
+
+
+@pytest.mark.parametrize("lacks_cores", [True, False])
+def test_hooks_around_it_may_wait_for_a_bucket_or_continue_with_a_call(pair: Any, lacks_cores: bool) -> None:
+    """A continuation's call meets that of the same bucket, however the ranks interleave."""
+
+    def fn(dist: Any, gloo: Any, lacks_cores: bool) -> list[float]:
+        import random
+        import time
+
+        import torch
+
+        import hvd_cluster.torch as hvd
+        from hvd_cluster.engine import current
+        from hvd_cluster.torch.distributed import ddp_hook
+
+        current.engine().lacks_cores = lacks_cores
+        ddp_hook._held.clear()
+
+        def waits(bucket: Any) -> Any:
+            future = hvd.shared_bucket_hook(None, bucket)
+            future.wait()
+            return future
+
+        def continues(bucket: Any) -> Any:
+            time.sleep(random.random() * 0.004)
+
+            def double(done: Any) -> Any:
+                time.sleep(random.random() * 0.004)
+                again = done.value().clone()
+                dist.all_reduce(again, dist.ReduceOp.SUM)
+                return again
+
+            return hvd.shared_bucket_hook(None, bucket).then(double)
+
+        norms = []
+        for hook in (waits, continues):
+            torch.manual_seed(0)
+            layers = [torch.nn.Linear(WIDTH, WIDTH) for _ in range(5)]
+            model = torch.nn.parallel.DistributedDataParallel(
+                torch.nn.Sequential(*layers), bucket_cap_mb=0.2, gradient_as_bucket_view=True
+            )
+            model.register_comm_hook(None, lambda _, bucket, hook=hook: hook(bucket))
+            x = torch.full((2, WIDTH), 1.0 + dist.get_rank())
+            for _ in range(6):
+                model.zero_grad()
+                model(x).square().mean().backward()
+            norms += [parameter.grad.double().norm().item() for parameter in model.parameters()]
+        first, second = norms[:10], norms[10:]
+        torch.testing.assert_close(torch.tensor(second), 2 * torch.tensor(first), rtol=1e-5, atol=0)
+        return first
+
+    one, other = pair(fn, lacks_cores)
+    assert one == other
