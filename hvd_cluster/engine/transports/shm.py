@@ -27,8 +27,8 @@ from hvd_cluster.engine.transports.shm_layout import (
     ANNOUNCEMENT_BYTES,
     MAX_ANNOUNCED,
     NUM_TURNS,
-    PIECES_BYTES,
     control_bytes,
+    piece_bytes,
     segment_bytes,
     slot_bytes,
     tables_start,
@@ -96,9 +96,8 @@ class ShmTransport(Transport):
         self._tables = part[first : first + tables_bytes].view(torch.int64).view(2, num_ranks, num_ranks)
         start = first + tables_bytes
         num_bytes = 2 * num_ranks * ANNOUNCEMENT_BYTES
-        words = part[start : start + num_bytes].view(torch.int64).view(2, num_ranks, -1).numpy()
         #: (2 turns, ranks, words): how many tensors a rank has in the arena, and their offsets.
-        self._announcements = words
+        self._announcements = part[start : start + num_bytes].view(torch.int64).view(2, num_ranks, -1).numpy()
         self._announcement_turn = 0
         self._arena = arena
         #: (turns, ranks + 1, bytes); the last row of each turn holds results.
@@ -240,11 +239,11 @@ class ShmTransport(Transport):
     def _reduce_in_place(self, arithmetic: Arithmetic, dtype: torch.dtype, counts: list[int], offsets: Any) -> None:
         """Each rank reduces its share of every tensor, and writes the result into the tensors of all ranks."""
         assert self._arena is not None
-        piece_elements = max(1, PIECES_BYTES // self.num_ranks // dtype.itemsize)
+        size = piece_bytes(self.num_ranks) // dtype.itemsize
         for number, count in enumerate(counts):
             mine = self._share_of(count)
             shares = [self._arena.view(places[number], dtype, count)[mine] for places in offsets]
-            for pieces in zip(*(tensor.split(piece_elements) for tensor in shares), strict=True):
+            for pieces in zip(*(tensor.split(size) for tensor in shares), strict=True):
                 arithmetic.combine_in_place(pieces, self._scratch)
                 for other in pieces[1:]:
                     other.copy_(pieces[0])

@@ -11,8 +11,6 @@ _ALIGNMENT_BYTES = 4096
 _SLOT_BYTES = 1 << 20
 #: Chunks in progress at once; see the proofs in :mod:`hvd_cluster.engine.transports.shm`.
 NUM_TURNS = 3
-#: What all ranks together have of a piece that one of them reduces in place: it fits into a core's own cache.
-PIECES_BYTES = 1 << 20
 #: The segment of a host stays below this, whatever its number of ranks.
 _MAX_BYTES = 256 << 20
 #: If one operation has more tensors than this, they are copied even if they are in the arena.
@@ -29,6 +27,11 @@ def slot_bytes(num_ranks: int) -> int:
     """The size of a rank's slot."""
     most = _MAX_BYTES // (NUM_TURNS * (num_ranks + 1)) // _ALIGNMENT_BYTES * _ALIGNMENT_BYTES
     return max(_ALIGNMENT_BYTES, min(_SLOT_BYTES, most))
+
+
+def piece_bytes(num_ranks: int) -> int:
+    """How much of a tensor a rank reduces at once in place: the pieces of four ranks fit into a core's own cache."""
+    return max(1 << 18, (1 << 20) // num_ranks // STRIDE_BYTES * STRIDE_BYTES)
 
 
 def tables_start(num_ranks: int) -> int:
