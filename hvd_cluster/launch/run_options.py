@@ -196,9 +196,9 @@ def near_miss(name: str, known: Iterable[str]) -> str:
     # ScalingConfig says "resources_per_worker".
     spelt = name.replace("slot", "worker").replace("_np", "_workers").replace("num_proc", "num_workers")
     spelt = spelt.replace("resources_per", "cpus_per")
-    others = [spelt, name, name.replace("num_workers", "num_proc")]
+    others = [spelt, name.replace("num_workers", "num_proc")]
     near = [other for other in others if other in known]
-    near += [found for other in others for found in difflib.get_close_matches(other, known, n=1)]
+    near += [found for other in [name, *others] for found in difflib.get_close_matches(other, known, n=1)]
     return f" (did you mean {near[0]}?)" if near else ""
 
 

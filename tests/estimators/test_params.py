@@ -89,6 +89,8 @@ def test_none_stands_for_the_default():
 def test_an_unknown_param_is_a_type_error_with_a_suggestion():
     with pytest.raises(TypeError, match=r"no param 'epoch' \(did you mean epochs"):
         TorchEstimator(epoch=3)
+    with pytest.raises(TypeError, match=r"no param 'num_procs' \(did you mean num_proc\?\)"):
+        TorchEstimator(num_procs=2)
     with pytest.raises(TypeError, match=r"no param 'num_workers' \(did you mean num_proc"):
         TorchEstimator(num_workers=3)
 
