@@ -71,7 +71,7 @@ class DistributedEstimator(ColumnRoles, EstimatorParams, Estimator):
 
     #: First part of generated run ids.
     run_prefix = "run"
-    #: What the factory of ``model=`` has made in the driver, which is not changed; until the workers start.
+    #: What the factory of ``model=`` has made in the driver: before the workers start, and again for the fitted model.
     _made: Any = None
 
     @abstractmethod

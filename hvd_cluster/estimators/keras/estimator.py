@@ -69,7 +69,7 @@ class KerasEstimator(KerasEstimatorParams, KerasStage, DistributedEstimator):
         return callable(self._value("model")) and bool(wrong_model(self._value("model")))
 
     def _given_model(self) -> Any:
-        """The model; a factory makes it once for each fit.
+        """The model; a factory makes it once before the workers start.
 
         Raises:
             DataError: the factory failed, or returned something else.
@@ -175,6 +175,7 @@ class KerasEstimator(KerasEstimatorParams, KerasStage, DistributedEstimator):
         model = spec.model.load()
         if isinstance(spec.model, KerasModelSource):
             spec.model.require_same(model)
+            self._made = model
         restore(model, unpacked(results[0].state), spec.run_id)
         keys, loss = spec.columns.output_keys, self._compilation().get("loss")
         scales = output_scales(model, loss, len(spec.output_shapes), keys)

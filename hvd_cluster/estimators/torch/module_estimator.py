@@ -73,7 +73,7 @@ class ModuleEstimator(DistributedEstimator):
         return callable(self._value("model"))
 
     def _given_module(self) -> torch.nn.Module:
-        """The model, to be copied before it is changed; a factory makes it once for each fit.
+        """The model, to be copied before it is changed; a factory makes it once before the workers start.
 
         Raises:
             DataError: the factory failed, or returned something else.
