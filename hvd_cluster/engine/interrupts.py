@@ -112,7 +112,7 @@ class Interrupts:
     def check(self) -> None:
         """Raise what was kept for too long, once: this ends the work that waits for other ranks.
 
-        If nothing is held back, the error was raised already and something has caught it: raise it again.
+        If this thread waits, the error was raised already and something has caught it: raise it again.
         :meth:`end` raises it to the caller.
         """
         if self._kept is None or (self.is_working and time.monotonic() - self._kept_s < _MAX_DELAY_S):

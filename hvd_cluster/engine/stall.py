@@ -65,7 +65,7 @@ class StallInspector:
         launched_work: what this rank has launched on devices.
         send_up: sends a message to the parent in the tree; not called at the root.
         send_down: sends a message to the children.
-        abort: ends the job with a text.
+        abort: ends the job with a message.
     """
 
     def __init__(

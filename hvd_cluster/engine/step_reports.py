@@ -145,7 +145,7 @@ class StepReports:
                 self._send_up(message)
 
     def close(self) -> None:
-        """The world is over: write the summary."""
+        """The world has ended: write the summary."""
         if self._output is not None:
             self._output.close()
 

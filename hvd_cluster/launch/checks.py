@@ -135,7 +135,7 @@ def checked_variables(env: Mapping[str, Any] | None) -> dict[str, str | None]:
     """Environment variables for workers as strings; None removes a variable.
 
     Args:
-        env: values may be texts, numbers and paths: ``1`` becomes "1", ``True`` becomes "True".
+        env: values may be strings, numbers and paths: ``1`` becomes "1", ``True`` becomes "True".
 
     Raises:
         TypeError: it is not a dict of such values; the message lists all problems.

@@ -530,7 +530,7 @@ def test_an_exception_of_a_signal_handler_ends_init_and_shutdown_as_itself_and_i
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_the_engine_counts_as_over_when_its_thread_dies_of_an_error() -> None:
+def test_the_engine_has_ended_when_its_thread_dies_of_an_error() -> None:
     class Broken:
         """Fails, and fails again when the failure is handled."""
 

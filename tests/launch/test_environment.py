@@ -108,7 +108,7 @@ def test_other_hosts_get_what_is_not_about_this_one() -> None:
     assert exportable(environ) == {name: environ[name] for name in kept}
 
 
-def test_values_of_variables_become_texts_and_others_are_named() -> None:
+def test_values_of_variables_become_strings_and_others_are_named() -> None:
     given = {"A": 1, "B": 0.5, "C": None, "D": Path("/x"), "E": "e", "F": True}
     assert checked_variables(given) == {"A": "1", "B": "0.5", "C": None, "D": "/x", "E": "e", "F": "True"}
     with pytest.raises(TypeError, match=r"(?s)not 2; .*L=\[1\] for the workers must be a string, a number or a path"):
