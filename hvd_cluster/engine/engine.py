@@ -87,6 +87,10 @@ class Engine:
         """Begin to work; called once."""
         if self._progress_lock is not None:
             self._progress_lock.thread.start()
+        where, transport = self.world.topology.host, self.transport_name(0, torch.device("cpu"))
+        logger.info(
+            "rank %d of %d on %s: tensors on CPUs use %s", self._rank, self.world.topology.size, where, transport
+        )
 
     @property
     def has_dynamic_process_sets(self) -> bool:

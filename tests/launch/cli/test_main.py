@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-HVDRUN = [sys.executable, "-m", "hvd_cluster.launch.cli.main"]
+HVDRUN = [sys.executable, "-m", "hvd_cluster"]
 
 
 def hvdrun(*arguments: str, **more: object) -> subprocess.CompletedProcess[str]:
@@ -23,6 +23,14 @@ def test_a_command_finds_its_place_and_its_output_has_the_rank_in_front() -> Non
     assert result.returncode == 0
     assert sorted(result.stdout.splitlines()) == ["[0]<stdout>:0 of 2", "[1]<stdout>:1 of 2"]
     assert sorted(result.stderr.splitlines()) == ["[0]<stderr>:0", "[1]<stderr>:1"]
+
+
+def test_at_level_info_each_rank_says_where_it_is_and_how_its_tensors_move() -> None:
+    code = "import hvd_cluster.torch as hvd; hvd.init(); hvd.shutdown()"
+    result = hvdrun("-np", "2", "--log-level", "INFO", sys.executable, "-c", code)
+    for rank in range(2):
+        assert f"rank {rank} of 2 on 127.0.0.1: tensors on CPUs use SHM" in result.stderr
+    assert "tensors on CPUs" not in hvdrun("-np", "2", sys.executable, "-c", code).stderr
 
 
 def test_the_first_failing_rank_ends_the_others_and_speaks_last(tmp_path: Path) -> None:
