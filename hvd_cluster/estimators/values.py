@@ -113,6 +113,8 @@ def callables(value: Any) -> list[Any]:
 
 def metrics(value: Any) -> Any:
     """What :func:`callables` takes, or a dict from the name in the history to one of these."""
+    if callable(value):
+        raise ValueError("must be a list or a dict: give {'name': function}")
     if not isinstance(value, dict):
         return callables(value)
     if not all(isinstance(name, str) and name not in ("", "loss") for name in value):

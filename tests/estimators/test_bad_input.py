@@ -52,6 +52,8 @@ def estimator(**params):
         ({"validation": "val"}, ValueError, ["no column 'val'"]),
         ({"label_cols": None}, ValueError, ["label_cols is required"]),
         ({"optimizer": None}, ValueError, ["optimizer is required"]),
+        ({"optimizer": 3}, ValueError, ["optimizer=3 is not an optimizer: give a torch.optim.Optimizer"]),
+        ({"metrics": F.mse_loss}, ValueError, ["metrics=", "must be a list or a dict: give {'name': function}"]),
         ({"loss": None}, ValueError, ["loss is required"]),
         (
             {"loss": torch.nn.MSELoss, "metrics": [[torch.nn.L1Loss]]},

@@ -38,5 +38,7 @@ def test_other_data_is_rejected_with_the_supported_kinds():
 def test_a_path_without_parquet_is_named(tmp_path):
     with pytest.raises(DataError, match=r"no Parquet can be read at '.*nothing': there is no such file or folder"):
         column_names(str(tmp_path / "nothing"))
+    with pytest.raises(DataError, match=r"\*\.parquet'.*give the folder instead of a pattern"):
+        column_names(str(tmp_path / "*.parquet"))
     with pytest.raises(DataError, match="no Parquet can be read at .*: the folder holds no Parquet files"):
         column_names(str(tmp_path))

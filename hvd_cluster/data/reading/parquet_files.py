@@ -181,6 +181,7 @@ def _files(filesystem: Any, path: str, checked: set[str]) -> list[tuple[str, str
     if not found:
         exists = filesystem.get_file_info(path).type != load_pyarrow("pyarrow.fs").FileType.NotFound
         reason = "the folder holds no Parquet files" if exists else "there is no such file or folder"
+        reason += "; give the folder instead of a pattern" if "*" in path else ""
         raise DataError(f"there is no Parquet at {path!r}: {reason}")
     if not files:
         raise DataError(f"there is no Parquet in {path!r}: no file there ends in .parquet")

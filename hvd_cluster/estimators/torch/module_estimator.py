@@ -127,7 +127,8 @@ class ModuleEstimator(DistributedEstimator):
         if not callable(given) and self._has_model and not is_module:
             return [f"optimizer: {name_of(model)} makes the parameters on each worker, so give {_OPTIMIZER_FUNCTION}"]
         if not isinstance(given, torch.optim.Optimizer) and not callable(given):
-            return ["optimizer is required: give a torch.optim.Optimizer over model.parameters()"]
+            what = "optimizer is required" if given is None else f"optimizer={given!r} is not an optimizer"
+            return [f"{what}: give a torch.optim.Optimizer over model.parameters()"]
         if not self._has_model or (not is_module and is_lazy(self._given_module())):
             return []  # the trial's rows give lazy parameters of a factory's module their shapes
         if is_module and (wrong := unsized(model)):

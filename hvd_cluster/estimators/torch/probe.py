@@ -310,7 +310,8 @@ def wrong_outputs(outputs: Sequence[Any], inputs: Inputs) -> str:
 
 
 def _try_loss(name: str, fn: Any, output: Tensor, label: Tensor, weights: Tensor | None) -> Tensor:
-    sizes = f"output {tuple(output.shape)}, label {tuple(label.shape)}"
+    values = "" if label.is_floating_point() else f" from {label.min()} to {label.max()}"
+    sizes = f"output {tuple(output.shape)}, label {tuple(label.shape)}{values}"
     if weights is not None:
         value = _attempt(
             lambda: per_row(fn, output, label),
@@ -319,9 +320,8 @@ def _try_loss(name: str, fn: Any, output: Tensor, label: Tensor, weights: Tensor
             3,
         )
         if not isinstance(value, Tensor) or value.numel() % len(weights):
-            raise _Refused(
-                f"the loss for {name!r} with reduction='none' must return one value for each row ({sizes})", 3
-            )
+            text = f"the loss for {name!r} with reduction='none' must return one value for each row ({sizes})"
+            raise _Refused(text, 3)
         return value.mean()
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message=_BROADCAST_WARNING)
@@ -351,7 +351,9 @@ def _attempt(what: Callable[[], Any], complaint: str, progress: int, advice: str
     try:
         return what()
     except Exception as error:  # the user's own code, which may raise anything
-        raise _Refused(f"{complaint}: {type(error).__name__}: {error}{_layer_text(error)}{advice}", progress) from error
+        text = f"{complaint}: {type(error).__name__}: {error}{_layer_text(error)}{advice}"
+        has_dtypes = progress == 3 and isinstance(error, IndexError)  # a loss that has looked for a class
+        raise _Refused(text, progress + has_dtypes) from error
 
 
 def _layer_text(error: Exception) -> str:
