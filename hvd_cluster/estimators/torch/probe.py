@@ -55,8 +55,7 @@ class ProbeResult:
 class _Refused(Exception):
     """One choice of dtypes did not work; ``progress`` says how far the trial came."""
 
-    #: The dtypes of whole numbers in this choice.
-    whole = "int64"
+    whole = "int64"  #: the dtypes of whole numbers in this choice
 
     def __init__(self, text: str, progress: int) -> None:
         super().__init__(text)
@@ -90,11 +89,10 @@ def probe(
             model or the loss.
     """
     trial = copied(model).to(_CPU)
-    tried = [min(5, batch_size), min(7, batch_size)]
 
     def shapes_with(candidate: Inputs) -> dict[str, tuple[int, ...]]:
         with set_aside():
-            for rows in dict.fromkeys(tried):
+            for rows in dict.fromkeys([min(5, batch_size), min(7, batch_size)]):
                 # A model may keep what it concluded from the dtypes of an earlier trial.
                 tried_on = copied(trial) if inputs.label_keywords else trial
                 found = _try(tried_on, candidate, make_objective, metrics, with_rows(batch, rows), weighted, output_fn)
@@ -113,7 +111,8 @@ def probe(
         except _Refused as refusal:
             whole = sorted({dtype for dtype in (*feature_dtypes, *label_dtypes) if "int" in dtype})
             refusal.whole = ", ".join(whole) or refusal.whole
-            refusals.append(refusal)
+            refusal.__cause__ = refusal.__context__ = None  # its frames hold the copy of the model
+            refusals.append(refusal.with_traceback(None))
         else:
             if as_stored:
                 candidate = _narrowed(candidate, batch, shapes_with)
@@ -358,7 +357,8 @@ def _attempt(what: Callable[[], Any], complaint: str, progress: int, advice: str
 
 def _layer_text(error: Exception) -> str:
     """The innermost layer of a model that an exception came through; empty if it is not one of a larger model."""
-    selves = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    below = error.__traceback__ and error.__traceback__.tb_next  # f_locals of the caller's frame would keep the error
+    selves = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(below)]
     modules = [one for one in selves if isinstance(one, torch.nn.Module)]
     names = {id(module): name for name, module in modules[0].named_modules()} if modules else {}
     name = names.get(id(modules[-1])) if modules else None

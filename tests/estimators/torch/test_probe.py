@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import gc
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -177,6 +179,20 @@ def test_a_class_or_an_index_that_is_out_of_bounds_is_not_hidden_by_the_dtype_th
     with pytest.raises(DataError, match="with whole numbers as int64: the model .*index out of range") as caught:
         run(embedding, F.mse_loss, features=torch.full((ROWS, 4), 7))
     assert str(caught.value).count("\n") == 4  # and no complaint twice
+
+
+def test_a_choice_that_was_refused_keeps_no_copy_of_the_model_in_memory():
+    class Net(torch.nn.Sequential):
+        pass
+
+    net = Net(torch.nn.Embedding(3, 2), torch.nn.Flatten(), torch.nn.Linear(8, 1))
+    gc.collect()
+    gc.disable()
+    try:
+        run(net, F.mse_loss, features=torch.ones(ROWS, 4, dtype=torch.int64))  # floats are refused first
+        assert sum(type(one) is Net for one in gc.get_objects()) == 1
+    finally:
+        gc.enable()
 
 
 def test_columns_of_single_numbers_get_advice_on_input_shapes():
