@@ -195,8 +195,10 @@ class WorkerProcess(ChildWorker):
 
         def stop() -> None:
             logger.warning("rank %d did not exit within %g s after its call: stopping it", self.rank, grace_s)
-            self.terminate()
             self._stopper = self._timer(STOP_GRACE_S, self.kill)
+            if self.outcome is not None:
+                self._stopper.cancel()
+            self.terminate()
 
         self._stopper = self._timer(grace_s, stop)
 
@@ -208,10 +210,10 @@ class WorkerProcess(ChildWorker):
 
     def _exited(self, exit_code: int | None) -> None:
         self._disconnect()
-        if self._stopper is not None:
-            self._stopper.cancel()
         with self._changed:
             self.outcome = self._final_outcome(exit_code)
+        if self._stopper is not None:  # after the outcome, which a timer that ends now looks at
+            self._stopper.cancel()
         self._notify()
 
     def _disconnect(self) -> None:
