@@ -1,4 +1,4 @@
-"""The timeline of real ranks: a group of tracks for each, and complete whoever is killed."""
+"""The timeline of real ranks: a group of tracks for each, and complete whichever rank is killed."""
 
 from __future__ import annotations
 
