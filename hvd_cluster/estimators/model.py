@@ -226,7 +226,6 @@ class FittedModel(ModelParams, Model):
             raise ValueError("transform takes a DataFrame or a Table: read the Parquet first, for example with pandas")
         scorer = self._checked_scorer(column_names(dataset), on_spark=kind is Frame.SPARK)
         self._warn_of_rounding(scorer)
-        self._warn_of_untransformed()
         if kind is Frame.SPARK:
             return self._transform_spark(dataset, scorer)
         if kind is Frame.RAY:
@@ -256,13 +255,14 @@ class FittedModel(ModelParams, Model):
         if is_transformed and self._value("transformation_fn") is None and not self._has_warned_of_untransformed:
             self._has_warned_of_untransformed = True
             logger.warning(
-                "the model was trained on rows that transformation_fn had changed, and transform scores the columns "
-                "as they are in the data: model.setTransformationFn(fn) applies it here too, and preprocess=fn instead "
-                "of it is applied in training and in scoring"
+                "the model was trained on rows that transformation_fn had changed; transform, log_model, predictor() "
+                "and export take the columns as they are in the data: model.setTransformationFn(fn) applies it there "
+                "too (in export to the example rows only), and preprocess=fn instead of it is applied in training and "
+                "in scoring"
             )
 
     def _checked_scorer(self, names: list[str], on_spark: bool) -> Scorer:
-        """The scorer for data of these columns.
+        """The scorer for data of these columns; the first time, a warning if it leaves out what the training did.
 
         Raises:
             ValueError: they cannot be scored; all problems at once.
@@ -286,6 +286,7 @@ class FittedModel(ModelParams, Model):
         ]
         if wrong or scorer is None:
             raise ValueError("\n".join(wrong))
+        self._warn_of_untransformed()
         return scorer
 
     def _predicts_by_batch(self) -> bool:

@@ -2,6 +2,7 @@
 
 import datetime as dt
 import json
+import logging
 import sys
 import zlib
 from decimal import Decimal
@@ -39,9 +40,26 @@ def hashed(batch):
     return np.array([[zlib.crc32(f"{values.dtype}{value!r}".encode()) % 9973] for value in values], np.float32)
 
 
+def transformed():
+    """As the others; logging must warn until the model applies the function of its training."""
+    warnings: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: warnings.append(record.getMessage())
+    logging.getLogger("hvd_cluster.estimators.model").addHandler(handler)
+    frame = pd.DataFrame({"x": [1.5, 2.5]})
+    given = {"model": torch.nn.Identity(), "feature_columns": ["x"], "label_columns": ["y"]}
+    model = TorchModel(**given, _metadata={"is_transformed": True, "output_types": ("float32",)})
+    model.log_model("untransformed")
+    counts = [sum("setTransformationFn" in text for text in warnings)]
+    info = model.copy().setTransformationFn(lambda row: {**row, "x": 10 * row["x"]}).log_model("transformed")
+    counts.append(sum("setTransformationFn" in text for text in warnings))
+    scored = mlflow.pyfunc.load_model(info.model_uri).predict(frame)["y__output"].tolist()
+    return [str(counts), counts == [1, 1] and scored == [15.0, 25.0], True]
+
+
 def main() -> None:
     mlflow.set_tracking_uri(f"sqlite:///{sys.argv[1]}/mlflow.db")
-    found = {}
+    found = {"transformed": transformed()}  # first: making the database disables the loggers that there are
     for name, values in COLUMNS.items():
         frame = pd.DataFrame({"x": pd.Series(values)})
         model = TorchModel(

@@ -551,7 +551,8 @@ def test_the_fields_of_a_transformation_are_edited_in_scoring_too(one_worker, tm
     assert np.allclose(scored["y__output"], expected, atol=1e-6)
 
 
-def test_a_model_fitted_on_transformed_rows_says_so_once(frame, two_workers, caplog):
+@pytest.mark.parametrize("way", ["transform", "predictor", "export"])
+def test_a_model_fitted_on_transformed_rows_says_so_once(frame, two_workers, caplog, tmp_path, way):
     def scaled(row):
         return {**row, "x": np.asarray(row["x"]) * 100}
 
@@ -559,11 +560,14 @@ def test_a_model_fitted_on_transformed_rows_says_so_once(frame, two_workers, cap
     params = {"loss": F.mse_loss, "preprocess": None, "transformation_fn": scaled, "epochs": 1}
     model = estimator(two_workers, net, feature_cols=["x"], label_cols=["y"], **params).fit(frame)
     for _ in range(2):
-        model.transform(frame)
+        arguments = {"transform": [frame], "export": [str(tmp_path / "model.pt2"), "torch"]}.get(way, [])
+        getattr(model, way)(*arguments)
     (warning,) = [one.message for one in caplog.records if "as they are in the data" in one.message]
     assert "model.setTransformationFn(fn)" in warning
     assert "preprocess=fn" in warning
-    scored = model.copy().setTransformationFn(scaled).transform(frame)["y__output"].to_numpy(np.float32)
+    applied = model.copy().setTransformationFn(scaled)
+    scored = applied.transform(frame)["y__output"].to_numpy(np.float32)
+    assert np.array_equal(applied.predictor()()(frame)["y__output"].to_numpy(np.float32), scored)
     with torch.no_grad():
         expected = model.getModel()(torch.from_numpy(np.stack(frame["x"]) * 100)).flatten().numpy()
     assert np.array_equal(scored, expected)
