@@ -184,7 +184,7 @@ def inherited_env() -> dict[str, str]:
     return dict(os.environ)
 
 
-def join_address(host: str, port: int) -> str:
+def join_address(host: str, port: int | str) -> str:
     """``host:port``, with an IPv6 address in brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 

@@ -25,7 +25,7 @@ from hvd_cluster.rendezvous.link import Link
 from hvd_cluster.rendezvous.server import KeyValueServer
 from hvd_cluster.rendezvous.sockets import detect_dead_host
 from hvd_cluster.settings import Settings
-from hvd_cluster.topology import PLATFORMS, Topology
+from hvd_cluster.topology import PLATFORMS, Topology, join_address
 
 logger = logging.getLogger(__name__)
 
@@ -269,8 +269,8 @@ def _connect(address: str, port: int, topology: Topology, timeout_s: float) -> L
             sock = socket.create_connection((address, port), timeout=left_s)
         except OSError as error:
             raise ConnectionError(
-                f"rank {topology.rank} cannot reach its leader at {address}:{port} ({error}): the hosts need open "
-                "ports among each other; HOROVOD_GLOO_IFACE names the interface to use"
+                f"rank {topology.rank} cannot reach its leader at {join_address(address, port)} ({error}): the hosts "
+                "need open ports among each other; HOROVOD_GLOO_IFACE names the interface to use"
             ) from error
         detect_dead_host(sock)
         link = Link(sock, topology.secret, accepts=False)

@@ -43,6 +43,7 @@ from hvd_cluster.launch.worker_group import STOP_GRACE_S, Callbacks, Worker
 from hvd_cluster.rendezvous.addresses import host_key, listening_addresses, outward_interfaces
 from hvd_cluster.rendezvous.channel import Channel, HungUpError
 from hvd_cluster.rendezvous.sockets import ANY, ReservedPort, detect_dead_host
+from hvd_cluster.topology import join_address
 from hvd_cluster.version import __version__
 
 _CONNECT_TIMEOUT_S, _AUTHENTICATION_TIMEOUT_S = 5.0, 10.0
@@ -206,7 +207,7 @@ def _connect_to_launcher(bootstrap: BootstrapMessage) -> Channel | None:
                     authentication_timeout_s=_AUTHENTICATION_TIMEOUT_S,
                 )
             except OSError as error:  # AuthenticationError too: another machine has this address here
-                failures.append(f"{address}:{bootstrap.port} ({error})")
+                failures.append(f"{join_address(address, bootstrap.port)} ({error})")
                 was_dropped |= isinstance(error, HungUpError)  # by many other connections to the launcher
         if not was_dropped or time.monotonic() >= deadline_s:
             break

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
+import socket
 from collections.abc import Iterator
+from http.server import ThreadingHTTPServer
+from threading import Thread
 from typing import Any
 
 from hvd_cluster.errors import MissingExtraError
@@ -17,11 +20,11 @@ class MetricsServer:
     """Serves ``/metrics`` in a thread.
 
     Args:
-        server: of prometheus_client.
+        server: listens already.
         thread: its thread.
     """
 
-    def __init__(self, server: Any, thread: Any) -> None:
+    def __init__(self, server: ThreadingHTTPServer, thread: Thread) -> None:
         self._server = server
         self._thread = thread
 
@@ -31,21 +34,29 @@ class MetricsServer:
 
         Args:
             job: collects the reports.
-            port: the port on all interfaces of this host; 0 for a free one.
+            port: the port on all interfaces of this host, by IPv4 and IPv6; 0 for a free one.
         """
         try:
-            from prometheus_client import CollectorRegistry, start_http_server
+            from prometheus_client import CollectorRegistry, MetricsHandler
         except ImportError:
             logger.warning("%s", MissingExtraError("prometheus_client", "monitor", f"for HOROVOD_METRICS_PORT={port}"))
             return None
         registry = CollectorRegistry()
         registry.register(_Collector(job))
+        dual = socket.has_dualstack_ipv6()
+        family = socket.AF_INET6 if dual else socket.AF_INET
         try:
-            server, thread = start_http_server(port, registry=registry)
+            listening = socket.create_server(("", port), family=family, dualstack_ipv6=dual)
         except OSError as error:
             logger.warning("HOROVOD_METRICS_PORT=%d cannot be served: %s", port, error)
             return None
-        logger.info("metrics: http://0.0.0.0:%d/metrics", server.server_port)
+        address = listening.getsockname()[:2]
+        server = ThreadingHTTPServer(address, MetricsHandler.factory(registry), bind_and_activate=False)
+        server.socket.close()
+        server.socket = listening
+        thread = Thread(target=server.serve_forever, name="metrics", daemon=True)
+        thread.start()
+        logger.info("metrics: port %d, /metrics", address[1])
         return cls(server, thread)
 
     def close(self) -> None:

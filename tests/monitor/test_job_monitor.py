@@ -229,7 +229,10 @@ def test_the_cores_of_this_host_are_measured() -> None:
     assert 0 < busy <= 100
 
 
-def test_prometheus_reads_the_numbers_over_http() -> None:
+@pytest.mark.parametrize(
+    "host", ["127.0.0.1", pytest.param("[::1]", marks=pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="no IPv6"))]
+)
+def test_prometheus_reads_the_numbers_over_http(host: str) -> None:
     job = filled()
     job.steps()
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -237,7 +240,7 @@ def test_prometheus_reads_the_numbers_over_http() -> None:
     server = MetricsServer.started(job, port)
     assert server is not None
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+        with urllib.request.urlopen(f"http://{host}:{port}/metrics") as answer:
             lines = answer.read().decode().splitlines()
     finally:
         server.close()

@@ -22,6 +22,7 @@ import tensorflow as tf
 
 from hvd_cluster.engine import basics
 from hvd_cluster.tensorflow.data.registry import ComputeClient
+from hvd_cluster.topology import join_address
 
 _SIDES = ("compute", "training")
 #: In place of the secret of a world of one process.
@@ -221,8 +222,8 @@ def compute_worker_fn(compute_config: TfDataServiceConfig) -> None:
 def _dispatcher(client: ComputeClient, dispatcher_id: int) -> Iterator[None]:
     server = tf.data.experimental.service.DispatchServer(tf.data.experimental.service.DispatcherConfig(port=0))
     with _stopping(server._stop):
-        port = server.target.rpartition(":")[2]
-        client.register_dispatcher(dispatcher_id, f"{client.local_host()}:{port}")
+        port = int(server.target.rpartition(":")[2])
+        client.register_dispatcher(dispatcher_id, join_address(client.local_host(), port))
         yield
 
 
@@ -231,7 +232,7 @@ def _worker(client: ComputeClient, dispatcher_address: str, timeout_s: float) ->
     # TensorFlow replaces %port% by the port it binds.
     config = tf.data.experimental.service.WorkerConfig(
         dispatcher_address=dispatcher_address,
-        worker_address=f"{client.local_host()}:%port%",
+        worker_address=join_address(client.local_host(), "%port%"),
         port=0,
         heartbeat_interval_ms=1000,
         dispatcher_timeout_ms=int(timeout_s * 1000),

@@ -118,6 +118,37 @@ def test_dispatchers_on_the_training_side_serve_a_rank_each(two: Any, serve: Any
     assert two(fn, config) == [[True, list(range(10))]] * 2  # one worker for each
 
 
+def test_dispatchers_and_workers_register_ipv6_addresses_in_brackets(two: Any) -> None:
+    def fn(hvd: Any) -> Any:
+        import socket
+        from threading import Thread
+
+        import tensorflow as tf
+
+        from hvd_cluster.tensorflow.data.compute_service import TfDataServiceConfig, compute_worker_fn
+        from hvd_cluster.tensorflow.data.registry import ComputeService
+
+        if not socket.has_dualstack_ipv6():
+            return "IPv6 is missing"
+        with ComputeService(2, 1, b"key", "::1") as service:
+            port = hvd.broadcast_object(service.port)
+            config = TfDataServiceConfig(2, 1, "compute", [f"[::1]:{port}"], b"key", timeout=20)
+            worker = Thread(target=compute_worker_fn, args=(config,))
+            worker.start()
+            dataset = tf.data.Dataset.range(4).send_to_data_service(config, hvd.rank(), hvd.size())
+            seen = sorted(int(value) for value in dataset)
+            hvd.barrier()
+            config.compute_client().shutdown()
+            worker.join()
+            hvd.barrier()
+        return seen
+
+    ranks = two(fn)
+    if "IPv6 is missing" in ranks:
+        pytest.skip("IPv6 is missing")
+    assert ranks == [[0, 1, 2, 3]] * 2
+
+
 def job_names(hvd: Any, num_shared: Sequence[int]) -> list[str]:
     """The jobs that a rank asks for when it shares ``num_shared[rank]`` passes; no service is needed for that."""
     from contextlib import nullcontext
