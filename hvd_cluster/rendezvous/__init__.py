@@ -1,4 +1,4 @@
-"""How the workers of one job find and authenticate each other: a signed channel, a key-value store, the job's secret.
+"""How the workers of one job find and authenticate each other.
 
 Start with :mod:`~hvd_cluster.rendezvous.session`, the signed protocol without sockets. A *channel* implements it for
 code that may block, a *link* for event loops. The key-value store is a *server*, which serves a *table*, and a

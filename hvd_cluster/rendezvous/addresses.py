@@ -1,4 +1,4 @@
-"""The interfaces and addresses of this host, and the address of another host at which its store answers."""
+"""The addresses of this host, and the one at which another host's store answers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ATTEMPT_S = 3.0
 
 
 def host_key() -> str:
-    """Equal for two processes of one kernel and network namespace, which can then share memory.
+    """Name this kernel and network namespace, whose processes can share memory.
 
     Two pods on one machine are two hosts: they share neither the loopback interface nor abstract Unix sockets.
     """
@@ -33,7 +33,7 @@ def host_key() -> str:
 
 
 def pid_namespace() -> str:
-    """Equal for processes of one kernel that know each other by their process ids; empty if unknown."""
+    """Name the namespace of process ids that this process is in; empty if unknown."""
     try:
         return str(Path("/proc/self/ns/pid").readlink())
     except OSError:  # some sandboxes have no such files
@@ -41,9 +41,10 @@ def pid_namespace() -> str:
 
 
 def interface_addresses(names: Sequence[str] = ()) -> list[str]:
-    """The addresses of this host's interfaces ``names``, all of them by default, the loopback one last.
+    """The addresses of this host's interfaces, the loopback one last.
 
-    An interface's IPv4 address, or its IPv6 addresses if it has none.
+    ``names`` selects interfaces; empty stands for all of them. An interface's IPv4 address, or its IPv6 addresses if it
+    has none.
     """
     import fcntl
 
@@ -61,7 +62,7 @@ def interface_addresses(names: Sequence[str] = ()) -> list[str]:
 
 
 def _ipv6_addresses() -> dict[str, list[str]]:
-    """The global IPv6 addresses of each interface, without those that may not be used for new connections.
+    """The global IPv6 addresses of each interface that new connections may use.
 
     Not the link-local ones: they mean something else on each interface, and Gloo cannot use them.
     """
@@ -98,13 +99,13 @@ def first_reachable(addresses: Sequence[str], port: int, secret: bytes, timeout_
 
 
 def outward_interfaces() -> dict[str, str]:
-    """Interface -> its first address, for interfaces that have one, without the loopback interface."""
+    """Interface -> its first address, without the loopback interface."""
     found = {name: addresses[0] for _, name in socket.if_nameindex() if (addresses := interface_addresses([name]))}
     return {name: address for name, address in found.items() if not address.startswith("127.")}
 
 
 def named(addresses: dict[str, str], wanted: list[str]) -> dict[str, str]:
-    """The ``addresses`` whose interfaces the user wants; all of them if the user named none.
+    """The addresses of the interfaces that the user wants; all if none is named.
 
     A name may also be a prefix, as in NCCL_SOCKET_IFNAME ("eth" means eth0 and eth1). Hosts may have different names:
     list all of them.
@@ -116,9 +117,10 @@ def named(addresses: dict[str, str], wanted: list[str]) -> dict[str, str]:
 
 
 def listening_addresses(wanted: list[str]) -> list[str]:
-    """The addresses on which a service for several hosts listens: those of the wanted interfaces if this host has any.
+    """The addresses on which a service for several hosts listens.
 
-    Otherwise it listens on all interfaces, because the others may connect through any of them.
+    They are those of the wanted interfaces if this host has any. Otherwise it listens on all interfaces, because the
+    others may connect through any of them.
     """
     there = named(outward_interfaces(), wanted) if wanted else {}
     return list(there.values()) or [ANY]

@@ -1,4 +1,4 @@
-"""Bootstrap under the launchers of others: rank 0 serves the key-value store and publishes its address.
+"""Bootstrap under other launchers: rank 0 serves the key-value store.
 
 Under torchrun it publishes the address in the agent's store, and on a platform that gives only MASTER_ADDR and
 MASTER_PORT in a store that it opens there. Ranks on one host that MPI or Slurm started read it from an abstract Unix
@@ -79,7 +79,10 @@ def join_store(
 
 
 def _unnamed_job() -> str:
-    """A name for the job of a launcher that gives none: it is the parent of all processes of the job on this host."""
+    """Name the job of a launcher that gives no name, by its parent process.
+
+    All processes of the job on this host have the same parent.
+    """
     parent = os.getppid()
     # Containers with the host's network share its abstract sockets, but may count processes for themselves. In a
     # container that was started for one rank, the launcher is not visible: the parent is 0 or the container's init.
@@ -96,7 +99,10 @@ def _mpi_world(topology: Topology) -> Communicator | None:
 
 
 def _through_torch_store(topology: Topology, label: str, timeout_s: float, *, is_agents: bool) -> JoinedStore:
-    """Meet in the TCPStore of torchrun's agent, or in one that rank 0 opens and closes when all have read it."""
+    """Meet in the TCPStore of torchrun's agent, or in one that rank 0 opens.
+
+    Rank 0 closes its own when all ranks have read it.
+    """
     host, port = split_address(topology.master)
     timeout = timedelta(seconds=timeout_s)
     try:
@@ -218,14 +224,17 @@ def _completed(topology: Topology, described: bytes) -> Topology:
 
 
 def _is_ours(connection: socket.socket) -> bool:
-    """Whether the other end is a process of this user or of root, according to the kernel."""
+    """Whether the kernel says that the peer is a process of this user or of root."""
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     _, uid, _ = _CREDENTIALS.unpack(credentials)
     return uid in (os.getuid(), 0)
 
 
 def _address_towards(host: str, port: int) -> str:
-    """The address of this host on the route to ``host``, which the other ranks probably reach too."""
+    """The address of this host on its route to ``host``.
+
+    The other ranks can probably reach it too.
+    """
     with socket.create_connection((host, port), timeout=10) as probe:
         found = str(probe.getsockname()[0])
     if found.startswith("127.") and host not in ("localhost", found):

@@ -17,14 +17,17 @@ _READ_BYTES = 1 << 20
 
 
 class HungUpError(AuthenticationError):
-    """The peer closed the connection during the authentication: it has too many connections, or is ending."""
+    """The peer closed the connection during the authentication.
+
+    It has too many connections, or is ending.
+    """
 
 
 class Channel:
-    """Signed messages over a connected TCP or Unix stream socket, from :meth:`open`, :meth:`connect` or :meth:`accept`.
+    """Signed messages over a connected TCP or Unix stream socket.
 
-    Any number of threads may send; one thread receives. What :meth:`recv` returns was signed with the job's secret, so
-    it may be unpickled.
+    Made by :meth:`open`, :meth:`connect` or :meth:`accept`. Any number of threads may send; one thread receives. What
+    :meth:`recv` returns was signed with the job's secret, so it may be unpickled.
     """
 
     def __init__(self, sock: socket.socket, session: SignedSession) -> None:
@@ -117,7 +120,7 @@ class Channel:
         return channel
 
     def send(self, message: bytes) -> None:
-        """Send one message; blocks until the peer has received enough of what was sent before.
+        """Send one message; block until the peer has received enough of those before.
 
         Raises:
             OSError: the connection is gone.
@@ -170,7 +173,10 @@ class Channel:
         return str(address[0]) if isinstance(address, tuple) else ""
 
     def settimeout(self, timeout_s: float | None) -> None:
-        """Let :meth:`recv` and :meth:`send` raise ``TimeoutError`` when they have blocked for ``timeout_s`` seconds."""
+        """Set the seconds after which a blocked call raises ``TimeoutError``.
+
+        The calls are :meth:`recv` and :meth:`send`.
+        """
         self._socket.settimeout(timeout_s)
 
     def set_receive_buffer(self, num_bytes: int) -> None:
@@ -178,11 +184,17 @@ class Channel:
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, num_bytes)
 
     def fileno(self) -> int:
-        """The descriptor, for a selector, which does not see messages that this channel has already read."""
+        """The descriptor, for a selector.
+
+        A selector does not see messages that this channel has already read.
+        """
         return self._socket.fileno()
 
     def close(self) -> None:
-        """Close the connection; the peer sees the end. May be called twice, and from another thread."""
+        """Close the connection; the peer sees the end.
+
+        May be called twice, and from another thread.
+        """
         with self._use_lock:
             self._is_closed = True
             with contextlib.suppress(OSError):
@@ -192,9 +204,10 @@ class Channel:
 
     @contextlib.contextmanager
     def _using_socket(self) -> Iterator[None]:
-        """Keep the descriptor open while a thread uses the socket, even if another thread closes the channel.
+        """Keep the descriptor open while a thread uses the socket.
 
-        Otherwise the thread could use another connection that got the same descriptor.
+        Another thread may close the channel meanwhile. Otherwise the thread could use another connection that got the
+        same descriptor.
         """
         with self._use_lock:
             if self._is_closed:
@@ -212,7 +225,7 @@ class Channel:
                 self._socket.close()
 
     def _reject(self) -> None:
-        """Close the connection, so that a peer that has already sent its proof does not wait for ours."""
+        """Close the connection, so that the peer does not wait for our proof."""
         with contextlib.suppress(OSError):
             self._flush()  # from our proof the peer can see what is wrong
             self._socket.shutdown(socket.SHUT_RDWR)

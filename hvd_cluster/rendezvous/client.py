@@ -25,10 +25,10 @@ _FIRST_WATCH_S, _LAST_WATCH_S = 0.25, 2.0
 
 
 class KeyValueClient:
-    """A connection to the job's :class:`~hvd_cluster.rendezvous.server.KeyValueServer`.
+    """A connection to the job's key-value store.
 
-    It handles one request at a time: while a thread waits in :meth:`get`, other threads wait too. Threads that wait for
-    different keys need a client each.
+    The store is a :class:`~hvd_cluster.rendezvous.server.KeyValueServer`. It handles one request at a time: while a
+    thread waits in :meth:`get`, other threads wait too. Threads that wait for different keys need a client each.
 
     Args:
         address: "host:port" of the server.
@@ -52,7 +52,10 @@ class KeyValueClient:
 
     @property
     def local_host(self) -> str:
-        """The address of this host that reaches the server, so probably the other workers too."""
+        """The address of this host that reaches the server.
+
+        The other workers can probably reach it too.
+        """
         return self._channel.local_host
 
     def clone(self) -> KeyValueClient:
@@ -64,15 +67,24 @@ class KeyValueClient:
         self._ask(Command.SET, key.encode(), value)
 
     def get(self, key: str, timeout_s: float | None = None) -> bytes:
-        """The value of ``key``; waits until it is set, and raises ``TimeoutError`` if that takes too long."""
+        """Wait until a key is set, and return its value.
+
+        Raises ``TimeoutError`` if that takes too long.
+        """
         return self.get_many([key], timeout_s)[0]
 
     def get_many(self, keys: Sequence[str], timeout_s: float | None = None) -> list[bytes]:
-        """The values of ``keys``, when all are set; otherwise ``TimeoutError``, which names the missing ones."""
+        """Wait until all keys are set, and return their values.
+
+        Raises ``TimeoutError``, which names the missing ones.
+        """
         return self._wait_for(Command.GET, keys, timeout_s)
 
     def wait(self, keys: Sequence[str], timeout_s: float | None = None) -> None:
-        """Wait until all ``keys`` are set; otherwise raise ``TimeoutError``, which names the missing ones."""
+        """Wait until all keys are set.
+
+        Raises ``TimeoutError``, which names the missing ones.
+        """
         self._wait_for(Command.WAIT, keys, timeout_s)
 
     def add(self, key: str, amount: int) -> int:
@@ -91,7 +103,10 @@ class KeyValueClient:
         return int(self._ask(Command.PUSH, box.encode(), value)[0])
 
     def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
-        """Set ``key`` to ``desired`` if its value is ``expected`` (empty: or it is absent). Returns its value now."""
+        """Set a key to ``desired`` if its value is ``expected``; return its value now.
+
+        An empty ``expected`` also stands for an absent key.
+        """
         return self._ask(Command.SWAP, key.encode(), expected, desired)[0]
 
     def delete(self, key: str) -> bool:
@@ -175,7 +190,10 @@ class KeyValueClient:
 
 
 def _connect(address: str, secret: bytes, timeout_s: float, *, is_running: bool = False) -> Channel:
-    """A connection to the server, which may still be starting; if it ``is_running``, a refusal means its end."""
+    """A connection to the server, which may still be starting.
+
+    If it ``is_running``, a refused connection means that it has ended.
+    """
     host, port = split_address(address)
     deadline_s = time.monotonic() + timeout_s
     while True:

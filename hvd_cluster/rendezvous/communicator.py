@@ -1,4 +1,4 @@
-"""Worlds that the user selects: ``init(comm=...)`` with a list of ranks, or with a communicator of mpi4py."""
+"""Worlds that the user selects: a list of ranks, or mpi4py's communicator."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ def is_communicator(comm: object) -> TypeGuard[Communicator]:
 
 
 def ranks_in(comm: Any, world: Any = None) -> list[int]:
-    """The ranks of the processes of ``comm`` in ``world``, by default MPI's COMM_WORLD; sorted.
+    """The ranks, sorted, that the processes of ``comm`` have in ``world``.
+
+    ``world`` is MPI's COMM_WORLD by default.
 
     Raises:
         ValueError: a process is not in ``world``.
@@ -50,7 +52,7 @@ def ranks_in(comm: Any, world: Any = None) -> list[int]:
 
 
 def some_of(topology: Topology, ranks: Sequence[Any]) -> Topology:
-    """This process's topology in the world of some of the launcher's ranks, numbered in the given order.
+    """This process's topology in a world of some ranks, in the given order.
 
     On several hosts the local indices are not known yet: :meth:`Topology.with_local_indices` sets them.
 
@@ -139,7 +141,9 @@ def join_store_over_mpi(comm: Communicator, timeout_s: float, interface: str = "
 
 
 def own_address(host_keys: Sequence[str], reached: Sequence[str]) -> str:
-    """The address of rank 0's host at which ranks on other hosts have reached it, for rank 0 to use itself.
+    """The address of rank 0's host that ranks on other hosts have reached.
+
+    Rank 0 uses it itself.
 
     Args:
         host_keys: by rank.

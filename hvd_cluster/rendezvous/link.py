@@ -1,4 +1,7 @@
-"""Signed messages over a non-blocking socket, for event loops: the store's server and the engine's tree."""
+"""Signed messages over a non-blocking socket, for event loops.
+
+The store's server and the engine's tree use it.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,9 @@ class Link:
         return selectors.EVENT_READ | (selectors.EVENT_WRITE if self._session.outgoing else 0)
 
     def send(self, message: bytes) -> None:
-        """Queue one message and write as much as the socket accepts; before the handshake, messages are kept.
+        """Queue one message and write as much as the socket accepts.
+
+        Before the handshake, messages are kept.
 
         Raises:
             OSError: the connection is broken.
@@ -54,7 +59,10 @@ class Link:
         self.flush()
 
     def flush(self) -> None:
-        """Write as much as the socket accepts; raises ``OSError`` if the connection is broken."""
+        """Write as much as the socket accepts.
+
+        Raises ``OSError`` if the connection is broken.
+        """
         outgoing = self._session.outgoing
         while outgoing:
             try:

@@ -1,4 +1,4 @@
-"""A worker's side of an elastic job: it requests a rank in the next world, and the driver answers through the store.
+"""A worker's side of an elastic job: requests for a rank in the next world.
 
 A worker sends a request when it is new or has left its world; the driver answers when a new world is complete. The
 messages are JSON. To :data:`DRIVER_BOX`: ``{"worker", "version", "has_state", "request", "skip_sync"}``; when a worker
@@ -98,7 +98,7 @@ class Membership:
         return self.topology
 
     def report_state(self) -> None:
-        """Report to the driver that this worker has the state of the job; the first call only."""
+        """Report once to the driver that this worker has the state of the job."""
         if self.has_state:
             return
         self.has_state = True

@@ -1,4 +1,7 @@
-"""The messages between client and server of the key-value store: each is a list of byte strings."""
+"""The messages between the key-value store's client and server.
+
+Each is a list of byte strings.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,10 @@ _LENGTH = struct.Struct(">Q")
 
 
 class Command(bytes, Enum):
-    """The first field of a request. Keys and values are bytes; numbers are written as decimal text."""
+    """The first field of a request.
+
+    Keys and values are bytes; numbers are written as decimal text.
+    """
 
     SET = b"set"  # key, value -> OK
     GET = b"get"  # timeout in ms, keys... -> OK, values...; waits until all keys exist

@@ -27,9 +27,9 @@ _MAX_UNAUTHENTICATED = 600
 
 
 class KeyValueServer(Closing):
-    """Serves a :class:`KeyValueTable` to clients that prove that they know the job's secret. A context manager.
+    """Serves a :class:`KeyValueTable` to clients that know the job's secret.
 
-    It runs from its construction until :meth:`close`.
+    A context manager. It runs from its construction until :meth:`close`.
 
     Args:
         host: the address to listen on, or several; :meth:`port_at` adds more.
@@ -57,7 +57,7 @@ class KeyValueServer(Closing):
         self._thread.start()
 
     def port_at(self, host: str) -> int:
-        """The port at this address of the host; the server starts to listen there if it does not yet.
+        """The port at an address of this host, where the server begins to listen.
 
         Raises:
             OSError: no port can be opened there.
@@ -75,14 +75,20 @@ class KeyValueServer(Closing):
         return port
 
     def close_keys(self, prefix: str) -> None:
-        """Remove the keys that start with ``prefix`` and refuse them from now on: their world has ended."""
+        """Remove the keys with a prefix and refuse them from now on.
+
+        The world that they belong to has ended.
+        """
         self._to_close.append(prefix.encode())
         with self._closing:
             if self._thread.is_alive():
                 self._wakeup.send(b"c")
 
     def close(self) -> None:
-        """Stop serving and close all connections. May be called twice, and by several threads."""
+        """Stop serving and close all connections.
+
+        May be called twice, and by several threads.
+        """
         with self._closing:
             if self._thread.is_alive():
                 self._wakeup.send(b"x")
@@ -137,7 +143,10 @@ class KeyValueServer(Closing):
         self._drop_unauthenticated(selector, most=_MAX_UNAUTHENTICATED)
 
     def _drop_unauthenticated(self, selector: selectors.BaseSelector, most: int) -> None:
-        """Close the oldest unauthenticated connections, so that they cannot exhaust the file descriptors."""
+        """Close the oldest unauthenticated connections.
+
+        Otherwise they could exhaust the file descriptors.
+        """
         unauthenticated = [link for link in self._links if not link.established]
         for link in unauthenticated[: max(0, len(unauthenticated) - most)]:
             self._drop(selector, link)

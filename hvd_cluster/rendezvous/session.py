@@ -1,4 +1,4 @@
-"""The signed protocol between two ends of a connection, without I/O: bytes in, messages out.
+"""The signed protocol between two ends, without I/O: bytes in, messages out.
 
 Both ends prove that they know the secret before either accepts a message: each sends 32 random bytes, and each answers
 with an HMAC-SHA256 over both (mutual challenge and response, as in ISO/IEC 9798-4). Each direction has its own key,
@@ -35,7 +35,9 @@ _MAX_MESSAGE_BYTES = 1 << 40
 
 
 class SignedSession:
-    """One end of a connection. Pass received bytes to :meth:`feed`; send the bytes in :attr:`outgoing`.
+    """One end of a connection, without its socket.
+
+    Pass received bytes to :meth:`feed`; send the bytes in :attr:`outgoing`.
 
     Args:
         accepts: whether this end accepted the connection; otherwise it opened the connection.

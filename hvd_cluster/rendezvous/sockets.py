@@ -71,10 +71,11 @@ class Closing:
 
 
 class ReservedPort(Closing):
-    """A free port of this host that the system gives to no other process that asks for *any* port, until it is closed.
+    """A free port that the system gives to no other process until it is closed.
 
-    It is a bound socket that does not listen, with SO_REUSEADDR. Linux lets a server with SO_REUSEADDR (such as torch's
-    TCPStore) bind the same port and listen, and no other socket.
+    Only a process that asks for this very port can get it. It is a bound socket that does not listen, with
+    SO_REUSEADDR. Linux lets a server with SO_REUSEADDR (such as torch's TCPStore) bind the same port and listen, and no
+    other socket.
     """
 
     def __init__(self, host: str = "127.0.0.1") -> None:
@@ -99,17 +100,18 @@ DEAD_HOST_S = 10
 
 
 def keep_alive(sock: socket.socket) -> None:
-    """Keep a silent TCP connection open through routers and firewalls, and send small messages at once.
+    """Keep a silent TCP connection open through routers and firewalls.
 
-    Unlike :func:`detect_dead_host`, it tolerates a network that is down for two minutes, and a peer that does not read.
+    Small messages are sent at once. Unlike :func:`detect_dead_host`, it tolerates a network that is down for two
+    minutes, and a peer that does not read.
     """
     _enable(sock, IDLE_S, _INTERVAL_S, _NUM_PROBES)
 
 
 def detect_dead_host(sock: socket.socket, unread_s: float = DEAD_HOST_S) -> None:
-    """Let reads and writes of a TCP connection fail when its other end has not answered for :data:`DEAD_HOST_S`.
+    """Let a TCP connection fail when its other end has not answered for a time.
 
-    Small messages are sent at once.
+    The time is :data:`DEAD_HOST_S`. Small messages are sent at once.
 
     Args:
         unread_s: seconds for which the other end may stay alive without reading while there is data to send. Linux does

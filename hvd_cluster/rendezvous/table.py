@@ -1,4 +1,7 @@
-"""The key-value table and the requests that wait for its keys. Pure: no sockets, and the time is an argument."""
+"""The key-value table and the requests that wait for its keys.
+
+Pure: no sockets, and the time is an argument.
+"""
 
 from __future__ import annotations
 
@@ -53,13 +56,13 @@ class KeyValueTable(Generic[Client]):
         return answers
 
     def expire(self, now_s: float) -> list[tuple[Client, list[bytes]]]:
-        """End the requests whose time limit has passed; the replies list the missing keys."""
+        """End the requests whose time is up; the replies list the missing keys."""
         late = [w for w in self._waiting if w.deadline_s <= now_s]
         self._waiting = [w for w in self._waiting if w.deadline_s > now_s]
         return [(w.client, [Answer.TIMEOUT, *(key for key in w.keys if key not in self._values)]) for w in late]
 
     def close(self, prefix: bytes) -> list[tuple[Client, list[bytes]]]:
-        """Remove the keys that start with ``prefix``, and refuse waiting and later requests for them."""
+        """Remove the keys with a prefix, and refuse waiting and later requests for them."""
         self._closed = (*self._closed, prefix)
         self._values = {key: value for key, value in self._values.items() if not key.startswith(prefix)}
         refused = [(w, key) for w in self._waiting if (key := self._closed_key(w.keys)) is not None]

@@ -15,7 +15,7 @@ from hvd_cluster.rendezvous.client import KeyValueClient
 
 
 class AuthenticatedStore(Store):
-    """A ``torch.distributed.Store`` over a :class:`KeyValueClient`, which it does not own.
+    """A ``torch.distributed.Store`` over a :class:`KeyValueClient` of another owner.
 
     Keep a reference as long as a process group uses it: torch holds only the C++ half of the object, and without the
     Python half every call fails with "Not implemented".
