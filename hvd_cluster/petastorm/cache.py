@@ -1,4 +1,7 @@
-"""What was read once, kept on the local disk as Arrow files that are mapped into memory."""
+"""What was read once, kept on the local disk as Arrow files.
+
+The files are mapped into memory.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,9 @@ from hvd_cluster.data.cache import DiskCache
 
 
 class LocalDiskCache(DiskCache):
-    """Keeps tables in a folder, until they have filled it. Several threads and processes may share the folder.
+    """Keeps tables in a folder, until they have filled it.
+
+    Several threads and processes may share the folder.
 
     Args:
         path: the folder.

@@ -1,7 +1,7 @@
-"""Codecs: how a field's value becomes what a Parquet column holds, and back. Their bytes are petastorm's.
+"""Codecs: how a field's value becomes what a Parquet column holds, and back.
 
-A codec of your own derives from :class:`DataframeColumnCodec`, and is read back only after a call of
-:func:`register_codec`: a class that the metadata of a data set names is never imported.
+Their bytes are petastorm's. A codec of your own derives from :class:`DataframeColumnCodec`, and is read back only after
+a call of :func:`register_codec`: a class that the metadata of a data set names is never imported.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ class DataframeColumnCodec:
     """What all codecs have in common."""
 
     def encode(self, unischema_field: UnischemaField, value: Any) -> Any:
-        """The value as Parquet holds it: a number, str, bytes, ``Decimal``, date or datetime.
+        """The value as Parquet holds it.
+
+        It is a number, str, bytes, ``Decimal``, date or datetime.
 
         Raises:
             DataError: the value is not what the field says.
@@ -135,7 +137,9 @@ class CompressedNdarrayCodec(DataframeColumnCodec):
 
 
 class CompressedImageCodec(DataframeColumnCodec):
-    """An image of shape (height, width) or (height, width, 3), red first, as the content of an image file.
+    """An image, red first, as the content of an image file.
+
+    Its shape is (height, width) or (height, width, 3).
 
     Args:
         image_codec: "png" (uint8, uint16), or "jpeg" and other formats that Pillow writes (uint8).

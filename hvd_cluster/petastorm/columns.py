@@ -1,4 +1,7 @@
-"""Arrow columns as the NumPy columns that petastorm's readers return; no Python loop where the type allows it."""
+"""Arrow columns as the NumPy columns that petastorm's readers return.
+
+Without a Python loop where the type allows it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A Spark DataFrame as batches for torch and TensorFlow, under petastorm's names: written once, read by all workers."""
+"""A Spark DataFrame as batches for torch and TensorFlow, in petastorm's API.
+
+It is written once and read by all workers.
+"""
 
 from __future__ import annotations
 
@@ -32,9 +35,10 @@ _BATCH_SIZE = 32
 
 
 class SparkDatasetConverter:
-    """A DataFrame in Parquet files, and the ways to read it. Pickles: workers get one from the driver.
+    """A DataFrame in Parquet files, and the ways to read it.
 
-    ``len(converter)`` is the number of rows. A ``with`` block deletes the files at its end.
+    Pickles: workers get one from the driver. ``len(converter)`` is the number of rows. A ``with`` block deletes the
+    files at its end.
 
     Args:
         cache_dir_url: the folder.
@@ -68,7 +72,9 @@ class SparkDatasetConverter:
         data_loader_fn: Callable[..., Any] | None = None,
         **petastorm_reader_kwargs: Any,
     ) -> Iterator[Any]:
-        """A context whose value yields batches: dict of column -> tensor of shape (rows, ...).
+        """A context that yields batches as dicts of tensors.
+
+        A tensor has the shape (rows, ...).
 
         Args:
             batch_size: rows of a batch; the last one may have fewer.
@@ -101,7 +107,9 @@ class SparkDatasetConverter:
         shuffling_queue_capacity: int | None = None,
         **petastorm_reader_kwargs: Any,
     ) -> Iterator[Any]:
-        """A context whose value is a ``tf.data.Dataset`` of namedtuples of tensors of shape (rows, ...).
+        """A context that yields a ``tf.data.Dataset`` of namedtuples of tensors.
+
+        A tensor has the shape (rows, ...).
 
         Args:
             batch_size: rows of a batch; None for 32.
@@ -138,7 +146,9 @@ class SparkDatasetConverter:
 
 
 class _TableConverter(SparkDatasetConverter):
-    """One version of a Delta, Iceberg or Lance table, read where it is; nothing deletes it.
+    """A version of a Delta, Iceberg or Lance table, read where it is.
+
+    Nothing deletes it.
 
     Args:
         table: the version.
@@ -168,9 +178,10 @@ def make_spark_converter(
     *,
     parent_cache_dir_url: str | None = None,
 ) -> SparkDatasetConverter:
-    """Write a DataFrame as Parquet, once: the same DataFrame over unchanged files is not written again.
+    """Write a DataFrame as Parquet, once.
 
-    What was written is deleted when this process exits, or by :meth:`SparkDatasetConverter.delete`.
+    The same DataFrame over unchanged files is not written again. What was written is deleted when this process exits,
+    or by :meth:`SparkDatasetConverter.delete`.
 
     Args:
         df: a Spark DataFrame, classic or Connect; or the path or URL of Parquet that is already there, which

@@ -1,4 +1,7 @@
-"""Which fragments a shard reads, and in which order: a pure function of the fragments, the seed and the epoch."""
+"""Which fragments a shard reads, and in which order.
+
+A pure function of the fragments, the seed and the epoch.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +82,7 @@ class EpochOrder:
         ]
 
     def row_seeds(self, index: int) -> tuple[int, ...] | None:
-        """The seeds of the permutation of that fragment's rows; None where they stay as they are."""
+        """The seeds of the permutation of a fragment's rows; None for their own order."""
         epoch, place = self._place(index)
         return (self.seed, _ROWS, epoch, place) if self.shuffle_rows else None
 

@@ -10,11 +10,14 @@ class NoDataAvailableError(DataError):
 
 
 class PetastormMetadataError(DataError):
-    """A data set has no petastorm metadata, or metadata that cannot be trusted or understood."""
+    """A data set's petastorm metadata is missing, untrusted or not understood."""
 
 
 class PetastormMetadataGenerationError(DataError):
-    """The metadata of a data set cannot be written: it holds no Parquet, or cannot be reached."""
+    """The metadata of a data set cannot be written.
+
+    The data set holds no Parquet, or cannot be reached.
+    """
 
 
 class DecodeFieldError(DataError):

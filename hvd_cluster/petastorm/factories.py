@@ -137,7 +137,9 @@ def make_batch_reader(
     filesystem: Any = None,
     convert_early_to_numpy: bool = False,
 ) -> Reader:
-    """Read any Parquet batch by batch: a row group at a time, as a namedtuple of NumPy arrays of n rows.
+    """Read any Parquet batch by batch, a row group at a time.
+
+    A batch is a namedtuple of NumPy arrays of n rows.
 
     Args:
         schema_fields: regular expressions for whole names of columns; None for all.
@@ -218,7 +220,10 @@ def _make(options: ReaderOptions, source: Any, storage_options: Any, filesystem:
 def table_of(
     source: Any, filesystem: Any = None, storage_options: Mapping[str, Any] | None = None
 ) -> TableSource | None:
-    """The Delta, Iceberg or Lance table that a user gives, as an object or by its path; None for Parquet."""
+    """The table that a user gives, as an object or by its path; None for Parquet.
+
+    It is a Delta, Iceberg or Lance table.
+    """
     is_path = isinstance(source, (str, os.PathLike)) and bool(os.fspath(source))
     if is_table(source) or (is_path and is_table_at(source, filesystem, storage_options)):
         return open_table(source, filesystem=filesystem, storage_options=storage_options)
@@ -242,7 +247,7 @@ def _view(schema: Unischema, schema_fields: Any, text: str) -> Unischema:
 def _selected(
     fragments: list[Fragment], reader: FragmentReader, options: ReaderOptions, location: Location | None, text: str
 ) -> list[Fragment]:
-    """The row groups that may have rows for the user, before they are distributed to shards."""
+    """The row groups that may have rows for the user, before they are sharded."""
     if options.rowgroup_selector is not None:
         if location is None:
             raise DataError(f"{text} has no index of petastorm's for rowgroup_selector: use filters=")

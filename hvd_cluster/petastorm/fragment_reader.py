@@ -1,4 +1,4 @@
-"""Reads, filters, decodes and transforms one fragment of a data set, in a reader's thread."""
+"""Reads, filters, decodes and transforms a fragment, in a reader's thread."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def _not_returned(answer: Any, what: str) -> DataError:
 
 
 def _of_series(series: Any, field: Any, is_edited: bool) -> Any:
-    """A column of the user's DataFrame, in the dtype and shape that the transform's edit_fields declare.
+    """A column of the user's DataFrame, as the transform's edit_fields declare it.
 
     One that they do not declare keeps its dtype where it has values that the field's dtype cannot hold: pandas holds
     integers with nulls as floating-point numbers with NaN.

@@ -1,4 +1,4 @@
-"""What a reader distributes: row groups, or slices of them, found from the files' footers."""
+"""What a reader distributes: row groups, or slices, from the files' footers."""
 
 from __future__ import annotations
 
@@ -43,7 +43,9 @@ class Fragment:
 def fragments_of(
     table: TableSource, columns: Sequence[str], row_filter: RowFilter | None, num_slices: int = 1
 ) -> list[Fragment]:
-    """All row groups that may have rows which a filter lets through, in the table's order: that of the files' names.
+    """All row groups that may have rows which a filter lets through.
+
+    They come in the table's order: that of the files' names.
 
     Args:
         table: the files, or a table of another format.
@@ -68,9 +70,10 @@ def fragments_of(
 
 
 def parquet_files(location: Location) -> list[tuple[str, str]]:
-    """The Parquet files, sorted: path inside the filesystem, and path below the folder.
+    """The Parquet files, sorted, each with its path below the folder.
 
-    Of a listed file the latter is its name, and the ``key=value`` folders directly above it.
+    The first path is the one inside the filesystem. Of a listed file the latter is its name, and the ``key=value``
+    folders directly above it.
     """
     found = parquet_files_if_any(location)
     if not found:

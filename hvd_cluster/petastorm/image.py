@@ -82,7 +82,10 @@ def is_png16(data: bytes) -> bool:
 
 
 def encode_png16(image: npt.NDArray[np.uint16]) -> bytes:
-    """An image of shape (height, width) or (height, width, 3) as a file's content, each row filtered by "up"."""
+    """An image as a PNG file's content, each row filtered by "up".
+
+    Its shape is (height, width) or (height, width, 3).
+    """
     height, width = image.shape[:2]
     rows = np.ascontiguousarray(image, dtype=">u2").view(np.uint8).reshape(height, -1)
     filtered = np.empty((height, rows.shape[1] + 1), np.uint8)

@@ -1,4 +1,7 @@
-"""``horovod.spark.data_loaders.pytorch_data_loaders``: loaders over a petastorm reader, an epoch at a time."""
+"""``horovod.spark.data_loaders.pytorch_data_loaders``.
+
+Loaders over a petastorm reader, an epoch at a time.
+"""
 
 from __future__ import annotations
 
@@ -91,10 +94,10 @@ class PytorchDataLoader(BaseDataLoader):
 
 
 class PytorchInfiniteDataLoader(PytorchDataLoader):
-    """The same over a reader without an end (``num_epochs=None``): an epoch continues where the last one ended.
+    """The same over a reader without an end (``num_epochs=None``).
 
-    After an error the next epoch continues with the row group after the one that failed; rows that waited to be
-    shuffled are lost.
+    An epoch continues where the last one ended. After an error the next epoch continues with the row group after the
+    one that failed; rows that waited to be shuffled are lost.
     """
 
     _batches: Iterator[Any] | None = None
@@ -154,7 +157,7 @@ class PytorchAsyncDataLoader(AsyncDataLoaderMixin, PytorchDataLoader):
 
 
 class PytorchInfiniteAsyncDataLoader(AsyncDataLoaderMixin, PytorchInfiniteDataLoader):
-    """:class:`PytorchInfiniteDataLoader` that loads in advance, and no more than the epoch's batches.
+    """:class:`PytorchInfiniteDataLoader` that loads an epoch's batches in advance.
 
     An epoch that is left early loses those that were loaded in advance.
     """

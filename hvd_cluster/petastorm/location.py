@@ -1,4 +1,7 @@
-"""Where a petastorm data set is stored: a filesystem and paths inside it, from the forms that users write."""
+"""Where a petastorm data set is stored, from the forms that users write.
+
+A filesystem and paths inside it.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ class Location:
 
     @property
     def folder(self) -> str:
-        """The folder that holds the metadata: the path itself, or what the first file lies in."""
+        """The folder of the metadata: the path itself, or that of the first file."""
         path = self.paths[0]
         if len(self.paths) == 1 and not self._is_file(path):
             return path

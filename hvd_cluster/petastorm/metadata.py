@@ -1,4 +1,7 @@
-"""The metadata of a petastorm data set: ``_common_metadata``, which holds the pickled schema beside Arrow's own."""
+"""The metadata of a petastorm data set: ``_common_metadata``.
+
+It holds the pickled schema beside Arrow's own.
+"""
 
 from __future__ import annotations
 
@@ -86,7 +89,9 @@ def get_schema_from_dataset_url(
 
 
 def generate(location: Location, schema: Unischema) -> None:
-    """Write ``_common_metadata`` beside Parquet files that are already there; what else it held stays.
+    """Write ``_common_metadata`` beside Parquet files that are already there.
+
+    What else it held stays.
 
     Args:
         location: the folder.

@@ -1,4 +1,7 @@
-"""NumPy's .npy format between bytes and arrays; the header of one shape is parsed once."""
+"""NumPy's .npy format between bytes and arrays.
+
+The header of one shape is parsed once.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,10 @@ def load(data: bytes) -> npt.NDArray[Any]:
 
 @functools.lru_cache(maxsize=256)
 def _header(header: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """(shape, whether Fortran's order, dtype); NumPy's own parser, which evaluates literals only."""
+    """(shape, whether in Fortran's order, dtype) of a header.
+
+    Found by NumPy's own parser, which evaluates literals only.
+    """
     stream = io.BytesIO(header)
     version = np.lib.format.read_magic(stream)
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0

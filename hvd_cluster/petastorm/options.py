@@ -19,7 +19,10 @@ _MAX_THREADS = 32
 
 @dataclass(frozen=True, kw_only=True)
 class ReaderOptions:
-    """The options of ``make_reader`` and ``make_batch_reader``, under petastorm's names, which they document."""
+    """The options of ``make_reader`` and ``make_batch_reader``.
+
+    They have petastorm's names, and those functions document them.
+    """
 
     schema_fields: Any
     reader_pool_type: str

@@ -1,4 +1,7 @@
-"""Predicates: which rows a reader returns, decided from a few fields before the others are decoded."""
+"""Predicates: which rows a reader returns.
+
+They are decided from a few fields before the others are decoded.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,10 @@ from hvd_cluster.petastorm.type_mapping import fields_of
 
 
 class PredicateBase(abc.ABC):
-    """A predicate. One of your own may be given to both readers, if ``do_include`` takes what they pass."""
+    """A predicate, for both readers.
+
+    ``do_include`` of your own must take what a reader passes.
+    """
 
     @abc.abstractmethod
     def get_fields(self) -> Collection[str]:
@@ -160,7 +166,7 @@ class in_reduce(PredicateBase):
 
 
 class in_pseudorandom_split(_OfField):
-    """One part of a split that depends on a field's value alone: the same rows as petastorm puts there.
+    """One part of a split that depends on a field's value alone, as petastorm's.
 
     The MD5 of the value's text, as a number modulo ``sys.maxsize``, falls on one of the intervals that the fractions
     cut [0, 1) into. MD5 only scatters here; it protects nothing.
@@ -188,7 +194,10 @@ class in_pseudorandom_split(_OfField):
         return self._low <= int(digest, 16) % sys.maxsize / sys.maxsize < self._high
 
     def include_batch(self, table: Any) -> npt.NDArray[np.bool_]:
-        """The n bools for the values that ``make_reader`` decodes: those of pandas have other texts."""
+        """The n bools for the values that ``make_reader`` decodes.
+
+        Those of pandas have other texts.
+        """
         try:
             (field,) = fields_of(table.select([self._field]).schema, omit_unsupported_fields=False)
         except DataError:  # a type that make_reader does not read

@@ -49,10 +49,10 @@ def decimal_friendly_collate(batch: Sequence[Any]) -> Any:
 
 
 class LoaderBase(ABC):
-    """What the loaders over a reader have in common: one iteration is one pass over the reader's rows.
+    """What the loaders over a reader have in common.
 
-    A second iteration resets the reader, which needs the first one to have come to its end. Leaving a ``with`` block
-    stops the reader.
+    One iteration is one pass over the reader's rows. A second iteration resets the reader, which needs the first one to
+    have come to its end. Leaving a ``with`` block stops the reader.
 
     Args:
         reader: from ``make_reader`` or ``make_batch_reader``.
@@ -105,7 +105,7 @@ class LoaderBase(ABC):
 
 
 class DataLoader(LoaderBase):
-    """Batches as dicts: field -> tensor, or list for fields of ``str`` and ``Decimal``.
+    """Batches as dicts: field -> tensor, or list for ``str`` and ``Decimal``.
 
     uint16 becomes int32, uint32 int64, and bool uint8.
 
@@ -172,7 +172,9 @@ class BatchedDataLoader(LoaderBase):
 
 
 class InMemBatchedDataLoader:
-    """Batches from the first rows of a reader, kept in memory for several passes; iterates once, over all passes.
+    """Batches from the first rows of a reader, kept in memory for several passes.
+
+    It iterates once, over all passes.
 
     Args:
         reader: it is stopped when the rows are there.
@@ -248,7 +250,10 @@ class InMemBatchedDataLoader:
 
 
 def _with_tensors(chunk: RowBatch, transform_fn: TransformFn) -> RowBatch:
-    """Columns of numbers as tensors, a row group at a time; what has to wait for its batch stays as it is."""
+    """Columns of numbers as tensors, a row group at a time.
+
+    What has to wait for its batch stays as is.
+    """
     columns = {
         name: transform_fn(_array(name, values))
         if isinstance(values, np.ndarray) and values.dtype.kind in "biufc"
@@ -287,7 +292,7 @@ def _widened(values: Values) -> Values:
 
 
 def _array(name: str, values: Values) -> Any:
-    """A batch's values of a field as one array of numbers, or as a tensor where each of them is one."""
+    """A batch's values of a field as one array, or as one tensor if they are such."""
     if isinstance(values, list) or values.dtype == object:
         if any(value is None for value in values):
             raise TypeError(

@@ -1,4 +1,7 @@
-"""Reader: the rows or batches of a petastorm data set, or of any Parquet, as an iterator over our reading threads."""
+"""The rows or batches of a petastorm data set, or of any Parquet.
+
+An iterator over our reading threads.
+"""
 
 from __future__ import annotations
 
@@ -108,7 +111,9 @@ class Reader:
         return next(self)
 
     def next_batch(self) -> RowBatch:
-        """The next rows, column by column: what the loaders use. Rows that ``next`` has begun to give come first.
+        """The next rows, column by column, for the loaders.
+
+        Rows that ``next`` has begun to give come first.
 
         Raises:
             StopIteration: all passes are over.

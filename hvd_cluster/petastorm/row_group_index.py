@@ -46,7 +46,7 @@ class RowGroupIndex:
         return list(self.by_value or [])
 
     def get_row_group_indexes(self, value_key: Any = None) -> set[int]:
-        """Numbers of the row groups that hold a value (or, without values, that hold any)."""
+        """The numbers of the row groups that hold a value, or any if None is given."""
         if self.by_value is None:
             return set(self.numbers)
         return set(self.by_value.get(value_key, frozenset()))

@@ -28,7 +28,10 @@ class UntrustedPickleError(ValueError):
 
 
 class PickledObject:
-    """Stands for an instance of a class that a pickle names, or for the result of calling something."""
+    """Stands for an instance of a class that a pickle names.
+
+    Or for the result of calling something that it names.
+    """
 
     #: "module.name", as in the pickle.
     name: str = ""
@@ -72,7 +75,7 @@ class PickledMapping(PickledObject):
 
 
 def load(data: bytes, admitted: Container[str], mappings: Container[str]) -> Any:
-    """The value of a pickle, with PickledObject in place of every class that it names.
+    """The value of a pickle, with PickledObject in place of the classes it names.
 
     Args:
         data: the pickle.
@@ -98,12 +101,12 @@ def load(data: bytes, admitted: Container[str], mappings: Container[str]) -> Any
 
 
 def named(value: Any) -> str:
-    """The name that a value stands for, where it is a class that a pickle named; else ""."""
+    """The name of the class that a value is, where a pickle named it; else ""."""
     return str(value.name) if isinstance(value, type) and issubclass(value, PickledObject) else ""
 
 
 def made(value: Any) -> str:
-    """The name of the class that a value is an instance of, where a pickle named it; else ""."""
+    """The name of a value's class, where a pickle named it; else ""."""
     return value.name if isinstance(value, PickledObject) else ""
 
 

@@ -1,4 +1,7 @@
-"""The pickled schema of petastorm's metadata, read as untrusted data, and written so that petastorm 0.13.1 loads it."""
+"""The pickled schema of petastorm's metadata, read as untrusted data.
+
+It is written so that petastorm 0.13.1 loads it.
+"""
 
 from __future__ import annotations
 
@@ -151,7 +154,10 @@ def _spark_type(name: str, value: Any) -> spark_types.SparkType:
 
 
 def _plain(name: str, value: Any) -> Any:
-    """An attribute of a user's codec: a number, text, bytes, None, or a tuple or list of them."""
+    """An attribute of a user's codec.
+
+    A number, text, bytes, None, or a tuple or list of them.
+    """
     if value is None or isinstance(value, (bool, int, float, str, bytes)):
         return value
     if isinstance(value, (tuple, list)) and all(
@@ -164,9 +170,10 @@ def _plain(name: str, value: Any) -> Any:
 
 
 def dumps(schema: Unischema) -> bytes:
-    """The pickle of a schema, under the names that petastorm 0.13.1, pyspark and NumPy 1 give to its parts.
+    """The pickle of a schema, as petastorm 0.13.1 reads it.
 
-    Neither petastorm nor pyspark need be installed; protocol 2.
+    Its parts have the names of petastorm, pyspark and NumPy 1. Neither petastorm nor pyspark need be installed;
+    protocol 2.
 
     Raises:
         DataError: a dtype or an attribute of a codec cannot be written.

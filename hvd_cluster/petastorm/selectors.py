@@ -1,4 +1,7 @@
-"""Row-group selectors: which row groups to read, from an index that petastorm has put into the metadata."""
+"""Row-group selectors: which row groups to read, from petastorm's indexes.
+
+The indexes are in the metadata.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Chunks of rows, as they come, cut into batches: in their order, or drawn from a buffer."""
+"""Chunks of rows cut into batches: in their order, or drawn from a buffer."""
 
 from __future__ import annotations
 
@@ -51,7 +51,10 @@ def _split(chunk: RowBatch, batch_size: int) -> Iterator[RowBatch]:
 
 
 def _cut(whole: RowBatch, count: int, random: np.random.Generator | None) -> tuple[RowBatch, RowBatch]:
-    """``count`` rows, the first ones or drawn at random, and the rest; a draw changes the memory of ``whole``."""
+    """Some rows, the first ones or drawn at random, and the rest.
+
+    A draw changes the memory of ``whole``.
+    """
     rest = whole.rows - count
     if random is None:
         return _slice(whole, 0, count), _slice(whole, count, whole.rows)

@@ -1,4 +1,4 @@
-"""petastorm data sets through Spark: read as an RDD, and the context in which a DataFrame is written as one."""
+"""petastorm data sets through Spark: read as an RDD, written as a DataFrame."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ def materialize_dataset(
     use_summary_metadata: bool = False,
     filesystem_factory: Callable[[], Any] | None = None,
 ) -> Iterator[None]:
-    """A context in which Spark writes encoded rows to a folder; its end writes petastorm's metadata beside them.
+    """A context in which Spark writes encoded rows to a folder.
+
+    Its end writes petastorm's metadata beside them.
 
     ::
 
@@ -59,7 +61,9 @@ def materialize_dataset(
 def dataset_as_rdd(
     dataset_url: Url, spark_session: Any, schema_fields: Any = None, hdfs_driver: str = "libhdfs"
 ) -> Any:
-    """The decoded rows of a petastorm data set, as an RDD of dicts; executors read what they are given.
+    """The decoded rows of a petastorm data set, as an RDD of dicts.
+
+    Executors read what they are given.
 
     Args:
         dataset_url: URL or path that every executor sees.

@@ -1,7 +1,8 @@
-"""Spark's leaf types as plain values: what a petastorm schema says of each stored field, with no pyspark installed.
+"""Spark's leaf types as plain values, with no pyspark installed.
 
-The classes are named as Spark's are, so that ``ScalarCodec(IntegerType())`` reads alike with either. pyspark's own
-instances are accepted wherever these are; :func:`from_spark` turns them into ours.
+They are what a petastorm schema says of each stored field. The classes are named as Spark's are, so that
+``ScalarCodec(IntegerType())`` reads alike with either. pyspark's own instances are accepted wherever these are;
+:func:`from_spark` turns them into ours.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""A petastorm reader's rows, or batches of them, as a ``tf.data.Dataset`` of namedtuples."""
+"""A petastorm reader's rows or batches as a ``tf.data.Dataset``.
+
+Its items are namedtuples.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +26,10 @@ _TIMES = (date, time, timedelta, np.datetime64)
 
 
 def make_petastorm_dataset(reader: Reader) -> Any:
-    """The items of a reader: rows of ``make_reader``, batches of ``make_batch_reader``.
+    """The items of a reader as a ``tf.data.Dataset``.
 
-    uint16 becomes int32, uint32 int64, ``Decimal`` text, and days and times int64 nanoseconds since 1970. The data set
-    can be iterated again after its end.
+    They are rows of ``make_reader``, or batches of ``make_batch_reader``. uint16 becomes int32, uint32 int64,
+    ``Decimal`` text, and days and times int64 nanoseconds since 1970. The data set can be iterated again after its end.
 
     Args:
         reader: what to read; ``num_epochs`` is its own.
@@ -52,7 +55,7 @@ def make_petastorm_dataset(reader: Reader) -> Any:
 
 
 def batched_dataset(reader: Reader, batch_size: int, shuffling_queue_capacity: int) -> Any:
-    """The rows of a reader in batches, drawn from ``shuffling_queue_capacity`` rows where that is not 0."""
+    """The rows of a reader in batches, drawn from a buffer if it has a capacity."""
     fields = {name: described(field, batched=True) for name, field in reader.schema.fields.items()}
     passes = itertools.count()
 
@@ -72,7 +75,7 @@ def described(field: UnischemaField, *, batched: bool) -> tuple[str, tuple[int |
 
 
 def _dtype_of(numpy_dtype: Any) -> str:
-    """The dtype that TensorFlow gets for a field; ``described`` and ``converted`` both use it."""
+    """The dtype that TensorFlow gets for a field, described or converted."""
     if numpy_dtype is Decimal:
         return "string"
     dtype = np.dtype(numpy_dtype)
@@ -120,7 +123,10 @@ def converted(name: str, value: Any, dtype: str | None = None) -> Any:
 
 
 def _nanoseconds(value: Any) -> int:
-    """A date or timestamp as nanoseconds since 1970, in UTC if it has no zone; a duration as its nanoseconds."""
+    """A date, timestamp or duration as nanoseconds.
+
+    Those of a date or timestamp count from 1970, in UTC if it has no zone.
+    """
     if isinstance(value, datetime) and value.tzinfo is not None:
         value = value.astimezone(timezone.utc).replace(tzinfo=None)
     if isinstance(value, timedelta):

@@ -13,7 +13,10 @@ from hvd_cluster.petastorm.unischema_field import UnischemaField
 def edit_field(
     name: str, numpy_dtype: Any, shape: tuple[int | None, ...], nullable: bool = False
 ) -> tuple[str, Any, tuple[int | None, ...], bool]:
-    """What ``TransformSpec(edit_fields=...)`` takes for a field that the function makes or changes."""
+    """Describe a field that a transform makes or changes.
+
+    For ``TransformSpec(edit_fields=...)``.
+    """
     return name, numpy_dtype, shape, nullable
 
 
@@ -47,7 +50,9 @@ class TransformSpec:
 
 
 def transform_schema(schema: Unischema, transform_spec: TransformSpec) -> Unischema:
-    """The schema after a transform: without removed fields, with edited ones, in the order of ``selected_fields``.
+    """The schema after a transform, in the order of ``selected_fields``.
+
+    It is without the removed fields and with the edited ones.
 
     Raises:
         DataError: a selected field is neither in the schema nor made by the transform.

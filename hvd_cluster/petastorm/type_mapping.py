@@ -1,4 +1,4 @@
-"""Types of Unischema fields: from Arrow, and what they are stored as in Arrow and in Spark."""
+"""Types of Unischema fields: from Arrow, and as stored in Arrow and Spark."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Unischema: what the fields of a petastorm data set are, beyond what Parquet knows (shapes, image codecs)."""
+"""Unischema: what the fields of a petastorm data set are.
+
+It has what Parquet does not know, such as shapes and codecs of images.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,9 @@ __all__ = [
 
 
 class Unischema:
-    """The fields of a data set, in their order; each is an attribute too (``schema.image``).
+    """The fields of a data set, in their order.
+
+    Each is an attribute too (``schema.image``).
 
     Args:
         name: of the schema; rows that are read are namedtuples of a type named after it.
@@ -89,7 +94,10 @@ class Unischema:
 
     @cached_property
     def row_type(self) -> type[Any]:
-        """The type of the rows: a namedtuple. A name that Python cannot take as an attribute is kept by ``_asdict``."""
+        """The type of the rows: a namedtuple.
+
+        Its ``_asdict`` keeps names that Python cannot take as attributes.
+        """
         return _row_type(self._name, tuple(self._fields))
 
     def as_spark_schema(self) -> Any:
@@ -131,7 +139,7 @@ def _row_type(schema_name: str, names: tuple[str, ...]) -> type[Any]:
 
 
 def match_unischema_fields(schema: Unischema, field_regex: Iterable[str]) -> list[UnischemaField]:
-    """The fields whose whole name matches at least one of the regular expressions, in the schema's order.
+    """The fields whose whole name matches a regular expression, in schema order.
 
     Raises:
         DataError: an expression cannot be understood.
@@ -161,7 +169,9 @@ def insert_explicit_nulls(unischema: Unischema, row_dict: MutableMapping[str, An
 
 
 def encode_row(unischema: Unischema, row_dict: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of one row as Parquet holds them: numbers, str, bytes, Decimal, dates, in the schema's order.
+    """The values of one row as Parquet holds them, in the schema's order.
+
+    They are numbers, str, bytes, Decimal and dates.
 
     Raises:
         DataError: a field is missing or unknown, null without being nullable, or its value is not what the field says.

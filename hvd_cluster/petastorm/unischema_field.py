@@ -1,4 +1,4 @@
-"""One field of a Unischema: the type and shape of its values, and how they are stored."""
+"""One field of a Unischema: type and shape of its values, and their codec."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from hvd_cluster.petastorm.spark_types import SparkType
 
 
 class Codec(Protocol):
-    """What a field needs of its codec; :mod:`hvd_cluster.petastorm.codecs` has the implementations."""
+    """What a field needs of its codec.
+
+    The implementations are in :mod:`hvd_cluster.petastorm.codecs`.
+    """
 
     def encode(self, unischema_field: UnischemaField, value: Any) -> Any:
         """The value as Parquet holds it."""
@@ -27,7 +30,10 @@ class Codec(Protocol):
 
 
 class UnischemaField(NamedTuple):
-    """One field. Two fields are equal if all but their codecs are: how a value is stored is not what it is."""
+    """One field of a Unischema.
+
+    Two fields are equal if all but their codecs are: how a value is stored is not what it is.
+    """
 
     #: The field's name.
     name: str
@@ -54,7 +60,10 @@ class UnischemaField(NamedTuple):
 
 
 def python_value(value: Any) -> Any:
-    """A NumPy scalar or array as Python's numbers, str, bytes, times and lists; other values as they are."""
+    """A NumPy scalar or array as Python's values; other values as they are.
+
+    Python's values are numbers, str, bytes, times and lists.
+    """
     # NumPy's own conversions, and str(), strip zeros at the end of text and bytes.
     if isinstance(value, bytes):
         return bytes(value)

@@ -1,4 +1,7 @@
-"""petastorm data sets written by this process: encoded rows in Parquet files, then the metadata beside them."""
+"""petastorm data sets written by this process.
+
+Encoded rows in Parquet files, then the metadata beside them.
+"""
 
 from __future__ import annotations
 
@@ -77,7 +80,9 @@ def write_dataset(
 def generated_metadata(
     dataset_url: Url, schema: Unischema, storage_options: Mapping[str, Any] | None = None, filesystem: Any = None
 ) -> Iterator[None]:
-    """A context in which encoded rows are written as Parquet by any means; its end writes petastorm's metadata.
+    """A context in which encoded rows are written as Parquet by any means.
+
+    Its end writes petastorm's metadata.
 
     Raises:
         PetastormMetadataGenerationError: the block wrote no Parquet, or other columns than the schema's.
