@@ -230,7 +230,13 @@ def test_the_cores_of_this_host_are_measured() -> None:
 
 
 @pytest.mark.parametrize(
-    "host", ["127.0.0.1", pytest.param("[::1]", marks=pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="no IPv6"))]
+    "host",
+    [
+        "127.0.0.1",
+        pytest.param(
+            "[::1]", marks=pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this host has no IPv6")
+        ),
+    ],
 )
 def test_prometheus_reads_the_numbers_over_http(host: str) -> None:
     job = filled()
