@@ -110,7 +110,7 @@ def add_deletes(
         "partition": Record(*partition),
         "equality_ids": [table.schema().find_field(name).field_id for name in equality] or None,
     }
-    commit_deletes(table, [_file(path, rows.num_rows, **given)])
+    commit_deletes(table, [file_of(path, rows.num_rows, **given)])
 
 
 def add_vector(table: Any, deleted: Mapping[Path, Sequence[int]]) -> Any:
@@ -129,7 +129,7 @@ def add_vector(table: Any, deleted: Mapping[Path, Sequence[int]]) -> Any:
             | {"properties": properties}
         )
         files.append(
-            _file(
+            file_of(
                 path,
                 len(rows),
                 content=DataFileContent.POSITION_DELETES,
@@ -161,11 +161,12 @@ def as_version_3(table: Any, change: Callable[[dict[str, Any]], None] = lambda _
     return StaticTable.from_metadata(str(new))
 
 
-def _file(path: Path, rows: int, **given: Any) -> DataFile:
+def file_of(path: Path, rows: int, *, spec_id: int = 0, **given: Any) -> DataFile:
+    """What a manifest says about a file."""
     known = {"file_path": f"file://{path}", "record_count": rows, "file_size_in_bytes": 1, "partition": Record()}
     empty = dict.fromkeys(("column_sizes", "value_counts", "null_value_counts", "nan_value_counts"))
     file = DataFile.from_args(3, **{**known, **empty, **given})
-    file.spec_id = 0
+    file.spec_id = spec_id
     return file
 
 

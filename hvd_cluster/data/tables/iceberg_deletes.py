@@ -109,10 +109,12 @@ class Deletes:
         """Whether an equality delete applies to a data file: an older one, of the same partition."""
         if (delete.sequence_number or 0) <= (data.sequence_number or 0):
             return False
-        spec = delete.data_file.spec_id or 0
-        if not self._table.specs()[spec].fields:
+        spec = self._table.specs()[delete.data_file.spec_id or 0]
+        if all(str(one.transform) == "void" for one in spec.fields):  # unpartitioned: version 1 removes no field
             return True
-        return (spec, delete.data_file.partition) == (data.data_file.spec_id or 0, data.data_file.partition)
+        # As text, in which NaNs are equal, as they are where Java compares partitions.
+        places = [(one.data_file.spec_id or 0, repr(list(one.data_file.partition))) for one in (delete, data)]
+        return places[0] == places[1]
 
     def _equal(self, delete: Any, data: Any) -> Positions:
         """The rows of a data file that equal a row of a delete file in all of its columns; nulls equal nulls."""

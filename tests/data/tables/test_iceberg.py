@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import math
 import time
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from iceberg_files import add_deletes, add_vector, as_version_3, catalog_in, data_files, start_threads
+from iceberg_files import add_deletes, add_vector, as_version_3, catalog_in, data_files, file_of, start_threads
+from pyiceberg.manifest import DataFileContent, FileFormat
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.transforms import IdentityTransform
+from pyiceberg.typedef import Record
 from pyiceberg.types import DateType, DoubleType, LongType, NestedField, UUIDType
 from table_rows import expected, rows_read
 
@@ -221,6 +224,37 @@ def test_equality_deletes_match_nulls_and_stay_in_their_partition(catalog: Any) 
     table.append(pa.table({"id": [1, 2, 3, 4], "x": [None, 1.0, None, float("nan")], "k": [0, 0, 1, 1]}))
     add_deletes(table, pa.table({"x": pa.array([None], pa.float64())}), equality=["x"], partition=[0])
     assert ids(table) == [2, 3, 4]
+
+
+def test_equality_deletes_of_a_spec_without_any_field_left_apply_everywhere(catalog: Any) -> None:
+    schema = Schema(NestedField(1, "id", LongType()), NestedField(2, "k", LongType()))
+    spec = PartitionSpec(PartitionField(2, 1000, IdentityTransform(), "k"))
+    table = made(catalog, schema=schema, partition_spec=spec, properties={"format-version": "1"})
+    table.append(pa.table({"id": [1, 2, 3, 4], "k": [0, 0, 1, 1]}))
+    with table.update_spec() as change:
+        change.remove_field("k")  # version 1 keeps it, with the transform "void"
+    with table.transaction() as transaction:
+        transaction.upgrade_table_version(2)
+    assert [str(one.transform) for one in table.spec().fields] == ["void"]
+    add_deletes(table, pa.table({"id": [1, 3]}), equality=["id"], partition=[None])
+    assert ids(table) == [2, 4]
+    assert ids(table, filters=[("k", "==", 1)]) == [4]
+
+
+def test_equality_deletes_apply_to_a_partition_of_nans(catalog: Any) -> None:
+    schema = Schema(NestedField(1, "id", LongType()), NestedField(2, "x", DoubleType()))
+    table = made(catalog, pa.table({"id": [1, 2], "x": [math.nan, math.nan]}), schema=schema)
+    with table.update_spec() as change:
+        change.add_identity("x")
+    add_deletes(table, pa.table({"id": [1]}), equality=["id"], partition=[math.nan])
+    (path,) = data_files(table)
+    given = {"content": DataFileContent.DATA, "file_format": FileFormat.PARQUET, "partition": Record(math.nan)}
+    with table.transaction() as transaction, transaction.update_snapshot().overwrite() as change:
+        change.delete_data_file(next(iter(data_files(table).values())))
+        change.append_data_file(file_of(path, 2, spec_id=table.spec().spec_id, **given))
+    assert ids(table) == [1, 2]
+    add_deletes(table, pa.table({"id": [1]}), equality=["id"], partition=[math.nan])
+    assert ids(table) == [2]
 
 
 def test_equality_deletes_on_fields_of_structs(catalog: Any) -> None:
