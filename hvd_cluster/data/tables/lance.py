@@ -210,5 +210,10 @@ def _files(fragment: Any) -> list[Any]:
 
 
 def _is_blob(field: Any) -> bool:
-    """Whether a column's values are kept elsewhere, so that lance returns their places."""
-    return _BLOB in (field.metadata or {}) or getattr(field.type, "extension_name", "").startswith("lance.blob")
+    """Whether a column's values, or some inside of them, are kept elsewhere, so that lance returns their places."""
+    kind = getattr(field.type, "storage_type", field.type)  # of an extension type
+    return (
+        _BLOB in (field.metadata or {})
+        or getattr(field.type, "extension_name", "").startswith("lance.blob")
+        or any(_is_blob(kind.field(index)) for index in range(kind.num_fields))
+    )

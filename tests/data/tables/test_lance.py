@@ -167,6 +167,22 @@ def test_blobs_are_refused_when_they_are_read(tmp_path: Path) -> None:
         ParquetReader(tmp_path / "t", batch_size=1, decode={"b": len})
 
 
+@pytest.mark.parametrize("depth", ["struct", "struct of struct", "list of struct", "list"])
+def test_blobs_inside_of_structs_and_lists_are_refused_when_they_are_read(tmp_path: Path, depth: str) -> None:
+    field = pa.field("b", pa.large_binary(), metadata={"lance-encoding:blob": "true"})
+    values = pa.array([b"a", b"b"], pa.large_binary())
+    nested: pa.Array = pa.StructArray.from_arrays([values], fields=[field])
+    if depth == "struct of struct":
+        nested = pa.StructArray.from_arrays([nested], names=["inner"])
+    elif depth.startswith("list"):
+        kind, values = (field, values) if depth == "list" else (pa.field("s", nested.type), nested)
+        nested = pa.ListArray.from_arrays(pa.array([0, 1, 2], pa.int32()), values, type=pa.list_(kind))
+    write(tmp_path / "t", pa.table({"id": [1, 2], "s": nested}))
+    assert ids(open_table(tmp_path / "t")) == [1, 2]
+    with pytest.raises(DataError, match="blobs in 's'"):
+        ParquetReader(tmp_path / "t", batch_size=1, decode={"s": len})
+
+
 def test_a_cache_keeps_no_rows_of_a_table_that_was_made_again(tmp_path: Path) -> None:
     cache = MemoryCache(1 << 20)
     for first in (0, 10):
