@@ -137,7 +137,7 @@ def compare(column: Any, op: str, value: Any) -> Any:
     """
     pyarrow, compute = load_pyarrow(), load_pyarrow("pyarrow.compute")
     column = _widened(column)
-    point, is_exact = _floor(value, column.type)
+    point, is_exact = floor(value, column.type)
     if is_exact:
         return getattr(compute, _KERNELS[op])(column, pyarrow.scalar(point, type=column.type))
     if op in {"==", "!="} or point is None or point != point:
@@ -150,7 +150,7 @@ def is_in(column: Any, values: Sequence[Any]) -> Any:
     """Whether each row of an Arrow column equals one of several values; otherwise as :func:`compare`."""
     pyarrow = load_pyarrow()
     column = _widened(column)
-    points = [point for point, is_exact in (_floor(value, column.type) for value in values) if is_exact]
+    points = [point for point, is_exact in (floor(value, column.type) for value in values) if is_exact]
     if pyarrow.types.is_floating(column.type) and 0 in points:
         points += [0.0, -0.0]  # is_in distinguishes them, unlike every comparison
     return load_pyarrow("pyarrow.compute").is_in(column, value_set=pyarrow.array(points, type=column.type))
@@ -175,7 +175,7 @@ def _is_text(arrow_type: Any) -> bool:
     return is_text(arrow_type) or is_bytes(arrow_type) or str(arrow_type) in {"string_view", "binary_view"}
 
 
-def _floor(value: Any, arrow_type: Any) -> tuple[Any, bool]:
+def floor(value: Any, arrow_type: Any) -> tuple[Any, bool]:
     """The greatest value of a type that is not above a value, and whether the two are equal.
 
     Returns:

@@ -11,6 +11,7 @@ import json
 import re
 import zlib
 from collections.abc import Collection, Mapping
+from decimal import Decimal
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -37,9 +38,9 @@ _FEATURES = {
     "vacuumProtocolCheck",
 }
 _MAX_READER_VERSION = 3
+#: Digits of a decimal number that survive as a floating-point number.
+_EXACT_DIGITS = 15
 _MAPPING_MODE = "delta.columnMapping.mode"
-#: Prefix of partition columns in deltalake's table of add actions.
-_PARTITION = "partition."
 _PHYSICAL_NAME = "delta.columnMapping.physicalName"
 _FIELD_ID = "delta.columnMapping.id"
 _TYPE_CHANGES = "delta.typeChanges"
@@ -200,7 +201,7 @@ def _files(
     pyarrow = load_pyarrow()
     deleted = _deleted(table) if "deletionVectors" in (table.protocol().reader_features or ()) else {}
     found, listed = [], []
-    actions = pyarrow.table(table.get_add_actions(flatten=True)).sort_by(
+    actions = pyarrow.table(table.get_add_actions(flatten=False)).sort_by(
         [("modification_time", "ascending"), ("path", "ascending")]
     )
     for action in actions.to_pylist():
@@ -211,11 +212,7 @@ def _files(
             ListedFile(
                 path=_inside(given, path, table.table_uri),
                 rows=_rows(action),
-                constants={
-                    key[len(_PARTITION) :]: _constant(value)
-                    for key, value in action.items()
-                    if key.startswith(_PARTITION)
-                },
+                constants={key: _constant(value) for key, value in (action.get("partition") or {}).items()},
                 statistics=_statistics(action, physical, unbounded, is_exact=rows is None),
                 deleted=rows,
             )
@@ -270,20 +267,33 @@ def _deleted(table: Any) -> dict[str, npt.NDArray[np.int64]]:
 def _statistics(
     action: Mapping[str, Any], physical: Mapping[str, str], unbounded: Collection[str], *, is_exact: bool
 ) -> dict[str, Statistics]:
-    """What the log says about the values of a file: of numbers, text and days.
+    """What the log says about the values of a file: of numbers, text, days and moments.
 
-    Moments are left out, since the log cuts them to milliseconds. With a deletion vector, bounds may be those of rows
-    that are deleted, which does no harm, and counts of nulls are not exact.
+    With a deletion vector, bounds may be those of rows that are deleted, which does no harm, and counts of nulls are
+    not exact.
     """
     found = {}
     for name, stored in physical.items():
-        low, high = (action.get(f"{end}.{stored}") for end in ("min", "max"))
+        low, high, nulls = ((action.get(key) or {}).get(stored) for key in ("min", "max", "null_count"))
         if name in unbounded or not all(_is_bound(value) for value in (low, high)):
             low = high = None
-        nulls = action.get(f"null_count.{stored}") if is_exact else None
-        found[name] = Statistics(rows=_rows(action), nulls=nulls, low=low, high=high)
+        if isinstance(low, (dt.datetime, Decimal)):
+            try:
+                low, high = low - _step(low), high + _step(high)
+            except OverflowError:
+                low = high = None
+        found[name] = Statistics(rows=_rows(action), nulls=nulls if is_exact else None, low=low, high=high)
     return found
 
 
 def _is_bound(value: Any) -> bool:
-    return isinstance(value, (int, float, str, dt.date)) and not isinstance(value, dt.datetime) and value == value
+    if isinstance(value, Decimal):
+        return len(value.as_tuple().digits) <= _EXACT_DIGITS
+    return isinstance(value, (int, float, str, dt.date)) and value == value
+
+
+def _step(bound: Any) -> Any:
+    """By how much a bound may be off: the log has moments in milliseconds, and decimals as floating-point numbers."""
+    if isinstance(bound, Decimal):
+        return Decimal((0, (1,), int(bound.as_tuple().exponent)))
+    return dt.timedelta(milliseconds=1)

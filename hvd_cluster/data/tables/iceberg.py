@@ -8,21 +8,23 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
 from hvd_cluster.data.files.filesystems import as_filesystem, normalize
-from hvd_cluster.data.filters import Statistics
+from hvd_cluster.data.filters import RowFilter, Statistics
 from hvd_cluster.data.optional import load_extra, load_pyarrow
 from hvd_cluster.data.store import Store
-from hvd_cluster.data.tables import object_store
+from hvd_cluster.data.tables import iceberg_partitions, object_store
 from hvd_cluster.data.tables.iceberg_deletes import Deletes, entries_of
 from hvd_cluster.data.tables.snapshot_files import FieldNames, ListedFile, SnapshotFiles
 from hvd_cluster.data.tables.table_source import Snapshot, epoch_ms, gone_text
 from hvd_cluster.errors import DataError
 
 _FORMAT_VERSIONS = (1, 2, 3)
+#: Types whose bounds are used.
+_BOUNDED = {"int", "long", "float", "double", "string", "date", "timestamp", "timestamptz", "decimal"}
 
 
 def at(
@@ -144,7 +146,31 @@ def _source(table: Any, snapshot: Snapshot, chosen: Any, schema: Any) -> Snapsho
     files = [
         _listed(entry, table, schema, arrow_schema, places.inside(entry.data_file.file_path), deletes) for entry in data
     ]
-    return SnapshotFiles(places.filesystem, arrow_schema, snapshot, files, fields)
+    return IcebergFiles(places.filesystem, arrow_schema, snapshot, files, fields, schema=schema, specs=table.specs())
+
+
+class IcebergFiles(SnapshotFiles):
+    """A snapshot of an Iceberg table.
+
+    Args:
+        given: see :class:`SnapshotFiles`.
+        schema: the ``pyiceberg.schema.Schema`` of the snapshot.
+        specs: id -> the ``pyiceberg.partitioning.PartitionSpec`` of files.
+    """
+
+    def __init__(self, *given: Any, schema: Any, specs: Mapping[int, Any]) -> None:
+        super().__init__(*given)
+        self._schema, self._specs = schema, dict(specs)
+
+    def may_match(self, row_filter: RowFilter | None) -> Callable[[ListedFile], bool]:
+        by_bounds = super().may_match(row_filter)
+        if row_filter is None:
+            return by_bounds
+        by_partition = {
+            number: iceberg_partitions.may_match(row_filter, self.arrow_schema, self._schema, spec)
+            for number, spec in self._specs.items()
+        }
+        return lambda file: by_bounds(file) and by_partition[file.partition[0]](file.partition[1])
 
 
 def _require_plain_files(entries: Sequence[Any], snapshot: Snapshot) -> None:
@@ -217,7 +243,8 @@ def _listed(entry: Any, table: Any, schema: Any, arrow_schema: Any, path: str, d
         if one.initial_default is not None
     }
     names = {one.field_id: one.name for one in schema.fields}
-    spec = table.specs()[file.spec_id or 0]
+    spec_id = file.spec_id or 0
+    spec = table.specs()[spec_id]
     for number, one in enumerate(spec.fields):
         if str(one.transform) == "identity" and one.source_id in names:
             name = names[one.source_id]
@@ -227,8 +254,9 @@ def _listed(entry: Any, table: Any, schema: Any, arrow_schema: Any, path: str, d
         path=path,
         rows=int(file.record_count),
         defaults=defaults,
-        statistics=_statistics(file, schema, is_exact=rows is None),
+        statistics=_statistics(file, schema, arrow_schema, is_exact=rows is None),
         deleted=rows,
+        partition=(spec_id, file.partition),
     )
 
 
@@ -241,8 +269,8 @@ def _value(value: Any, arrow_type: Any) -> Any:
     return value
 
 
-def _statistics(file: Any, schema: Any, *, is_exact: bool) -> dict[str, Statistics]:
-    """What the manifest says about the values of a file: of numbers, text and days.
+def _statistics(file: Any, schema: Any, arrow_schema: Any, *, is_exact: bool) -> dict[str, Statistics]:
+    """What the manifest says about the values of a file: of numbers, text, days and times.
 
     Where rows are deleted, bounds may be those of deleted rows, which does no harm, and counts of nulls are not exact.
     """
@@ -251,11 +279,10 @@ def _statistics(file: Any, schema: Any, *, is_exact: bool) -> dict[str, Statisti
     for one in schema.fields:
         bounds = [(known or {}).get(one.field_id) for known in (file.lower_bounds, file.upper_bounds)]
         low = high = None
-        if str(one.field_type) in {"int", "long", "float", "double", "string", "date"} and None not in bounds:
+        if str(one.field_type).partition("(")[0] in _BOUNDED and None not in bounds:
+            arrow_type = arrow_schema.field(one.name).type
             with contextlib.suppress(Exception):  # bounds that were written before the type was widened
-                low, high = (from_bytes(one.field_type, bound) for bound in bounds)
-                if str(one.field_type) == "date":
-                    low, high = (dt.date(1970, 1, 1) + dt.timedelta(days=bound) for bound in (low, high))
+                low, high = (_value(from_bytes(one.field_type, bound), arrow_type) for bound in bounds)
         if low != low or high != high:  # NaN bounds nothing
             low = high = None
         nulls = (file.null_value_counts or {}).get(one.field_id) if is_exact else None

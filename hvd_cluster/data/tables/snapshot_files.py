@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,6 +38,8 @@ class ListedFile:
     statistics: Mapping[str, Statistics] = field(default_factory=dict)
     #: Numbers of the rows that are deleted, ascending, each once; None for none.
     deleted: npt.NDArray[np.int64] | None = None
+    #: What the format's own rules decide by.
+    partition: Any = None
 
     def statistics_of(self, name: str) -> Statistics:
         """What is known of a column."""
@@ -145,11 +147,11 @@ class SnapshotFiles(ParquetTable):
             raise DataError("\n".join(wrong))
 
     def files(self, names: Sequence[str], row_filter: RowFilter | None) -> Sequence[DataFile]:
+        may_match = self.may_match(row_filter)
         chosen = [
             file
             for file in self._listed
-            if file.deleted is None or len(file.deleted) != file.rows
-            if row_filter is None or row_filter.verdict(file.statistics_of) is not False
+            if (file.deleted is None or len(file.deleted) != file.rows) and may_match(file)
         ]
         unread = [file.path for file in chosen if file.path not in self.footers]
         try:
@@ -159,6 +161,10 @@ class SnapshotFiles(ParquetTable):
                 raise DataError(gone_text(self.snapshot, str(error.__cause__))) from error
             raise
         return [self._data_file(file, names) for file in chosen]
+
+    def may_match(self, row_filter: RowFilter | None) -> Callable[[ListedFile], bool]:
+        """What decides, without opening it, whether a file may have rows that match."""
+        return lambda file: row_filter is None or row_filter.verdict(file.statistics_of) is not False
 
     def _data_file(self, file: ListedFile, names: Sequence[str]) -> DataFile:
         footer = self.footers[file.path]
