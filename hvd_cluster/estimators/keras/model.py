@@ -85,7 +85,7 @@ class KerasModel(KerasModelParams, KerasStage, FittedModel):
         from hvd_cluster.estimators.logged_model.log import Flavour
 
         model = self._value("model")
-        layers = [type(layer) for layer in (model, *model._flatten_layers())]
+        layers = [_without_synchronization(type(layer)) for layer in (model, *model._flatten_layers())]
         own = [layer for layer in layers if layer.__module__.partition(".")[0] != "keras"]
         given = self._value("custom_objects")
         # Also by the names that a decorator has registered: it does not run again where a class comes by pickle.
@@ -105,3 +105,15 @@ class KerasModel(KerasModelParams, KerasStage, FittedModel):
             parts=[layers, objects],
             modules=("keras", backend),
         )
+
+
+def _without_synchronization(layer: type) -> type:
+    """The class of a layer; for our SyncBatchNormalization, one of its name that does not need this package.
+
+    The name is that under which Keras finds the layer and its weights in a file.
+    """
+    if not layer.__module__.startswith("hvd_cluster."):
+        return layer
+    import keras
+
+    return type(layer.__name__, (keras.layers.BatchNormalization,), {})

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
 from pathlib import Path
-from types import CodeType, FunctionType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 import cloudpickle
@@ -79,10 +79,16 @@ def requirements_of(values: Sequence[Any], modules: Iterable[str] = (), without:
 
 
 class _WithoutNumbers(cloudpickle.Pickler):
-    """Pickles all but the content of tensors and arrays, and keeps what functions import and name."""
+    """Pickles all but the content of tensors and arrays, and keeps what functions import and name.
 
-    def __init__(self, sink: io.BytesIO) -> None:
+    Args:
+        sink: gets the pickle.
+        is_model: the model is logged so that it loads without the modules of ours that its class names.
+    """
+
+    def __init__(self, sink: io.BytesIO, is_model: bool) -> None:
         super().__init__(sink)
+        self._is_model = is_model
         self.imports: set[str] = set()
         self.named: set[str] = set()
 
@@ -92,6 +98,8 @@ class _WithoutNumbers(cloudpickle.Pickler):
             self.named |= set(value.co_names)
         elif isinstance(value, (type, FunctionType)):
             self.named.add(value.__qualname__.partition(".")[0])
+        if self._is_model and isinstance(value, ModuleType) and value.__name__.partition(".")[0] == "hvd_cluster":
+            return "ours"
         return "numbers" if isinstance(value, (torch.Tensor, torch.UntypedStorage, np.ndarray)) else None
 
 
@@ -101,7 +109,7 @@ def _pickled(value: Any) -> tuple[bytes, set[str], set[str]]:
     Of the imports some may be names in modules.
     """
     sink = io.BytesIO()
-    pickler = _WithoutNumbers(sink)
+    pickler = _WithoutNumbers(sink, isinstance(value, torch.nn.Module))
     pickler.dump(value)
     return sink.getvalue(), pickler.imports, pickler.named
 

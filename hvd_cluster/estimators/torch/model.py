@@ -20,7 +20,12 @@ from hvd_cluster.estimators.torch.arguments import floating_dtype
 from hvd_cluster.estimators.torch.export import FORMATS, NamedModule, export
 from hvd_cluster.estimators.torch.framework import TORCH, load, predict
 from hvd_cluster.estimators.torch.model_pickling import make_picklable, module_on_cpu
-from hvd_cluster.estimators.torch.portable_model import PortableModule, PortableOptimizer
+from hvd_cluster.estimators.torch.portable_model import (
+    PortableModule,
+    PortableOptimizer,
+    optional_imports,
+    without_our_layers,
+)
 from hvd_cluster.estimators.typed_params import TorchModelParams
 from hvd_cluster.launch.pickling import by_value
 
@@ -80,6 +85,7 @@ class TorchModel(TorchModelParams, FittedModel):
                 given["serialization_format"] = "pickle"  # the other format traces the model
             # So that the functions which rebuild parametrized and scripted modules travel with the model.
             with by_value(model_pickling):
+                given["pickle_module"] = optional_imports(mlflow.pytorch.pickle_module)
                 mlflow.pytorch.save_model(model, path, mlflow_model=mlflow_model, signature=False, **given)
 
         return Flavour(name="pytorch", save=save, load=load, parts=[model], travelling=[model_pickling.__name__])
@@ -122,7 +128,7 @@ class TorchModel(TorchModelParams, FittedModel):
     def _portable_model(self) -> torch.nn.Module:
         model: torch.nn.Module = self._value("model")
         make_picklable(model)
-        return module_on_cpu(model)
+        return without_our_layers(module_on_cpu(model))
 
     def _pickled_model(self) -> bytes:
         source, model = self._value("model_factory"), self._portable_model()

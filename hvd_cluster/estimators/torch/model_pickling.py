@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import copy
 import copyreg
+import importlib
 import io
+import types
 import warnings
 from collections import Counter, OrderedDict
 from collections.abc import Iterator, Mapping
@@ -201,3 +203,11 @@ def _loaded_script(content: bytes, training: bool) -> Any:
         module = torch.jit.load(io.BytesIO(content))
     make_picklable(module)
     return module.train(training)
+
+
+def imported_if_present(name: str) -> types.ModuleType:
+    """A module; an empty one of its name if it cannot be imported. The functions that use it may never be called."""
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        return types.ModuleType(name)

@@ -1,16 +1,58 @@
-"""The forms in which a model that a factory made, and its optimizer, are pickled: without what the factory makes."""
+"""Models for other processes: without the layers of this package, and without what a factory makes."""
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Any
 
+import cloudpickle
 import torch
 
 from hvd_cluster.estimators.run.checkpoint import packed, unpacked
-from hvd_cluster.estimators.torch import made_state
-from hvd_cluster.estimators.torch.model_pickling import make_picklable
+from hvd_cluster.estimators.torch import made_state, model_pickling
+from hvd_cluster.estimators.torch.model_pickling import copied, make_picklable
 from hvd_cluster.estimators.torch.model_source import ModelSource
 from hvd_cluster.estimators.torch.optimizer_state import OptimizerState
+
+
+def without_our_layers(model: torch.nn.Module) -> torch.nn.Module:
+    """The model, or a copy with torch's SyncBatchNorm in place of ours, so that loading does not need this package.
+
+    In evaluation it does the same; unlike ``BatchNorm1d`` and others it takes inputs of any number of dimensions.
+    """
+    from hvd_cluster.torch.sync_batch_norm import SyncBatchNorm
+
+    if not any(type(layer) is SyncBatchNorm for layer in model.modules()):
+        return model
+    model = copied(model)
+    ours = [layer for layer in model.modules() if type(layer) is SyncBatchNorm]
+    replaced: dict[torch.nn.Module | None, torch.nn.Module] = {}
+    for layer in ours:
+        replaced[layer] = plain = torch.nn.SyncBatchNorm.__new__(torch.nn.SyncBatchNorm)
+        vars(plain).update(vars(layer), process_group=None)
+        del vars(plain)["_process_set"]
+    for parent in list(model.modules()):
+        for name, child in parent._modules.items():  # a layer may have several names
+            parent._modules[name] = replaced.get(child, child)
+    return replaced.get(model, model)
+
+
+def optional_imports(pickles: ModuleType) -> ModuleType:
+    """A module for ``torch.save``, whose pickles load where this package, which a class or function names, is absent.
+
+    Args:
+        pickles: the module with cloudpickle's Pickler.
+    """
+
+    class Pickler(cloudpickle.CloudPickler):
+        def reducer_override(self, obj: Any) -> Any:
+            if isinstance(obj, ModuleType) and obj.__name__.partition(".")[0] == "hvd_cluster":
+                return model_pickling.imported_if_present, (obj.__name__,)
+            return super().reducer_override(obj)
+
+    found = ModuleType(pickles.__name__)  # by which MLflow finds what loads it
+    vars(found).update({**vars(pickles), "Pickler": Pickler})
+    return found
 
 
 class PortableModule:

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -92,9 +93,12 @@ def test_a_pyfunc_scores_like_transform_in_the_environment_of_the_matrix(torch_m
     )
 
 
-def test_a_keras_model_scores_like_transform_where_hvd_cluster_is_not_installed(tmp_path):
+@pytest.mark.parametrize("backend", ["torch", "tensorflow"])
+def test_a_keras_model_scores_like_transform_where_hvd_cluster_is_not_installed(tmp_path, backend):
     pytest.importorskip("keras", reason="keras is not installed")
-    found = found_in(run("logged_keras_model.py", tmp_path, tmp_path=tmp_path))
+    if find_spec(backend) is None:
+        pytest.skip(f"needs {backend}")
+    found = found_in(run("logged_keras_model.py", tmp_path, tmp_path=tmp_path, KERAS_BACKEND=backend))
     assert {line.partition("==")[0] for line in found["requirements"]} > {"keras", "torch", "cloudpickle", "mlflow"}
     assert "SAME y__output" in run("score_logged_model.py", found["folder"], tmp_path, tmp_path=tmp_path, PYTHONPATH="")
 

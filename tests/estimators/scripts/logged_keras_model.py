@@ -35,7 +35,14 @@ def main() -> None:
     experiment = mlflow.create_experiment("keras", artifact_location=str(FOLDER / "kept"))
     mlflow.set_experiment(experiment_id=experiment)
     keras.utils.set_random_seed(0)
-    net = keras.Sequential([keras.Input((4,)), Doubled(), keras.layers.Dense(2)])
+    layers = [keras.Input((4,)), Doubled(), keras.layers.Dense(2)]
+    if keras.config.backend() == "tensorflow":
+        import hvd_cluster.tensorflow as hvd
+
+        layers.append(hvd.SyncBatchNormalization())
+    net = keras.Sequential(layers)
+    if len(layers) > 3:
+        net.layers[-1].moving_mean.assign([0.5, -2.0])
     net.compile("sgd", lambda y, output: keras.ops.mean((y - output) ** 2))
     model = KerasModel(
         model=net,

@@ -14,6 +14,7 @@ import pandas as pd
 import torch
 import torch.nn.functional as F
 
+import hvd_cluster.torch as hvd
 from hvd_cluster.estimators import TorchEstimator, TorchModel
 
 FOLDER = Path(sys.argv[1])
@@ -67,10 +68,11 @@ class Net(torch.nn.Module):
     def __init__(self):
         super().__init__()
         self.first = torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(16, 8))
+        self.norm = hvd.SyncBatchNorm(8)  # not where the model is loaded: it is of this package
         self.last = torch.nn.Linear(8, 3)
 
     def forward(self, features):
-        return {"logits": self.last(torch.sigmoid(self.first(features)))}
+        return {"logits": self.last(torch.sigmoid(self.norm(self.first(features))))}
 
 
 def fitted():

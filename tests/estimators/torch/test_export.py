@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from importlib.util import find_spec
 
@@ -11,8 +12,10 @@ import pandas as pd
 import pytest
 import torch
 
+import hvd_cluster.torch as hvd
 from hvd_cluster.errors import DataError
 from hvd_cluster.estimators import TorchModel
+from hvd_cluster.estimators.torch.portable_model import optional_imports
 
 if find_spec("onnxruntime") is None:
     pytest.skip("needs onnxruntime", allow_module_level=True)
@@ -74,6 +77,38 @@ def test_columns_without_preprocess_go_by_their_own_names(tmp_path):
     fitted.export(str(tmp_path / "model.pt2"), format="torch", example=rows)
     found = torch.export.load(tmp_path / "model.pt2").module()({"x": torch.tensor([[0.5], [1.5]])})
     assert np.allclose(found["y__output"].detach().numpy(), np.stack(fitted.transform(rows)["y__output"])[:2])
+
+
+class Normalized(torch.nn.Module):
+    """With a layer of ours under two names, and another of its kind that stays."""
+
+    def __init__(self):
+        super().__init__()
+        self.images = torch.nn.Sequential(torch.nn.Conv2d(1, 3, 1), hvd.SyncBatchNorm(3, momentum=None))
+        self.images[1].running_mean += 1
+        self.again, self.flat = self.images[1], torch.nn.BatchNorm1d(3)
+
+    def forward(self, x):
+        return self.flat(self.again(self.images(x[:, None, :, None])).mean((2, 3)))
+
+
+@pytest.mark.parametrize("format", ["onnx", "torch"])
+def test_a_model_that_leaves_has_no_layer_of_ours(tmp_path, format):
+    net = Normalized().eval()
+    fitted = TorchModel(model=net, feature_columns=["x"], label_columns=["y"])
+    rows = pd.DataFrame({"x": [[1.0, 2.0], [3.0, 4.0]]})
+    fitted.export(str(tmp_path / "model"), format, example=rows)
+    (logged,) = fitted._flavour().parts
+    sink = io.BytesIO()
+    torch.save(logged, sink, pickle_module=optional_imports(cloudpickle), _use_new_zipfile_serialization=False)
+    assert b"hvd_cluster.torch.sync_batch_norm" not in sink.getvalue()
+    assert logged.again is logged.images[1]
+    x = torch.tensor(rows["x"].tolist())
+    with torch.no_grad():
+        assert torch.equal(logged(x), net(x))
+    assert isinstance(net.again, hvd.SyncBatchNorm)
+    alone = TorchModel(model=hvd.SyncBatchNorm(2), feature_columns=["x"], label_columns=["y"])
+    assert type(alone._portable_model()) is torch.nn.SyncBatchNorm
 
 
 class Counting(torch.nn.Module):
