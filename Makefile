@@ -158,20 +158,16 @@ $(filter matrix-py3%,$(MATRIX:%=matrix-%)): matrix-%: $(READY) .venv-%/.ready
 	@.venv-$*/bin/hvdrun --version
 	@.venv-$*/bin/pytest $(TORCHLESS)
 
-# Debian 12 has no Python 3.14: if there is none on the PATH, it comes from a later release of Debian.
+# Debian 12 has no Python 3.14: if this machine has none, it comes from a later release of Debian.
 .venv-py314/.ready: export PATH := $(PATH):$(CURDIR)/.venv-debian-python/usr/bin
 .venv-py314/.ready: | .venv-debian-python
 .venv-debian-python:
-	@python3.14 -c "" 2>/dev/null || tests/matrix/debian_python.sh 3.14 forky $@ || { rm -rf $@; exit 1; }
+	@tests/matrix/find_python.sh 3.14 >/dev/null 2>&1 || tests/matrix/debian_python.sh 3.14 forky $@ || { rm -rf $@; exit 1; }
 
 .venv-%/.ready: tests/matrix/%.txt
-	@for python in $$(sed -n 's/^# python: //p' $<); do \
-		python$$python -c "import sys; sys.exit('%d.%d' % sys.version_info[:2] != '$$python')" 2>/dev/null && break; \
-		python=; \
-	done; \
-	[ -n "$$python" ] || { echo "No Python $$(sed -n 's/^# python: //p' $<) was found for $(@D)"; exit 1; }; \
-	echo "Making $(@D) with Python $$python."; \
-	rm -rf $(@D) && python$$python -m venv $(@D)
+	@python=$$(tests/matrix/find_python.sh $$(sed -n 's/^# python: //p' $<)) || exit 1; \
+	echo "Making $(@D) with $$python."; \
+	rm -rf $(@D) && $$python -m venv $(@D)
 	@$(@D)/bin/python -m pip install --disable-pip-version-check -r $<
 	@touch $@
 
@@ -207,10 +203,6 @@ $(VENV)/.demo-ready: pyproject.toml constraints.txt | $(PY)
 	@touch $@
 
 $(PY):
-	@for python in python3.11 python3.12 python3.13 python3.10 python3 python; do \
-		$$python -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] < (3, 14))' 2>/dev/null && break; \
-		python=; \
-	done; \
-	[ -n "$$python" ] || { echo "No Python 3.10 to 3.13 was found: on Debian, apt-get install python3.11 python3.11-venv"; exit 1; }; \
+	@python=$$(tests/matrix/find_python.sh 3.11 3.12 3.13 3.10) || exit 1; \
 	echo "Making $(VENV) with $$($$python --version)."; \
 	$$python -m venv $(VENV) || { rm -rf $(VENV); echo "No venv: on Debian, apt-get install python3-venv"; exit 1; }
