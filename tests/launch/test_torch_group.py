@@ -23,8 +23,10 @@ def total() -> tuple[str, float]:
 
 
 @pytest.mark.parametrize("backend", ["hvd", "gloo"])
-def test_the_group_exists_when_the_function_starts(backend: str) -> None:
-    assert local.run(total, num_proc=2, env=ENV, torch_backend=backend) == [(backend, 2.0)] * 2
+def test_the_group_exists_when_the_function_starts(backend: str, capfd: pytest.CaptureFixture[str]) -> None:
+    env = {**ENV, "PYTHONWARNINGS": "always::ResourceWarning"}
+    assert local.run(total, num_proc=2, env=env, torch_backend=backend) == [(backend, 2.0)] * 2
+    assert "unclosed" not in capfd.readouterr().err  # the connection of the group's store
 
 
 @pytest.mark.slow

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import itertools
 import json
+import weakref
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
 
@@ -24,7 +24,7 @@ SCHEME = "hvd"
 _numbers = itertools.count()
 
 #: How many groups with the same ranks and label a world has had.
-_made: WeakKeyDictionary[Engine, Counter[tuple[SetId, str]]] = WeakKeyDictionary()
+_made: weakref.WeakKeyDictionary[Engine, Counter[tuple[SetId, str]]] = weakref.WeakKeyDictionary()
 
 #: Kept: torch holds only the C++ half of a store.
 _stores: list[AuthenticatedStore] = []
@@ -38,7 +38,9 @@ def rendezvous(*_: object, timeout: timedelta = timedelta(0), **__: object) -> I
     if world.client is None:
         yield dist.HashStore(), rank, size  # type: ignore[attr-defined]
         return
-    store = AuthenticatedStore(world.client.clone(), f"{world.prefix}torch/{next(_numbers)}/")
+    client = world.client.clone()
+    store = AuthenticatedStore(client, f"{world.prefix}torch/{next(_numbers)}/")
+    weakref.finalize(store, client.close)
     _stores[:] = [store]
     yield store, rank, size
 
@@ -61,6 +63,7 @@ def end() -> None:
         if dist.get_backend() != "hvd":
             basics.give_back(dist.barrier)
         dist.destroy_process_group()
+        _stores.clear()
 
 
 def join_world(store: Any, rank: int, size: int, timeout: timedelta) -> None:
