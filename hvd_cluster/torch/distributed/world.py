@@ -50,8 +50,19 @@ def begin(backend: str) -> bool:
 
     Args:
         backend: any of torch's backends, such as "hvd" or "gloo".
+
+    Raises:
+        ValueError: there is one of another backend.
     """
     if dist.is_initialized():
+        # Names such as "gloo" stand for one backend a device, "cpu:gloo,cuda:gloo".
+        wanted, found = str(dist.BackendConfig(dist.Backend(backend))), dist.get_backend_config()
+        if found != wanted:
+            raise ValueError(
+                f"rank {dist.get_rank()}: the default group of torch.distributed has the backend {found}, and this "
+                f"needs {backend!r}: leave out HOROVOD_TORCH_BACKEND and torch_backend of the launcher, or set them to "
+                f"{backend!r}; destroy a group of your own first"
+            )
         return False
     dist.init_process_group(backend, init_method=f"{SCHEME}://")
     return True

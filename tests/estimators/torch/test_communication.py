@@ -226,6 +226,13 @@ def test_wrong_combinations_are_refused_before_rows_are_written(frame, tmp_path,
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("params", [{"communication": DiLoCo()}, {"communication": "every_step", "sharding": "zero1"}])
+def test_a_group_of_the_launcher_with_another_backend_is_refused(frame, params):
+    backend = LocalBackend(2, env={"OMP_NUM_THREADS": "1", "HOROVOD_TORCH_BACKEND": "gloo"})
+    with pytest.raises(WorkerFailedError, match="backend cpu:gloo,cuda:gloo, and this needs 'hvd': leave out HOROVOD_"):
+        fit(frame, backend, **params)
+
+
 @pytest.mark.parametrize(
     ("make", "text"),
     [
