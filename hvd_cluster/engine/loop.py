@@ -8,7 +8,7 @@ import select
 import time
 from contextlib import ExitStack
 from functools import cache
-from typing import Literal
+from typing import Literal, NoReturn
 
 from hvd_cluster.engine.agreement import Agreement
 from hvd_cluster.engine.autotune import Tuner
@@ -97,6 +97,17 @@ class Loop:
             lambda: self._fusion_threshold_bytes,
             settings.disable_group_fusion,
         )
+        self._launched_work = LaunchedWork(settings)
+        self._stall = StallInspector(
+            world,
+            process_sets,
+            settings,
+            submissions=submissions,
+            launched_work=self._launched_work,
+            send_up=self._links.send_up,
+            send_down=self._links.send_down,
+            abort=self._give_up,
+        )
         with ExitStack() as undo:  # if a peer dies meanwhile, nothing of this world remains
             if world.client is not None:
                 world.client.watch = self._check
@@ -131,7 +142,6 @@ class Loop:
         )
         idle, drained = self.transports.is_idle, self.transports.remove
         self._queues = Queues(process_sets, submissions.wake, self._check, is_idle=idle, on_drained=drained)
-        self._launched_work = LaunchedWork(settings)
         self._decisions = DecisionRunner(
             self._rank,
             process_sets,
@@ -144,16 +154,6 @@ class Loop:
             recorder=self.recorder,
             tuner=tuner,
             tune=self._agreement.tune,
-        )
-        self._stall = StallInspector(
-            world,
-            process_sets,
-            settings,
-            submissions=submissions,
-            launched_work=self._launched_work,
-            send_up=self._links.send_up,
-            send_down=self._links.send_down,
-            abort=self._abort,
         )
         self.steps = StepReports(
             world,
@@ -333,8 +333,10 @@ class Loop:
         """Raise, while work waits for other ranks, if the world has ended or an interrupt has waited too long."""
         self._links.check()
         interrupts.check()
-        if wait is not None:
-            self._stall.note_wait(wait)
+        self._stall.serve(self._links.take_stalls(), wait)
+
+    def _give_up(self, reason: str) -> NoReturn:
+        raise PeerLost(reason, self._rank)
 
     # ---- messages ---------------------------------------------------------------------------------------------------
 

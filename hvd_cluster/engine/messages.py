@@ -256,6 +256,8 @@ class StallReply:
     stack: str = ""
     #: Why the rank does not reply.
     silence: str = ""
+    #: In the middle of which operation it waits in shared memory, and for which ranks; "" if it does not.
+    waits: str = ""
 
 
 StallMessage = StallReport | StallQuery | StallReply

@@ -11,19 +11,27 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import NoReturn
 
 from hvd_cluster.engine.launched_work import LaunchedWork
-from hvd_cluster.engine.messages import StallLimit, StallMessage, StallQuery, StallReply, StallReport, Wait
+from hvd_cluster.engine.messages import (
+    StallLimit,
+    StallMessage,
+    StallQuery,
+    StallReply,
+    StallReport,
+    Wait,
+    WaitState,
+)
+from hvd_cluster.engine.peer_state import PeerState
 from hvd_cluster.engine.shared_memory.deadline import Deadline
-from hvd_cluster.engine.signature import ranks_of
-from hvd_cluster.engine.stall_report import describe_stall, indented, is_any_device_busy, names, silent_leader
+from hvd_cluster.engine.stall_report import describe_stall, indented, is_any_device_busy, names, shutdown_text
 from hvd_cluster.engine.submission_queue import SubmissionQueue
-from hvd_cluster.engine.tree import tree_positions
 from hvd_cluster.engine.waits import Waits
 from hvd_cluster.engine.world import World
-from hvd_cluster.monitor.stacks import process_state, user_stack
+from hvd_cluster.monitor.stacks import user_stack
 from hvd_cluster.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -36,6 +44,8 @@ _HOST_REPLY_TIMEOUT_S = 1.0
 _COLLECT_S = 0.3
 #: How long another rank waits for the query of the root before it assumes that the root is stopped.
 _ROOT_TIMEOUT_S = 5.0
+#: How often a rank inspects while it waits in the middle of an operation.
+_SERVE_PERIOD_S = 0.1
 
 
 @dataclass
@@ -65,7 +75,7 @@ class StallInspector:
         launched_work: what this rank has launched on devices.
         send_up: sends a message to the parent in the tree; not called at the root.
         send_down: sends a message to the children.
-        abort: ends the job with a message.
+        abort: ends the job with a message; it raises, also out of the operation in whose middle this rank waits.
     """
 
     def __init__(
@@ -78,11 +88,12 @@ class StallInspector:
         launched_work: LaunchedWork,
         send_up: Callable[[StallMessage], None],
         send_down: Callable[[StallMessage], None],
-        abort: Callable[[str], None],
+        abort: Callable[[str], NoReturn],
     ) -> None:
         self._world = world
         self._rank = world.topology.rank
         self._process_sets = process_sets
+        self._peers = PeerState(world, process_sets, submissions)
         self._is_off = settings.stall_check_disable
         self._warning_s = settings.stall_warning_s
         self._shutdown_s = settings.stall_shutdown_s
@@ -109,6 +120,9 @@ class StallInspector:
         self._given_up_s: float | None = None
         self._root_deadline_s: float | None = None
         self._last: tuple[str, float] = ("", 0.0)
+        #: What this rank waits for in the middle of an operation, while :meth:`serve` runs.
+        self._wait: Deadline | None = None
+        self._served_s = 0.0
         self._waits = Waits(self._rank, process_sets, submissions, launched_work)
         self._warned: dict[Wait, float] = {}
         #: At the root: what to ask all ranks about, and when.
@@ -122,24 +136,42 @@ class StallInspector:
         """This rank has submitted something."""
         self._last = (name, time.monotonic())
 
-    def note_wait(self, wait: Deadline) -> None:
-        """This thread waits in shared memory, so it cannot inspect: report it if it lasts too long."""
-        if self._is_off or wait.is_reported or wait.waited_s < self._begun_warning_s:
+    def serve(self, messages: Iterable[StallMessage], wait: Deadline | None) -> None:
+        """This thread waits in the middle of an operation: answer other ranks, and report what lasts too long.
+
+        Args:
+            messages: those that have arrived.
+            wait: what it waits for in shared memory, or None.
+        """
+        self._wait = wait
+        try:
+            for message in messages:
+                self.receive(message)
+            if time.monotonic() >= self._served_s + _SERVE_PERIOD_S:
+                self.inspect()
+                self._served_s = time.monotonic()
+            if wait is not None and not self._is_off and not self._launched_work:  # that was reported by inspect()
+                self._report_wait(wait)
+        finally:
+            self._wait = None
+
+    def _report_wait(self, wait: Deadline) -> None:
+        is_final = bool(self._shutdown_s) and wait.waited_s >= self._shutdown_s
+        if not is_final and (wait.is_reported or wait.waited_s < self._begun_warning_s):
             return
         wait.is_reported = True
-        late = []
-        for rank in wait.late():
-            state = self._process_state(rank)
-            late.append(f"rank {rank} on {self._world.hosts[rank]}" + (f" ({state})" if state else ""))
-        logger.warning(
-            "Rank %d has waited for %.0f seconds in the middle of %s for %s\nRank %d waits at:\n%s",
-            self._rank,
-            wait.waited_s,
-            names(self._launched_work.latest),
-            ", ".join(late) or "other ranks",
-            self._rank,
-            indented(user_stack(self._submissions.submitter)),
+        text = (
+            f"Rank {self._rank} has waited for {wait.waited_s:.0f} seconds {self._describe(wait, '!' * is_final)}\n"
+            f"Rank {self._rank} waits at:\n{indented(user_stack(self._submissions.submitter))}"
         )
+        if is_final:
+            self._abort(text + shutdown_text(self._shutdown_s))
+        logger.warning("%s", text)
+
+    def _describe(self, wait: Deadline, mark: str = "") -> str:
+        """What a wait in shared memory is for: the operation, and the late ranks with what stops them."""
+        operations = [wait.key for wait in self._launched_work.waits()] or self._launched_work.latest
+        return f"in the middle of {names(operations)} for {self._peers.named(wait.late(), mark) or 'other ranks'}"
 
     def next_check_s(self) -> float | None:
         """When :meth:`inspect` has something to do, or None."""
@@ -266,11 +298,11 @@ class StallInspector:
         waiting = [wait.key for wait in waits if wait in self._reported or wait in self._timed_out]
         if not waiting:
             return
-        state = self._process_state(0) or "it, or a leader between, is stopped or inside a C call"
+        state = self._peers.process(0) or "it, or a leader between, is stopped or inside a C call"
         text = (
             f"Rank {self._rank} has waited for {names(waiting)} for more than {self._warning_s:g} seconds, and rank 0 "
-            f"on {self._world.hosts[0]} does not answer: {state}{self._last_operation(0)}. Rank {self._rank} waits "
-            f"at:\n{indented(user_stack(self._submissions.submitter))}"
+            f"on {self._world.hosts[0]} does not answer: {state}{self._peers.last_operation(0)}. "
+            f"Rank {self._rank} waits at:\n{indented(user_stack(self._submissions.submitter))}"
         )
         if next(iter(waits.values())) == self._given_up_s or any(wait in self._timed_out for wait in waits):
             self._abort(text)
@@ -289,6 +321,9 @@ class StallInspector:
     def _reply(self, query: StallQuery) -> StallReply:
         found = ((wait, self._waits.state(wait)) for wait in query.waits)
         states = [(wait, state) for wait, state in found if state is not None]
+        if self._wait is not None:  # in the middle of one that has not launched anything yet
+            begun = (WaitState.NOT_LAUNCHED, self._submissions.num_decisions)
+            states = [(w, WaitState.NOT_COMPLETE if (state, w.bucket) == begun else state) for w, state in states]
         name, at_s = self._last
         return StallReply(
             query.number,
@@ -298,26 +333,13 @@ class StallInspector:
             time.monotonic() - at_s,
             os.getpid(),
             user_stack(self._submissions.submitter),
+            waits="" if self._wait is None else self._describe(self._wait),
         )
 
     def _reply_for_silent(self, host_query: _OpenHostQuery) -> None:
         for rank in sorted(host_query.silent):
-            silence = self._process_state(rank) or "it is inside a C call that holds Python's interpreter lock"
-            self.receive(StallReply(host_query.number, rank, silence=silence + self._last_operation(rank)))
-
-    def _process_state(self, rank: int) -> str:
-        """What keeps the process of a rank on this host from running; "" if nothing does."""
-        pid = self._world.pids[rank]
-        return process_state(pid) if pid else ""
-
-    def _last_operation(self, rank: int) -> str:
-        """The last operation that this rank has finished together with ``rank``, as the end of a sentence."""
-        last = self._submissions.last_finished.items()
-        finished = [(at_s, name) for set_id, (name, at_s) in last if rank in ranks_of(self._process_sets, set_id)]
-        if not finished:
-            return ""
-        at_s, name = max(finished)
-        return f"; it last took part in {name}, {time.monotonic() - at_s:.1f} s ago"
+            silence = self._peers.process(rank) or "it is inside a C call that holds Python's interpreter lock"
+            self.receive(StallReply(host_query.number, rank, silence=silence + self._peers.last_operation(rank)))
 
     # ---- the root ---------------------------------------------------------------------------------------------------
 
@@ -353,17 +375,14 @@ class StallInspector:
         query, replies = open_query.query, open_query.replies
         for rank in range(len(self._world.hosts)):
             if rank not in replies:
-                replies[rank] = StallReply(query.number, rank, silence=self._silence(rank, replies))
+                replies[rank] = StallReply(query.number, rank, silence=self._peers.silence(rank, replies))
         text = describe_stall(query, replies, self._world.hosts, self._process_sets, self._warning_s)
         if not text:
             return
         if query.limit == StallLimit.CHECK:
             logger.warning("%s", text)
         elif query.limit == StallLimit.SHUTDOWN:
-            self._abort(
-                f'{text}\nOne or more rank (marked by "!") is stalled for longer than {self._shutdown_s:g} seconds. '
-                "Will shutdown."
-            )
+            self._abort(text + shutdown_text(self._shutdown_s))
         elif not is_any_device_busy(replies.values()) and not self._has_ended(replies[self._rank]):
             # What the device of a rank computes may take its time.
             self._abort(text)
@@ -371,10 +390,3 @@ class StallInspector:
     def _has_ended(self, mine: StallReply) -> bool:
         """This rank has completed meanwhile what it had not completed when it replied."""
         return bool(mine.states) and all(self._launched_work.state(wait) is None for wait, _ in mine.states)
-
-    def _silence(self, rank: int, replies: Mapping[int, StallReply]) -> str:
-        """Why nothing is known of a rank on another host, as far as this rank knows."""
-        silent = silent_leader(rank, replies, tree_positions(self._world.host_keys))
-        if silent is not None:
-            return f"its messages pass through rank {silent}, which does not answer either"
-        return f"it is stopped or inside a C call{self._last_operation(rank)}"

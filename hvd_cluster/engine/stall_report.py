@@ -61,6 +61,11 @@ def describe_stall(
     return "\n".join(parts)
 
 
+def shutdown_text(shutdown_s: float) -> str:
+    """The end of the message that ends the job after ``HOROVOD_STALL_SHUTDOWN_TIME_SECONDS``; Horovod's text."""
+    return f'\nOne or more rank (marked by "!") is stalled for longer than {shutdown_s:g} seconds. Will shutdown.'
+
+
 def is_any_device_busy(replies: Iterable[StallReply]) -> bool:
     """The device of some rank still has to do other work first."""
     return any(state in _BUSY for reply in replies for _, state in reply.states)
@@ -135,5 +140,7 @@ class _Report:
                 text += "has submitted nothing yet"
             if has_begun:
                 text += f"; {next(iter(found.values())).value}"
+            if reply.waits:
+                text += f"; it waits {reply.waits}"
             texts[rank] = f"{text}; process {reply.pid} is at:\n{indented(reply.stack)}"
         return texts

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 
-from hvd_cluster.engine.messages import Abort, Goodbye, LogMessage, Message
+from hvd_cluster.engine.messages import Abort, Goodbye, LogMessage, Message, StallMessage
 from hvd_cluster.engine.world import World
 from hvd_cluster.errors import AuthenticationError
 from hvd_cluster.rendezvous.link import Link
@@ -118,7 +118,7 @@ class TreeLinks:
     def check(self) -> None:
         """Notice the end of the world while a transport waits for other ranks; keep all messages for later.
 
-        Messages must be handled in order, and not in the middle of a collective.
+        Messages must be handled in order, and not in the middle of a collective; :meth:`take_stalls` has the exception.
 
         Raises:
             PeerLost: a linked rank has died, or reports that the world is broken; raised at each call from then on.
@@ -136,6 +136,13 @@ class TreeLinks:
         for rank, reason in (self._lost | ended).items():
             if not self._expects_end(rank):
                 raise PeerLost(reason, rank)
+
+    def take_stalls(self) -> list[StallMessage]:
+        """The messages of stall inspectors that have arrived: these need no order and can be handled at any time."""
+        found = [message for _, message in self._inbox if isinstance(message, StallMessage)]
+        if found:
+            self._inbox = deque(each for each in self._inbox if not isinstance(each[1], StallMessage))
+        return found
 
     def await_failure(self, timeout_s: float) -> PeerLost | None:
         """Wait for another rank to report why a transport has failed; None if none does in time."""

@@ -274,6 +274,62 @@ def test_a_rank_that_stops_in_the_middle_of_an_operation_is_named_before_the_tim
     assert 'hvd.allreduce(torch.ones(1 << 20), name="gradient", op=hvd.Sum)' in text
 
 
+@pytest.mark.parametrize("num_hosts", [1, 2])
+def test_only_the_rank_that_stops_in_an_operation_is_said_not_to_answer_and_all_ranks_end(num_hosts: int) -> None:
+    """The last rank stops in an operation of a set that rank 0 is not in, or of a hierarchy of hosts."""
+
+    def fn(num_hosts: int) -> tuple[str, float]:
+        import hvd_cluster.torch as hvd
+        from hvd_cluster.engine import world
+        from hvd_cluster.engine.transports.chunks import Arithmetic
+
+        rank, size = int(os.environ["HOROVOD_RANK"]), int(os.environ["HOROVOD_SIZE"])
+        world.host_key = lambda: f"host {num_hosts * rank // size}"
+        some = hvd.ProcessSet(range(num_hosts % 2, size))
+        hvd.init(process_sets=[some] if num_hosts == 1 else [])
+        pids = hvd.allgather_object(os.getpid())
+        if rank == size - 1:
+            fill = Arithmetic.fill
+
+            def stop(*args: Any) -> None:
+                Arithmetic.fill = fill  # type: ignore[method-assign]
+                os.kill(os.getpid(), signal.SIGSTOP)
+                fill(*args)
+
+            Arithmetic.fill = stop  # type: ignore[method-assign, assignment]
+        start_s = time.monotonic()
+        try:
+            if num_hosts > 1:
+                hvd.allreduce(torch.ones(1 << 20), name="inner")
+            elif rank > 0:
+                hvd.allreduce(torch.ones(1 << 20), name="inner", process_set=some)
+            hvd.allreduce(torch.ones(1), name="outer")
+        except hvd.HorovodInternalError as error:
+            return str(error), time.monotonic() - start_s
+        finally:
+            if rank == 0:
+                os.kill(pids[-1], signal.SIGCONT)
+        return "", 0.0
+
+    errors = io.StringIO()
+    env = ENV | {"HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "4"}
+    ends = local.run(fn, (num_hosts,), num_proc=2 + num_hosts, env=env, stderr=errors)
+    text = errors.getvalue()
+    victim = 1 + num_hosts
+    for end, duration_s in ends:
+        assert "is stalled for longer than 4 seconds. Will shutdown." in end
+        assert f"{victim}! on 127.0.0.1" in end or f"{victim}!: [allreduce." in end
+        assert duration_s < 15
+    assert set(re.findall(r"rank (\d) on \S+ does not answer", text)) == {str(victim)}
+    stopped = f"for rank {victim} on 127.0.0.1 (it is stopped (SIGSTOP or SIGTSTP))"
+    if num_hosts == 1:
+        assert "1: [allreduce.outer] - rank 1 on 127.0.0.1 last submitted allreduce.inner, " in text
+        assert f"; it waits in the middle of [allreduce.inner (process set 1)] {stopped}; process" in text
+        assert 'hvd.allreduce(torch.ones(1 << 20), name="inner", process_set=some)' in text
+    else:
+        assert f"Rank 2 has waited for 1 seconds in the middle of [allreduce.inner] {stopped}" in text
+
+
 def inspector_of(
     settings: Settings, process_sets: dict[int, tuple[int, ...]], rank: int = 0, **more: Any
 ) -> StallInspector:
