@@ -7,12 +7,12 @@ import sys
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from hvd_cluster.errors import LaunchError, WorkerFailedError
 from hvd_cluster.estimators.values import whole
 from hvd_cluster.launch.pickling import dumps, modules_in
-from hvd_cluster.launch.run_options import require_known
+from hvd_cluster.launch.run_options import checked_arguments
 
 if TYPE_CHECKING:
     from hvd_cluster.spark.session import Session
@@ -82,15 +82,18 @@ class Backend(ABC):
 
 
 class LauncherBackend(Backend):
-    """A backend whose workers are started by one of this package's ``run`` functions."""
+    """A backend whose workers are started by one of this package's ``run`` functions.
 
-    def __init__(self, num_proc: int | None = None, env: Mapping[str, str | None] | None = None, **kwargs: Any) -> None:
-        self._num_proc = _checked(num_proc)
-        self._env = dict(env or {})
-        self._kwargs = kwargs
-        own = {"fn", "args", "kwargs", "rows"}  # what run() passes itself
-        known = inspect.signature(self._launch()).parameters
-        require_known(type(self).__name__, kwargs, [name for name in known if name not in own])
+    The constructor of a subclass has the arguments of that function, but for the call and its rows, and passes them as
+    ``locals()`` returns them.
+    """
+
+    def __init__(self, arguments: Mapping[str, Any]) -> None:
+        given = {name: value for name, value in arguments.items() if value is not None}
+        self._num_proc = _checked(given.pop("num_proc", None))
+        self._env = dict(given.pop("env", {}))
+        #: The other arguments that are not None.
+        self._kwargs = {name: value for name, value in given.items() if name not in ("self", "__class__")}
 
     def run(
         self,
@@ -137,9 +140,27 @@ class LocalBackend(LauncherBackend):
     Args:
         num_proc: the number of workers; 1 by default.
         env: variables for the workers, added to the environment of this process.
-        kwargs: more arguments of :func:`hvd_cluster.launch.local.run`. ``verbose=0`` drops the workers' output, unless
-            ``stdout`` or ``stderr`` is given.
+
+    The other arguments are those of :func:`hvd_cluster.launch.local.run`. ``verbose=0`` drops the workers' output,
+    unless ``stdout`` or ``stderr`` is given.
     """
+
+    @checked_arguments
+    def __init__(
+        self,
+        num_proc: int = 1,
+        env: Mapping[str, str | None] | None = None,
+        *,
+        executable: str | None = None,
+        start_timeout: float | None = None,
+        stdout: TextIO | None = None,
+        stderr: TextIO | None = None,
+        prefix_output_with_timestamp: bool = False,
+        on_event: OnEvent | None = None,
+        verbose: int = 1,
+        torch_backend: str | None = None,
+    ) -> None:
+        super().__init__(locals())
 
     def _launch(self) -> Callable[..., list[Any]]:
         from hvd_cluster.launch.local import run
@@ -159,13 +180,36 @@ class SparkBackend(LauncherBackend):
     Args:
         num_proc: the number of workers; by default as many as the session runs tasks at once.
         env: variables for the workers, added to the environment of their executor, not of the driver.
-        kwargs: more arguments of :func:`hvd_cluster.spark.run`, such as ``spark`` (the session), ``stdout``,
-            ``stderr``, ``verbose``, ``start_timeout``, ``workers_per_task``, ``resource_profile`` or
-            ``prefix_output_with_timestamp``.
+
+    The other arguments are those of :func:`hvd_cluster.spark.run`.
     """
 
     #: Rows of a DataFrame go through the barrier stage.
     brings_rows = True
+
+    @checked_arguments
+    def __init__(
+        self,
+        num_proc: int | None = None,
+        env: Mapping[str, str | None] | None = None,
+        *,
+        start_timeout: float | None = None,
+        use_mpi: bool | None = None,
+        use_gloo: bool | None = None,
+        extra_mpi_args: str | None = None,
+        stdout: TextIO | None = None,
+        stderr: TextIO | None = None,
+        verbose: int = 1,
+        nics: str | Sequence[str] | set[str] | None = None,
+        prefix_output_with_timestamp: bool = False,
+        executable: str | None = None,
+        spark: Any = None,
+        workers_per_task: int = 1,
+        resource_profile: Any = None,
+        on_event: OnEvent | None = None,
+        torch_backend: str | None = None,
+    ) -> None:
+        super().__init__(locals())
 
     def _launch(self) -> Callable[..., list[Any]]:
         from hvd_cluster.spark import run
@@ -186,7 +230,7 @@ class SparkBackend(LauncherBackend):
 
     @property
     def _per_task(self) -> int:
-        return int(self._kwargs.get("workers_per_task") or 1)
+        return int(self._kwargs["workers_per_task"])
 
     def _session(self) -> Session:
         from hvd_cluster.spark.active_session import active

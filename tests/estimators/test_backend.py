@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import inspect
 import os
 
 import pytest
@@ -10,7 +11,7 @@ from hvd_cluster.errors import LaunchError
 from hvd_cluster.estimators import Backend, LocalBackend, SparkBackend, TorchEstimator
 from hvd_cluster.estimators.backend import as_backend, run_on
 from hvd_cluster.estimators.ray.backend import RayBackend
-from hvd_cluster.launch import progress
+from hvd_cluster.launch import local, progress
 
 
 def where(base):
@@ -39,6 +40,25 @@ def test_verbose_0_drops_the_output_of_workers(capfd, verbose):
 def test_an_argument_that_the_launcher_does_not_have_is_refused_at_once(backend):
     with pytest.raises(TypeError, match=rf"{backend.__name__} has no argument num_workers \(did you mean num_proc\?\)"):
         backend(num_workers=2)
+
+
+@pytest.mark.parametrize("backend", [LocalBackend, RayBackend, SparkBackend])
+def test_a_backend_has_the_arguments_of_its_launcher_and_their_defaults(backend):
+    given_by_fits = {"fn", "args", "kwargs", "rows"}
+    launcher = inspect.signature(backend()._launch()).parameters.values()
+    assert {each.name: each.default for each in inspect.signature(backend).parameters.values()} == {
+        each.name: each.default for each in launcher if each.name not in given_by_fits
+    }
+    assert list(inspect.signature(backend).parameters)[:2] == ["num_proc", "env"]
+
+
+def test_arguments_of_a_backend_reach_its_launcher(monkeypatch):
+    backend = LocalBackend(2, {"A": "1"}, verbose=0, stdout=None)
+    monkeypatch.setattr(local, "run", lambda *call, **given: [call, given])
+    call, given = backend.run(len, ("x",), on_event=print)
+    assert call == (len, ("x",), {})
+    defaults = {"prefix_output_with_timestamp": False}
+    assert given == {"num_proc": 2, "env": {"A": "1"}, "verbose": 0, "on_event": print, **defaults}
 
 
 def test_a_custom_backend_needs_no_on_event():
@@ -98,7 +118,8 @@ def test_the_backend_is_checked_before_the_data_is_written(frame, tmp_path):
 
 def test_a_subclass_can_read_the_arguments_of_the_spark_backend():
     backend = SparkBackend(3, env={"A": "1"}, stdout=None, verbose=0)
-    assert (backend._num_proc, backend._env, backend._kwargs) == (3, {"A": "1"}, {"stdout": None, "verbose": 0})
+    defaults = {"prefix_output_with_timestamp": False, "workers_per_task": 1}
+    assert (backend._num_proc, backend._env, backend._kwargs) == (3, {"A": "1"}, {"verbose": 0, **defaults})
     assert backend.num_processes() == 3
 
 

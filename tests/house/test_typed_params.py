@@ -50,16 +50,28 @@ def test_the_estimators_use_every_param() -> None:
 def test_mypy_refuses_a_param_that_does_not_exist_or_has_another_type(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(
-        "from hvd_cluster.estimators import TorchEstimator, TorchModel\n"
+        "from hvd_cluster.estimators import LocalBackend, RayBackend, SparkBackend, TorchEstimator, TorchModel\n"
         "TorchEstimator(model=None, batch_size=64, feature_cols=['x'], labelCol='y', store='work')\n"
         "TorchEstimator(modell=None)\n"
         "TorchEstimator(batch_size='64')\n"
         "TorchModel(history=[], outputCols=['a'])\n"
+        "LocalBackend(2, {'A': '1'}, verbose=0)\n"
+        "LocalBackend(2, verbos=0)\n"
+        "SparkBackend(start_timeot=3)\n"
+        "RayBackend(use_gppu=True)\n"
+        "SparkBackend(start_timeout='x')\n"
     )
     checked = subprocess.run(
         [sys.executable, "-m", "mypy", program], cwd=ROOT, capture_output=True, text=True, check=False
     )
     errors = [line for line in checked.stdout.splitlines() if ": error: " in line]
-    assert len(errors) == 2, checked.stdout
-    assert 'Unexpected keyword argument "modell"' in errors[0]
-    assert 'Argument "batch_size"' in errors[1]
+    expected = [
+        'Unexpected keyword argument "modell"',
+        'Argument "batch_size"',
+        'Unexpected keyword argument "verbos"',
+        'Unexpected keyword argument "start_timeot"',
+        'Unexpected keyword argument "use_gppu"',
+        'Argument "start_timeout"',
+    ]
+    assert len(errors) == len(expected), checked.stdout
+    assert [text for text, line in zip(expected, errors, strict=True) if text not in line] == [], checked.stdout

@@ -223,5 +223,5 @@ def test_settings_and_backends_of_none_say_nothing() -> None:
     assert ElasticRayExecutor.create_settings(verbose=None, placement_group_timeout_s=None).verbose == 1
     assert MiniSettings(timeout_s=None, verbose=None, elastic=None) == MiniSettings()  # type: ignore[arg-type]
     of_a_worker = dict.fromkeys(["cpus_per_worker", "use_gpu", "gpus_per_worker", "use_current_placement_group"])
-    assert RayBackend(2, **of_a_worker)._of_a_worker() == {}
+    assert RayBackend(2, **of_a_worker)._of_a_worker() == RayBackend(2)._of_a_worker()
     assert SparkBackend(2, workers_per_task=None)._per_task == 1

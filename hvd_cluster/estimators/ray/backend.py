@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TextIO
 
-from hvd_cluster.estimators.backend import LauncherBackend
+from hvd_cluster.estimators.backend import LauncherBackend, OnEvent
+from hvd_cluster.launch.run_options import checked_arguments
 
 
 class RayBackend(LauncherBackend):
@@ -15,12 +16,31 @@ class RayBackend(LauncherBackend):
         num_proc: the number of workers; by default as many as the cluster has free GPUs (without ``use_gpu``, CPUs), or
             as fit into the program's placement group.
         env: variables for the workers.
-        kwargs: more arguments of :func:`hvd_cluster.ray.run`, such as ``use_gpu``, ``cpus_per_worker``, ``verbose``,
-            ``stdout``, ``stderr`` or ``placement_group_timeout``.
+
+    The other arguments are those of :func:`hvd_cluster.ray.run`.
     """
 
-    def __init__(self, num_proc: int | None = None, env: Mapping[str, str | None] | None = None, **kwargs: Any) -> None:
-        super().__init__(num_proc, env, **kwargs)
+    @checked_arguments
+    def __init__(
+        self,
+        num_proc: int | None = None,
+        env: Mapping[str, Any] | None = None,
+        *,
+        cpus_per_worker: float = 1,
+        use_gpu: bool = False,
+        gpus_per_worker: float | None = None,
+        use_current_placement_group: bool = True,
+        start_timeout: float | None = None,
+        placement_group_timeout: float = 100,
+        stdout: TextIO | None = None,
+        stderr: TextIO | None = None,
+        verbose: int = 1,
+        nics: Any = None,
+        prefix_output_with_timestamp: bool = False,
+        on_event: OnEvent | None = None,
+        torch_backend: str | None = None,
+    ) -> None:
+        super().__init__(locals())
         self._num_found: int | None = None
 
     def _launch(self) -> Callable[..., list[Any]]:
