@@ -321,8 +321,9 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
 def step_times(max_steps: int | None = None) -> list[StepTime]:
     """How long the last training steps of this rank took, oldest first, in seconds of each activity.
 
-    A step ends when an optimizer of this module has applied its update. The first step is left out, because it
-    includes the start of the program. At most 2048 steps are kept.
+    A step ends when an optimizer of this module has applied its update, or any of torch's while the default group of
+    torch.distributed is "hvd". The first step is left out, because it includes the start of the program. At most 2048
+    steps are kept.
 
     Args:
         max_steps: no more than these.

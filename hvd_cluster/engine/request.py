@@ -49,6 +49,7 @@ class Handle:
         "_value",
         "_written",
         "decided_s",
+        "settled_s",
     )
 
     def __init__(self, progress: Callable[[Handle], None] | None = None) -> None:
@@ -61,6 +62,8 @@ class Handle:
         self._callbacks: list[Callable[[], None]] = []
         #: ``time.monotonic()`` when all ranks had submitted the request, or 0.
         self.decided_s = 0.0
+        #: ``time.monotonic()`` when the outcome was known, or 0.
+        self.settled_s = 0.0
         # A held lock is the cheapest wait that a signal can interrupt.
         self._blocked = threading.Lock()
         self._blocked.acquire()
@@ -86,6 +89,7 @@ class Handle:
         self._settle()
 
     def _settle(self) -> None:
+        self.settled_s = time.monotonic()
         self._progress = None  # a kept handle or error must not keep the engine
         self._is_settled = True
         self._blocked.release()

@@ -20,7 +20,7 @@ from hvd_cluster.keras.pickling import PickledDistribution, patch_models
 from hvd_cluster.keras.reduction import reduction_of_backend
 from hvd_cluster.keras.reduction.reducer import Reduction
 from hvd_cluster.keras.timed_calls import time_calls_of_keras
-from hvd_cluster.monitor.step_clock import OPTIMIZER, step_clock
+from hvd_cluster.monitor.step_clock import step_clock
 from hvd_cluster.torch.timed_calls import time_calls_of_torch
 
 
@@ -209,9 +209,8 @@ class _DistributedOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc,un
         if not self._hvd.reduction.is_eager:
             super().apply(gradients, trainable_variables)
             return
-        with step_clock.span(OPTIMIZER):
+        with step_clock.update():
             super().apply(gradients, trainable_variables)
-        step_clock.end_step()
 
     def _update_model_variables_moving_average(self, trainable_variables: Any) -> None:
         """Update the averages of ``use_ema``; Keras calls this in each step."""

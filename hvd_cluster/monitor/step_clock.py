@@ -7,6 +7,7 @@ does asynchronously shows where the host waits for it.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import deque
@@ -81,6 +82,8 @@ class StepClock:
         self._times = [0.0] * (_BETWEEN_STEPS + 1)
         self._current = _BETWEEN_STEPS
         self._since_s = self._began_s = time.monotonic()
+        #: Inside :meth:`update`.
+        self.is_updating = False
         #: The timeline, while one is recorded.
         self.observer: StepObserver | None = None
 
@@ -138,6 +141,25 @@ class StepClock:
             self.leave(before, is_end_of_data=is_over)
 
     @contextmanager
+    def update(self, *, ends_step: bool = True) -> Iterator[None]:
+        """The block applies an update, with which a step ends; inside another one it is a part of that.
+
+        Args:
+            ends_step: False for a part of the update before, or of the next one.
+        """
+        if self.is_updating:
+            yield
+            return
+        self.is_updating = True
+        try:
+            with self.span(OPTIMIZER):
+                yield
+        finally:
+            self.is_updating = False
+        if ends_step:
+            self.end_step()
+
+    @contextmanager
     def in_this_thread(self) -> Iterator[None]:
         """The thread that trains waits for this block, whatever thread it runs in."""
         thread = threading.get_ident()
@@ -149,14 +171,15 @@ class StepClock:
             if not is_known:
                 self._stand_ins.discard(thread)
 
-    def note_wait(self, begun_s: float, decided_s: float) -> None:
+    def note_wait(self, begun_s: float, decided_s: float, until_s: float = math.inf) -> None:
         """This thread has waited since ``begun_s`` for an operation that all ranks had reached at ``decided_s``.
 
-        Both are ``time.monotonic()``; ``decided_s`` is 0 if the operation has failed before.
+        All are ``time.monotonic()``; ``decided_s`` is 0 if the operation has failed before. The wait has ended at
+        ``until_s``, by default now.
         """
         if not self._trains_here():
             return
-        now_s = time.monotonic()
+        now_s = min(until_s, time.monotonic())
         # No rank was late if the operation was decided before this thread waited for it.
         if begun_s > self._since_s:
             self._add(self._current, begun_s)
@@ -164,7 +187,8 @@ class StepClock:
             decided_s = now_s
         if decided_s > self._since_s:
             self._add(LATE, decided_s)
-        self._add(TRANSFER, now_s)
+        if now_s > self._since_s:
+            self._add(TRANSFER, now_s)
 
     def note_data(self, until_s: float) -> None:
         """What the thread that trains has done until ``until_s`` was to wait for data: ``time.monotonic()``."""

@@ -11,7 +11,7 @@ from hvd_cluster.elastic.keras_model import origin_of_optimizer
 from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
 from hvd_cluster.engine.reduction_config import Groups, ReductionConfig
 from hvd_cluster.engine.signature import ReduceOp
-from hvd_cluster.monitor.step_clock import OPTIMIZER, step_clock
+from hvd_cluster.monitor.step_clock import step_clock
 from hvd_cluster.tensorflow.compression import Compression, Compressor
 from hvd_cluster.tensorflow.delta_optimizer import DeltaOptimizer
 from hvd_cluster.tensorflow.gradient_accumulation import GradientAccumulator
@@ -164,9 +164,8 @@ class _DistributedV1Optimizer(V1OptimizerWrapper):
     def _apply(self, pairs: Any, global_step: Any, name: str | None) -> Any:
         if not tf.executing_eagerly():
             return self._optimizer.apply_gradients(pairs, global_step, name)
-        with step_clock.span(OPTIMIZER):
+        with step_clock.update():
             self._optimizer.apply_gradients(pairs, global_step, name)
-        step_clock.end_step()
         return None
 
 

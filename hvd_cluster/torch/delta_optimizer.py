@@ -15,7 +15,7 @@ import torch
 from hvd_cluster.engine.process_sets import global_process_set
 from hvd_cluster.engine.signature import Kind, ReduceOp
 from hvd_cluster.engine.submission import check_adasum, submit, wait_all
-from hvd_cluster.monitor.step_clock import OPTIMIZER, step_clock
+from hvd_cluster.monitor.step_clock import step_clock
 from hvd_cluster.settings import Settings
 from hvd_cluster.torch import wire
 from hvd_cluster.torch.buckets import plan_buckets
@@ -84,6 +84,7 @@ class DeltaOptimizer(Wrapper):
         """Accepted for compatibility; ``step()`` always uses the gradients so far."""
         self._passes_per_step = passes
 
+    @step_clock.update()
     def step(self, closure: Callable[[], Any] | None = None, **kwargs: Any) -> Any:
         """Take this rank's step, combine the deltas of all ranks by Adasum, and apply the combination.
 
@@ -100,8 +101,7 @@ class DeltaOptimizer(Wrapper):
         parameters = [p for p in self._names if p.requires_grad]
         with torch.no_grad():
             starts = [parameter.detach().clone() for parameter in parameters]
-        with step_clock.span(OPTIMIZER):
-            loss = self._own_step(closure, kwargs)
+        loss = self._own_step(closure, kwargs)
         with torch.no_grad():
             deltas = [parameter.detach() - start for parameter, start in zip(parameters, starts, strict=True)]
             try:
@@ -112,7 +112,6 @@ class DeltaOptimizer(Wrapper):
                 raise
             for parameter, start, delta in zip(parameters, starts, combined, strict=True):
                 parameter.copy_(start.add_(delta))
-        step_clock.end_step()
         return loss
 
     # torch wraps step() of every optimizer class once, to run the step hooks; the wrapped class's step() has that.

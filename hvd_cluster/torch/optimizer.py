@@ -14,7 +14,7 @@ from hvd_cluster.engine import basics
 from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
 from hvd_cluster.engine.reduction_config import ReductionConfig
 from hvd_cluster.engine.signature import ReduceOp
-from hvd_cluster.monitor.step_clock import COMPUTE, OPTIMIZER, step_clock
+from hvd_cluster.monitor.step_clock import COMPUTE, step_clock
 from hvd_cluster.settings import Settings
 from hvd_cluster.torch import backward
 from hvd_cluster.torch.collectives.allreduce import allreduce
@@ -259,10 +259,8 @@ class _DistributedOptimizer(Wrapper):
         return synchronized_closure
 
     def _timed_step(self, *args: Any, **kwargs: Any) -> Any:
-        with step_clock.span(OPTIMIZER):
-            result = super().step(*args, **kwargs)
-        step_clock.end_step()
-        return result
+        with step_clock.update():
+            return super().step(*args, **kwargs)
 
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
         """Clear the gradients.

@@ -26,6 +26,7 @@ import torch.distributed as dist
 
 from hvd_cluster.torch.distributed.arguments import c10d
 from hvd_cluster.torch.distributed.group import HvdProcessGroup
+from hvd_cluster.torch.distributed.updates import count_updates
 from hvd_cluster.torch.distributed.world import SCHEME, begin, end, join_world, numbered, rendezvous, set_of
 
 __all__ = ["HvdProcessGroup", "begin", "end", "register"]
@@ -50,4 +51,6 @@ def _create(options: Any, _: object = None) -> HvdProcessGroup:
         join_world(options.store, rank, size, options.timeout)
     set_id = 0 if is_default else set_of(ranks)
     label = numbered(f"torch group {options.group_id}", set_id)
+    if is_default:
+        count_updates()
     return HvdProcessGroup(rank, ranks, set_id, label, options.timeout, ends_world=is_default)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import threading
+import time
 import traceback
 import weakref
 from collections import Counter, deque
@@ -24,8 +25,10 @@ from typing import Any, NoReturn
 
 import torch
 
+from hvd_cluster.engine.request import Handle
 from hvd_cluster.engine.signature import SetId
 from hvd_cluster.engine.streams import on_streams
+from hvd_cluster.monitor.step_clock import step_clock
 
 #: Longer names are cut: a continuation that adds itself to the call that it makes would have ever longer ones.
 _MAX_TEXT = 300
@@ -84,12 +87,14 @@ class CallFuture(torch.futures.Future[Any]):
     Args:
         name: of the call it belongs to, equal on all ranks; None for messages between two ranks.
         devices: the GPUs on which the result is.
+        handle: that of the call, for the step clock; None if there are several.
     """
 
-    def __init__(self, name: CallName | None, devices: list[Any]) -> None:
+    def __init__(self, name: CallName | None, devices: list[Any], handle: Handle | None = None) -> None:
         super().__init__(devices=devices or None)
         self._name = name
         self._devices = devices
+        self._handle = handle
         self._continuations: Counter[str] | None = None
         self._error: BaseException | None = None
         self._traceback: TracebackType | None = None
@@ -100,7 +105,11 @@ class CallFuture(torch.futures.Future[Any]):
         Raises:
             Exception: what the call, or the continuation, has raised.
         """
-        return self._checked(super().wait)
+        begun_s = time.monotonic()
+        try:
+            return self._checked(super().wait)
+        finally:
+            step_clock.note_wait(begun_s, begun_s if self._handle is None else self._handle.decided_s)
 
     def value(self) -> Any:
         """The result, which must be there.
@@ -113,7 +122,7 @@ class CallFuture(torch.futures.Future[Any]):
     def then(self, callback: Callable[[Any], Any]) -> CallFuture:
         """A future with what ``callback(self)`` returns when this one is complete."""
         name = self._next_name(callback)
-        following = CallFuture(name, self._devices)
+        following = CallFuture(name, self._devices, self._handle)
 
         def run(_: object) -> None:
             try:

@@ -30,6 +30,7 @@ from hvd_cluster.torch.distributed.tensors import (
     require_equal,
     source,
 )
+from hvd_cluster.torch.distributed.updates import ignore_updates
 from hvd_cluster.torch.distributed.work import AllOf, HandleWork, end_completions
 
 Tensors = list[torch.Tensor]
@@ -345,12 +346,14 @@ class HvdProcessGroup(NamedGroup):
         if current.is_initialized():
             current.engine().abort(f"rank {current.rank()} has aborted a process group of torch.distributed")
             if self._ends_world:
+                ignore_updates()
                 basics.give_back()
 
     def shutdown(self) -> None:
         """Release the group. The default group also ends the world that it has made, when all ranks have come here."""
         self._messages.close()
         if self._ends_world:
+            ignore_updates()
             try:
                 basics.give_back(self._await_others)
             finally:

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from hvd_cluster.engine.membership import running_engine
 from hvd_cluster.engine.request import Handle
 from hvd_cluster.engine.streams import OwnStreams, on_streams
+from hvd_cluster.torch.distributed.backward_wait import in_training_thread, note_call
 from hvd_cluster.torch.distributed.calls import Call
 from hvd_cluster.torch.distributed.futures import CallFuture, CallName, is_in_continuation
 
@@ -81,7 +82,8 @@ class HandleWork(dist.Work):
             self._kick()
             if not self._handle.settles_within(timeout.total_seconds()):
                 raise RuntimeError(f"the operation was not done within {timeout.total_seconds():g} s, as wait() asked")
-        self._handle.wait()
+        with in_training_thread():
+            self._handle.wait()
         if self._finish is not None:
             self.get_future().wait()
         return True
@@ -117,7 +119,7 @@ class HandleWork(dist.Work):
             future = self._future
             if future is not None:
                 return future
-            future = self._future = CallFuture(self.name, [*self.gpus])
+            future = self._future = CallFuture(self.name, [*self.gpus], self._handle)
         try:
             self._advance()
         finally:  # also if a signal handler raises: the future is known already
@@ -131,6 +133,7 @@ class HandleWork(dist.Work):
     def _advance(self) -> None:
         if self._handle.settled():
             return
+        note_call(self._handle)
         engine = running_engine()
         engine.expedite()
         # In a continuation it would complete the next future, whose continuation would be called from this one.

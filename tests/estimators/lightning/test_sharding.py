@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
+import time
 from importlib.util import find_spec
 
 import cloudpickle
@@ -53,6 +54,12 @@ class Net(pl.LightningModule):
         return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)]
 
 
+class SlowNet(Net):
+    def training_step(self, batch, batch_idx):
+        time.sleep(0.03)
+        return super().training_step(batch, batch_idx)
+
+
 def fit(frame, backend, sharding, model=None, **params):
     given = {
         "model": model or Net(),
@@ -93,6 +100,22 @@ def test_weights_and_logged_numbers_are_those_without_sharding(frame, two_worker
         "callbacks": [pl.callbacks.ModelCheckpoint(monitor="val_loss")],
     }
     assert_same(fit(frame, two_workers, sharding, **params), fit(frame, two_workers, "none", **params))
+
+
+class Steps(pl.Callback):
+    def on_train_epoch_end(self, trainer, pl_module):
+        from hvd_cluster.monitor.step_clock import step_clock  # not a copy of it
+
+        pl_module.log("steps", float(step_clock.num_steps))
+
+
+@pytest.mark.parametrize("sharding", [DIVIDED, "zero1"])
+def test_each_update_is_one_step_in_which_computation_is_not_the_optimizer(frame, two_workers, sharding):
+    model = fit(frame, two_workers, sharding, SlowNet(), callbacks=[Steps()])
+    assert [record["logged"]["steps"] for record in model.getHistory()] == [13.0, 26.0]
+    for shares in model.getHistory()[-1]["time_share"]:
+        assert sum(shares.values()) == pytest.approx(1.0)
+        assert shares["compute"] > shares["optimizer"]
 
 
 def test_a_worker_holds_its_part_of_the_layers(frame, two_workers):

@@ -14,7 +14,7 @@ from hvd_cluster.data.materializing import materialize
 from hvd_cluster.data.reader import ParquetReader
 from hvd_cluster.data.store import Store
 from hvd_cluster.errors import DataError, WorkerFailedError
-from hvd_cluster.estimators import EarlyStopping, LocalBackend, TorchEstimator
+from hvd_cluster.estimators import DiLoCo, EarlyStopping, LocalBackend, LocalSGD, PowerSGD, TorchEstimator
 
 # The workers cannot import a test module.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -162,6 +162,34 @@ def test_a_resumed_run_ends_with_the_weights_of_an_undisturbed_one(frame, two_wo
     # Nothing is left to do: the model is that of the checkpoint.
     again = fit(frame, two_workers, **{**kept, "net": Net(0.3)}, epochs=4, store=tmp_path / "b", run_id="r")
     assert difference(again, resumed) == 0.0
+
+
+def num_steps(output, label):
+    """A metric: how many steps the clock has counted."""
+    from hvd_cluster.monitor.step_clock import step_clock  # not a copy of it
+
+    return torch.tensor(float(step_clock.num_steps))
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {},
+        {"torch_backend": "hvd"},
+        {"sharding": "zero1"},
+        {"sharding": "fsdp2"},
+        {"communication": PowerSGD(rank=2, start_step=2)},
+        {"communication": LocalSGD(every=4)},
+        {"communication": DiLoCo(every=4)},
+    ],
+    ids=lambda params: str([*params.values()]),
+)
+def test_each_update_is_one_step_however_the_workers_exchange(frame, two_workers, params):
+    model = fit(frame, two_workers, epochs=2, metrics={"steps": num_steps}, **params)
+    assert sums_of_shares(model) == pytest.approx([1.0] * 4)
+    # The count after each of the 13 updates of an epoch.
+    means = [record["train"]["all_metrics"][0]["steps"] for record in model.getHistory()]
+    assert means == [7.0, 20.0]
 
 
 def test_a_checkpoint_of_another_model_is_refused(frame, one_worker, tmp_path):

@@ -13,6 +13,7 @@ from hvd_cluster.estimators.run.world import Collectives
 from hvd_cluster.estimators.torch.strategies.communication import DiLoCo, LocalSGD
 from hvd_cluster.estimators.torch.strategies.parts import SHARED_NAME
 from hvd_cluster.estimators.torch.strategies.strategy import Exchange, ReadyGradients, Replicated
+from hvd_cluster.monitor.step_clock import step_clock
 from hvd_cluster.torch.wrapper import wrap
 
 
@@ -88,7 +89,8 @@ class OuterRounds(Rounds):
         with torch.no_grad():
             for outer, parameter in pairs:
                 outer.grad = outer - parameter
-            self._optimizer.step()
+            with step_clock.update(ends_step=False):
+                self._optimizer.step()
             for outer, parameter in pairs:
                 outer.grad = None
                 parameter.copy_(outer)
@@ -112,6 +114,7 @@ class TrainsApart(ReadyGradients):
     #: The name of its state in a checkpoint; see :mod:`.parts`.
     state_name: str
 
+    @step_clock.update()
     def step(self, closure: Any = None) -> Any:
         self.exchange.begin_step()
         loss = super().step(closure)
