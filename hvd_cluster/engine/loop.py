@@ -161,6 +161,7 @@ class Loop:
             negotiator=self._negotiator,
             ballot=self._ballot,
             submissions=submissions,
+            recorder=self.recorder,
             send_up=self._links.send_up,
             send_down=self._links.send_down,
         )
@@ -324,6 +325,7 @@ class Loop:
 
     def _switch_timeline(self, switch: TimelineSwitch) -> None:
         self._links.send_down(switch)
+        self.steps.report()
         if switch.path is None:
             self._timeline.stop()
         else:

@@ -20,6 +20,7 @@ from hvd_cluster.engine.messages import Awaited, StepReport
 from hvd_cluster.engine.negotiation import Negotiator
 from hvd_cluster.engine.shared_memory.ballot import Ballot
 from hvd_cluster.engine.submission_queue import SubmissionQueue
+from hvd_cluster.engine.timeline.recorder import Recorder
 from hvd_cluster.engine.world import World
 from hvd_cluster.monitor.job_monitor import JobMonitor
 from hvd_cluster.monitor.metrics import MetricsServer
@@ -50,6 +51,7 @@ class StepReports:
         negotiator: knows at the root which ranks are missing.
         ballot: shows that ranks of this host wait; None if they share no memory.
         submissions: the requests of this rank.
+        recorder: keeps the reports of this rank too, while a timeline is recorded.
         send_up: sends a message to the parent in the tree; not called at the root.
         send_down: sends a message to some children.
     """
@@ -62,6 +64,7 @@ class StepReports:
         negotiator: Negotiator,
         ballot: Ballot | None,
         submissions: SubmissionQueue,
+        recorder: Recorder,
         send_up: Callable[[StepReport], None],
         send_down: Callable[[Awaited, Sequence[int]], None],
     ) -> None:
@@ -72,26 +75,30 @@ class StepReports:
         #: Those that do not see in the ballot of this host that they are awaited.
         self._children = list(self._position.children if ballot is None else self._position.remote_children)
         self._submissions = submissions
+        self._recorder = recorder
         self._send_up = send_up
         self._send_down = send_down
         self._interval_s = settings.monitor_interval_s
-        self._is_on = settings.monitors
+        self._sends = settings.monitors
+        self._has_failed = False
         #: At the root of a monitored job.
         self.job: JobMonitor | None = None
         self._output: MonitorOutput | None = None
-        self._next_sample_s = self._next_report_s = float("inf")
         self._awaited_until_s = 0.0
         self._sampled_s = 0.0
         self._pause_s = _SAMPLE_S
-        if self._is_on:
-            usage = NodeMeter().measure if self._position.is_leader else None
-            self._reporter = RankReporter(self._rank, world.topology.size, step_clock, usage)
-            now_s = time.monotonic()
-            self._next_sample_s = now_s + _SAMPLE_S
-            self._next_report_s = now_s + _REPORT_PHASE * self._interval_s
-            if self._position.parent is None:
-                self.job = JobMonitor(world.hosts)
-                self._output = MonitorOutput(self.job, settings)
+        usage = NodeMeter().measure if self._sends and self._position.is_leader else None
+        self._reporter = RankReporter(self._rank, world.topology.size, step_clock, usage)
+        now_s = time.monotonic()
+        self._next_sample_s = now_s + _SAMPLE_S
+        self._next_report_s = now_s + _REPORT_PHASE * self._interval_s
+        if self._sends and self._position.parent is None:
+            self.job = JobMonitor(world.hosts)
+            self._output = MonitorOutput(self.job, settings)
+
+    @property
+    def _is_on(self) -> bool:
+        return (self._sends or self._recorder.enabled) and not self._has_failed
 
     @property
     def next_s(self) -> float | None:
@@ -118,14 +125,17 @@ class StepReports:
             self._report()
 
     def report(self) -> None:
-        """Report to the root what has happened since the last report."""
+        """Report what has happened since the last report, to the root and into the timeline."""
         with self._or_off():
             self._report()
 
     def _report(self) -> None:
-        if not self._is_on:
+        if self._has_failed:
             return
         report = self._reporter.report()
+        self._recorder.note_report(report)
+        if not self._sends:
+            return
         if self.job is not None:
             self.job.add(report)
         else:
@@ -155,7 +165,7 @@ class StepReports:
         try:
             yield
         except Exception as error:  # noqa: BLE001 - a job must not end because of its monitor
-            self._is_on = False
+            self._has_failed = True
             logger.warning("rank %d: its monitor is off: %s: %s", self._rank, type(error).__name__, error)
 
     # ---- who is awaited ---------------------------------------------------------------------------------------------

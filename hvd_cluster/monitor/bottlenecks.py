@@ -91,6 +91,21 @@ def common_steps(ranks: Mapping[int, RankSteps], max_steps: int) -> list[int]:
     return sorted(known)[-max_steps:]
 
 
+def last_rank(step: Mapping[int, StepTime]) -> tuple[int, float] | None:
+    """The rank for which the others have waited in a step, and by how many seconds; None if they came together."""
+    if len(step) < 2:
+        return None
+    last, second = sorted(step, key=lambda rank: step[rank][LATE])[:2]
+    behind_s = step[second][LATE] - step[last][LATE]
+    return (last, behind_s) if behind_s > 0 else None
+
+
+def count_last(ranks: Mapping[int, RankSteps], steps: Sequence[int]) -> Counter[int]:
+    """In how many of these steps, which are known of every rank, each one was the last."""
+    found = (last_rank({rank: of.times[step] for rank, of in ranks.items()}) for step in steps)
+    return Counter(each[0] for each in found if each is not None)
+
+
 def find_bottlenecks(ranks: Mapping[int, RankSteps], steps: Sequence[int]) -> list[Bottleneck]:
     """What slows the job down in these steps, the most expensive first; empty if nothing stands out.
 
@@ -124,10 +139,9 @@ def _straggler(ranks: Mapping[int, RankSteps], times: Mapping[int, Sequence[Step
     num_steps = len(next(iter(times.values())))
     for index in range(num_steps):
         step = {rank: each[index] for rank, each in times.items()}
-        last, second = sorted(step, key=lambda rank: step[rank][LATE])[:2]
-        late_s = step[second][LATE] - step[last][LATE]
-        if late_s <= 0:  # they came together
+        if (found := last_rank(step)) is None:
             continue
+        last, late_s = found
         num_last[last] += 1
         behind_s[last] += late_s
         for activity in _CAUSES:

@@ -8,11 +8,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from hvd_cluster.monitor.bottlenecks import Bottleneck, RankSteps, common_steps, find_bottlenecks
+from hvd_cluster.monitor.bottlenecks import Bottleneck, RankSteps, common_steps, count_last, find_bottlenecks
 from hvd_cluster.monitor.node_usage import NodeUsage
 from hvd_cluster.monitor.rank_report import RankReport, max_steps
 from hvd_cluster.monitor.report_text import describe, progress_line, shares, table
-from hvd_cluster.monitor.step_clock import LATE, NUMBERS_PER_JOIN, StepTime
+from hvd_cluster.monitor.step_clock import NUMBERS_PER_JOIN, StepTime
 
 #: Steps that are kept, as a multiple of :func:`max_steps`.
 _KEPT_FACTOR = 4
@@ -145,10 +145,7 @@ class JobMonitor:
         return not is_first and max(steps.times, default=0) < self._latest_step - 1
 
     def _count_last(self, ranks: Mapping[int, RankSteps], common: Sequence[int]) -> None:
-        for step in common:
-            if step > self._compared_to and len(ranks) > 1:
-                last, second = sorted(ranks, key=lambda rank: ranks[rank].times[step][LATE])[:2]
-                if ranks[last].times[step][LATE] < ranks[second].times[step][LATE]:
-                    self._num_last[last] += 1
-                self._num_compared += 1
+        new = [step for step in common if step > self._compared_to] if len(ranks) > 1 else []
+        self._num_last += count_last(ranks, new)
+        self._num_compared += len(new)
         self._compared_to = max(self._compared_to, common[-1])

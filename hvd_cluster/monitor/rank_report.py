@@ -63,7 +63,8 @@ class RankReporter:
         self._clock = clock
         self._usage = usage
         self._next_step = 0
-        self._core_wait = (0, 0.0, time.monotonic())
+        self._core_wait = (0, 0.0, 0.0)
+        self._core_wait_s()
         self.call_sites = CallSites(clock)
 
     def report(self) -> RankReport:

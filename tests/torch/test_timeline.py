@@ -43,6 +43,36 @@ def test_each_backward_pass_is_shown_and_how_much_of_the_communication_it_hides(
     assert all(0 < share < 1 for share in overlap.values())
 
 
+def augment(batch: torch.Tensor) -> torch.Tensor:
+    """Rank 1 takes its time."""
+    import hvd_cluster.torch as hvd
+
+    time.sleep(0.05 * hvd.rank())
+    return batch
+
+
+def test_the_line_of_a_late_rank_is_in_the_timeline_without_the_monitor(tmp_path: Path) -> None:
+    def fn() -> None:
+        import hvd_cluster.torch as hvd
+
+        hvd.init()
+        hvd.start_timeline(str(tmp_path / "timeline.json"))
+        model = torch.nn.Linear(4, 4)
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01), model.named_parameters())
+        for _ in range(20):
+            optimizer.zero_grad()
+            model(augment(torch.ones(2, 4))).sum().backward()
+            optimizer.step()
+        hvd.stop_timeline()
+        hvd.shutdown()
+
+    local.run(fn, num_proc=2, env={"OMP_NUM_THREADS": "1", "HOROVOD_TIMELINE": "DYNAMIC"})
+    found = summarize(read(tmp_path / "timeline.json"))
+    assert found.bottlenecks[0].rank == 1
+    assert "augment (" in found.bottlenecks[0].call_site
+    assert found.last_shares[1] > 0.5
+
+
 @pytest.mark.slow
 def test_a_barrier_of_torch_distributed_is_in_the_timeline(tmp_path: Path) -> None:
     def fn() -> None:

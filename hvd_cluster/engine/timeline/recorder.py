@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import Any, Final
 
+from hvd_cluster.monitor.rank_report import RankReport
 from hvd_cluster.monitor.step_clock import ACTIVITIES, StepTime, step_clock
 
 #: One line of the file: (rank, track, whether it names that track, JSON). Track 0 is the rank's own.
@@ -24,6 +25,9 @@ _CLOCK_READINGS = 9
 
 #: The track of the training steps, and the name of the spans that are whole steps.
 STEPS_TRACK, STEP = "steps", "STEP"
+#: The same for where the training thread was between two reports, and what is kept of it: it must fit into a page too.
+REPORTS_TRACK, REPORT = "reports of steps", "REPORT"
+_MAX_CALL_SITES, _LONGEST_CALL_SITE = 4, 128
 
 _NOTHING: Final = nullcontext()
 _encode = json.JSONEncoder(separators=(",", ":")).encode
@@ -86,6 +90,16 @@ class Recorder:
     def note_step(self, number: int, start_s: float, end_s: float, step: StepTime) -> None:
         """Record a step, with the seconds of each activity."""
         self.span(STEPS_TRACK, STEP, start_s, end_s, number=number, seconds=[round(value, 6) for value in step])
+
+    def note_report(self, report: RankReport) -> None:
+        """Record where the training thread was while other ranks waited for it, and for how long it had no core."""
+        sites = [
+            (site.text[:_LONGEST_CALL_SITE], site.activity, count)
+            for site, count in report.call_sites[:_MAX_CALL_SITES]
+        ]
+        now_s = time.monotonic()
+        start_s = now_s - report.interval_s
+        self.span(REPORTS_TRACK, REPORT, start_s, now_s, core_wait_s=round(report.core_wait_s, 6), call_sites=sites)
 
     def mark_cycle(self) -> None:
         """Mark the start of a cycle of the engine, if cycles are marked."""

@@ -7,10 +7,10 @@ import statistics
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-from hvd_cluster.engine.timeline.recorder import STEP
+from hvd_cluster.engine.timeline.recorder import REPORT, STEP
 from hvd_cluster.engine.timeline.trace import Interval, Span, Trace, common, length, union
 from hvd_cluster.monitor import report_text
-from hvd_cluster.monitor.bottlenecks import Bottleneck, RankSteps, common_steps, find_bottlenecks
+from hvd_cluster.monitor.bottlenecks import Bottleneck, RankSteps, common_steps, count_last, find_bottlenecks
 from hvd_cluster.monitor.step_clock import StepTime
 
 #: The span that covers a backward pass.
@@ -75,6 +75,8 @@ class Summary:
     on_gpus: bool
     #: For each rank, the training steps that the timeline shows of all ranks.
     steps: dict[int, list[StepTime]] = field(default_factory=dict)
+    #: For each rank, in which share of them it was the last.
+    last_shares: dict[int, float] = field(default_factory=dict)
     #: What slows these steps down, the most expensive first.
     bottlenecks: list[Bottleneck] = field(default_factory=list)
 
@@ -83,7 +85,7 @@ def summarize(trace: Trace) -> Summary:
     """The numbers of ``trace``."""
     by_phase: dict[str, dict[int, list[Interval]]] = defaultdict(lambda: defaultdict(list))
     for span in trace.spans:
-        if span.name == STEP:
+        if span.name in (STEP, REPORT):
             continue
         by_phase[span.name][span.rank].append((span.start_s, span.end_s))
     ranks = {span.rank for span in trace.spans} | set(trace.ranks)
@@ -103,8 +105,9 @@ def summarize(trace: Trace) -> Summary:
     shows_both = BACKWARD in by_phase and not on_gpus
     backward = {rank: union(by_phase[BACKWARD].get(rank, [])) for rank in busy} if shows_both else {}
     num_operations, stragglers = _stragglers(trace.spans, ranks)
-    times = {rank: RankSteps(dict(trace.steps.get(rank, {}))) for rank in sorted(ranks)}
-    common_numbers = common_steps(times, sum(map(len, trace.steps.values())))
+    times = {rank: trace.steps.get(rank, RankSteps()) for rank in sorted(ranks)}
+    common_numbers = common_steps(times, max((len(of.times) for of in times.values()), default=0))
+    num_last = count_last(times, common_numbers)
     return Summary(
         duration_s=trace.duration_s,
         ranks={rank: trace.ranks.get(rank, f"rank {rank}") for rank in sorted(ranks)},
@@ -120,6 +123,7 @@ def summarize(trace: Trace) -> Summary:
         },
         on_gpus=on_gpus,
         steps={rank: [of.times[number] for number in common_numbers] for rank, of in times.items() if common_numbers},
+        last_shares={rank: count / len(common_numbers) for rank, count in num_last.items()},
         bottlenecks=find_bottlenecks(times, common_numbers),
     )
 
@@ -189,10 +193,9 @@ def table(summary: Summary, max_phases: int = 20) -> str:
 def _steps(summary: Summary) -> list[str]:
     """The training steps, as the monitor writes them."""
     num_steps = len(next(iter(summary.steps.values())))
-    late = next((found.last_shares for found in summary.bottlenecks if found.last_shares), {})
     return [
         f"{num_steps} training steps:",
-        *report_text.table(summary.steps, late, summary.ranks).splitlines(),
+        *report_text.table(summary.steps, summary.last_shares, summary.ranks).splitlines(),
         *(report_text.describe(found, summary.ranks) for found in summary.bottlenecks),
         "",
     ]

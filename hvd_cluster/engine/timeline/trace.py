@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hvd_cluster.engine.timeline.recorder import STEP
+from hvd_cluster.engine.timeline.recorder import REPORT, STEP
+from hvd_cluster.monitor.bottlenecks import RankSteps
+from hvd_cluster.monitor.call_sites import CallSite
 from hvd_cluster.monitor.step_clock import StepTime
 
 Interval = tuple[float, float]
@@ -37,8 +40,8 @@ class Trace:
     ranks: dict[int, str] = field(default_factory=dict)
     #: Number of marked cycles.
     num_cycles: int = 0
-    #: The training steps of each rank, by their numbers.
-    steps: dict[int, dict[int, StepTime]] = field(default_factory=dict)
+    #: The training steps of each rank, and where it was.
+    steps: dict[int, RankSteps] = field(default_factory=dict)
 
     @property
     def duration_s(self) -> float:
@@ -58,33 +61,35 @@ def read(path: str | os.PathLike[str]) -> Trace:
     spans: list[Span] = []
     ranks: dict[int, str] = {}
     num_cycles = 0
-    steps: dict[int, dict[int, StepTime]] = {}
+    steps: dict[int, RankSteps] = defaultdict(RankSteps)
     for file in files:
         if file == newest or file.exists():
-            found = _read_one(file)
+            found = _read_one(file, steps)
             ranks |= found.ranks
             spans += found.spans
             num_cycles += found.num_cycles
-            for rank, times in found.steps.items():
-                steps.setdefault(rank, {}).update(times)
     spans.sort(key=lambda span: span.end_s)
     return Trace(spans, ranks, num_cycles, steps)
 
 
-def _read_one(file: Path) -> Trace:
+def _read_one(file: Path, steps: dict[int, RankSteps]) -> Trace:
     tracks: dict[tuple[int, int], str] = {}
     ranks: dict[int, str] = {}
     found: list[tuple[int, int, str, float, float]] = []
     num_cycles = 0
-    steps: dict[int, dict[int, StepTime]] = {}
     for event in _events(file):
         try:
             kind, name, key = event["ph"], event["name"], (event["pid"], event["tid"])
             if kind == "X":
                 start_s = event["ts"] / 1e6
                 found.append((*key, name, start_s, start_s + event["dur"] / 1e6))
-                if name == STEP and "seconds" in event.get("args", {}):
-                    steps.setdefault(key[0], {})[event["args"]["number"]] = StepTime(*event["args"]["seconds"])
+                args = event.get("args", {})
+                if name == STEP and "seconds" in args:
+                    steps[key[0]].times[args["number"]] = StepTime(*args["seconds"])
+                elif name == REPORT and "call_sites" in args:
+                    steps[key[0]].core_wait_s += args["core_wait_s"]
+                    steps[key[0]].observed_s += event["dur"] / 1e6
+                    steps[key[0]].add_call_sites([(CallSite(*site), count) for *site, count in args["call_sites"]])
             elif kind == "M" and name == "thread_name":
                 tracks[key] = event["args"]["name"]
             elif kind == "M" and name == "process_name":
@@ -95,7 +100,7 @@ def _read_one(file: Path) -> Trace:
             raise ValueError(f"{file} is not a timeline of hvd_cluster: an event lacks {error}") from error
     # Names may follow what they name.
     spans = [Span(rank, tracks.get((rank, track), f"track {track}"), *rest) for rank, track, *rest in found]  # type: ignore[arg-type]
-    return Trace(spans, ranks, num_cycles, steps)
+    return Trace(spans, ranks, num_cycles)
 
 
 def _events(file: Path) -> Iterator[dict[str, Any]]:

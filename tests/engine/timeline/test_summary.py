@@ -9,7 +9,12 @@ import pytest
 from hvd_cluster.engine.timeline import Recorder, TimelineFile
 from hvd_cluster.engine.timeline.summary import summarize, table
 from hvd_cluster.engine.timeline.trace import Span, Trace, common, length, read, union
+from hvd_cluster.monitor.call_sites import CallSite
+from hvd_cluster.monitor.rank_report import RankReport
 from hvd_cluster.monitor.step_clock import COMPUTE, DATA, StepTime, step_clock
+
+#: Where a rank was while others waited for it.
+WHERE = ((CallSite("forward (train.py:1)", COMPUTE), 9), (CallSite("read (train.py:2)", DATA), 5))
 
 
 def test_unions_merge_what_overlaps_and_what_they_share_is_counted_once() -> None:
@@ -93,6 +98,7 @@ def test_training_steps_are_read_back_and_explained_as_the_monitor_does(tmp_path
         for number in range(5 + rank):
             recorder.note_activity(COMPUTE, number, number + 0.01)
             recorder.note_step(number, number, number + 0.05, times)
+        recorder.note_report(RankReport(rank, b"", b"", (0, waiting), WHERE, 0.0, 0.25))
         recorder.stop()
         assert step_clock.observer is None
         timeline.write(recorder.take())
@@ -102,8 +108,41 @@ def test_training_steps_are_read_back_and_explained_as_the_monitor_does(tmp_path
     assert (found.bottlenecks[0].rank, found.bottlenecks[0].activity) == (1, DATA)
     text = table(found)
     assert "5 training steps:" in text
-    assert "Rank 1 (node) was last in 100% of the steps, by 40.0 ms on average; the cause is waiting for data." in text
+    assert (
+        "Rank 1 (node) was last in 100% of the steps, by 40.0 ms on average; the cause is waiting for data: it was in "
+        "read (train.py:2)."
+    ) in text
     assert "STEP" not in text
+    assert "REPORT" not in text
+
+
+def timeline_of(folder: Path, *ranks: tuple[StepTime, float]) -> str:
+    """The table of a timeline with two steps of each rank, of equal times, and for how long it had no core."""
+    timeline = TimelineFile(folder / "t.json", max_bytes=1 << 20)
+    for rank, (times, core_wait_s) in enumerate(ranks):
+        recorder = Recorder(rank, "node")
+        recorder.start()
+        recorder.note_step(1, 1.0, 1.05, times)
+        recorder.note_step(2, 2.0, 2.05, times)
+        recorder.note_report(RankReport(rank, b"", b"", (2, times), (), core_wait_s, 1.0))
+        recorder.stop()
+        timeline.write(recorder.take())
+    timeline.close()
+    return table(summarize(read(folder / "t.json")))
+
+
+def test_a_rank_that_waits_for_a_core_is_named_so(tmp_path: Path) -> None:
+    waiting, late = StepTime(0.0, 0.01, 0.04, 0.0, 0.0, 0.0, 0.0), StepTime(0.0, 0.05, 0.0, 0.0, 0.0, 0.0, 0.0)
+    assert "Rank 1 (node) was last in 100% of the steps, by 40.0 ms on average; its process waits for a core" in (
+        timeline_of(tmp_path, (waiting, 0.0), (late, 0.7))
+    )
+
+
+def test_the_last_rank_of_each_step_is_counted_where_no_rank_is_a_bottleneck(tmp_path: Path) -> None:
+    usual, barely_late = StepTime(0.0, 0.05, 0.001, 0.0, 0.0, 0.0, 0.0), StepTime(0.0, 0.051, 0.0, 0.0, 0.0, 0.0, 0.0)
+    text = timeline_of(tmp_path, (usual, 0.0), (barely_late, 0.0))
+    assert [line.split()[-1] for line in text.splitlines() if line.startswith("rank ")] == ["0%", "100%"]
+    assert "was last" not in text
 
 
 def test_a_written_timeline_is_read_back_with_its_elder(tmp_path: Path) -> None:
