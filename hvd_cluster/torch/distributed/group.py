@@ -13,7 +13,7 @@ import torch.distributed as dist
 from hvd_cluster.engine import basics, current
 from hvd_cluster.engine.signature import Kind, SetId, Signature, TensorMeta
 from hvd_cluster.torch.distributed.arguments import c10d, listed, nested, only, options
-from hvd_cluster.torch.distributed.calls import Call, OrderedCalls
+from hvd_cluster.torch.distributed.calls import OrderedCalls
 from hvd_cluster.torch.distributed.messages import Messages
 from hvd_cluster.torch.distributed.named_group import NamedGroup
 from hvd_cluster.torch.distributed.reductions import Reduction, reduction_of
@@ -40,7 +40,7 @@ _MAX_END_WAIT = timedelta(seconds=30)
 
 
 class HvdProcessGroup(NamedGroup):
-    """The ranks of one group of torch.distributed. torch calls the methods; their names and arguments are torch's.
+    """The ranks of one group of torch.distributed, with torch's own methods.
 
     Every method returns at once, with the call in progress. Tensors may live on CPUs or on GPUs.
 
@@ -361,8 +361,7 @@ class HvdProcessGroup(NamedGroup):
 
     def _await_others(self) -> None:
         # In a ``finally`` or ``except``: the others may wait in a call that this rank does not make any more.
-        is_failing = sys.exc_info()[0] is not None
-        self.barrier().wait(_MAX_END_WAIT if is_failing else timedelta(0))
+        self.barrier().wait(timedelta(0) if sys.exc_info()[0] is None else _MAX_END_WAIT)
 
     # ---- inside -----------------------------------------------------------------------------------------------------
 
@@ -387,9 +386,6 @@ class HvdProcessGroup(NamedGroup):
             timeout=opts.timeout,
             is_waited_for=not getattr(opts, "asyncOp", True),
         )
-        return self._begin(call, results)
-
-    def _begin(self, call: Call, results: Tensors) -> dist.Work:
         return self._keep(HandleWork(call.handle, results, call=call))
 
     def _keep(self, work: HandleWork) -> HandleWork:
