@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import cloudpickle
@@ -74,6 +76,45 @@ def test_a_rank_uses_its_own_gpu_only() -> None:
     assert first["gathered"] == [0.0, 1.0, 2.0, 3.0, 1.0, 2.0, 3.0, 4.0]
     assert first["continued"] == [3.0, 7.0, 11.0, 15.0]
     assert (first["is there"], first["other context"]) == (True, False)
+
+
+@pytest.mark.skipif(find_spec("lightning") is None, reason="lightning is not installed")
+def test_lightnings_fsdp_strategy(tmp_path: Path) -> None:
+    def fn(folder: str) -> tuple[str, list[float]]:
+        # Lightning looks for MPI: mpi4py without one raises what it does not expect; Open MPI would start its daemon.
+        sys.modules["mpi4py.MPI"] = None  # type: ignore[assignment]
+        import lightning
+        import torch.distributed as dist
+        from lightning.pytorch.strategies import FSDPStrategy
+
+        class Net(lightning.LightningModule):
+            def __init__(self) -> None:
+                super().__init__()
+                self.layer = torch.nn.Linear(4, 1)
+                self.losses: list[float] = []
+
+            def training_step(self, batch: Any, _: int) -> Any:
+                loss = (self.layer(batch[0]) - 1).square().mean()
+                self.losses.append(loss.item())
+                return loss
+
+            def configure_optimizers(self) -> Any:
+                return torch.optim.SGD(self.parameters(), lr=0.1)
+
+        torch.manual_seed(0)
+        net = Net()
+        data = torch.utils.data.TensorDataset(torch.randn(1, 4).expand(16, 4))
+        trainer = lightning.Trainer(
+            accelerator="gpu", devices=2, strategy=FSDPStrategy(process_group_backend="hvd"), max_epochs=2,
+            default_root_dir=folder, logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        )  # fmt: skip
+        trainer.fit(net, torch.utils.data.DataLoader(data, batch_size=4))
+        return dist.get_backend(), net.losses
+
+    (backend, losses), other = local.run(fn, (str(tmp_path),), num_proc=2, env=ENV, torch_backend="hvd")
+    assert (backend, losses) == other
+    assert backend == "hvd"
+    assert losses[-1] < losses[0]
 
 
 def test_a_joined_rank_takes_part_on_the_gpu_of_its_tensors_without_having_selected_it() -> None:

@@ -1,4 +1,4 @@
-"""Accelerate, Hugging Face's Trainer and Lightning's DDP strategy run unchanged on the group of the launcher."""
+"""Accelerate, Hugging Face's Trainer and Lightning's strategies run unchanged on the group of the launcher."""
 
 from __future__ import annotations
 
@@ -75,8 +75,14 @@ def test_hugging_faces_trainer(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @needs("lightning")
-def test_lightnings_ddp_strategy(tmp_path: Path) -> None:
-    def fn(folder: str) -> Any:
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("DDPStrategy", {}), ("ModelParallelStrategy", {"data_parallel_size": 2, "tensor_parallel_size": 1})],
+)
+def test_lightnings_strategies(tmp_path: Path, name: str, options: dict[str, int]) -> None:
+    """Lightning refuses its FSDPStrategy on CPUs: tests/gpu has it."""
+
+    def fn(folder: str, name: str, options: dict[str, int]) -> Any:
         import sys
 
         # Lightning looks for MPI: mpi4py without one raises what it does not expect; Open MPI would start its daemon.
@@ -84,15 +90,20 @@ def test_lightnings_ddp_strategy(tmp_path: Path) -> None:
         import lightning
         import torch
         import torch.distributed as dist
-        from lightning.pytorch.strategies import DDPStrategy
+        from lightning.pytorch import strategies
+        from torch.distributed.fsdp import fully_shard
 
         class Net(lightning.LightningModule):
             def __init__(self) -> None:
                 super().__init__()
                 self.layer = torch.nn.Linear(4, 1)
 
+            def configure_model(self) -> None:
+                if name == "ModelParallelStrategy":
+                    fully_shard(self.layer, mesh=self.device_mesh["data_parallel"])
+
             def training_step(self, batch: Any, _: int) -> Any:
-                loss = self.layer(batch[0]).square().mean()
+                loss = (self.layer(batch[0]) - 1).square().mean()
                 self.log("loss", loss, sync_dist=True)
                 return loss
 
@@ -100,15 +111,27 @@ def test_lightnings_ddp_strategy(tmp_path: Path) -> None:
                 return torch.optim.SGD(self.parameters(), lr=0.01)
 
         torch.manual_seed(0)
-        net = Net()
-        data = torch.utils.data.TensorDataset(torch.randn(16, 4))
+        net, rows = Net(), torch.randn(16, 4)
+        alone = torch.nn.Linear(4, 1)
+        alone.load_state_dict(net.layer.state_dict())
+        optimizer = torch.optim.SGD(alone.parameters(), lr=0.01)
+        for batch in rows.split(8):
+            optimizer.zero_grad()
+            (alone(batch) - 1).square().mean().backward()
+            optimizer.step()
         trainer = lightning.Trainer(
-            accelerator="cpu", devices=2, strategy=DDPStrategy(process_group_backend="hvd"), max_epochs=1,
-            default_root_dir=folder, logger=False, enable_checkpointing=False, enable_progress_bar=False,
+            accelerator="cpu", devices=2, max_epochs=1, default_root_dir=folder, logger=False,
+            strategy=getattr(strategies, name)(process_group_backend="hvd", **options),
+            enable_checkpointing=False, enable_progress_bar=False, use_distributed_sampler=False,  # which shuffles
         )  # fmt: skip
-        trainer.fit(net, torch.utils.data.DataLoader(data, batch_size=4))
-        weights = [torch.empty(1, 4) for _ in range(2)]
-        dist.all_gather(weights, net.layer.weight.detach())
-        return trainer.world_size, dist.get_backend(), torch.equal(*weights)
+        own = torch.utils.data.TensorDataset(rows.view(2, 2, 4, 4)[:, dist.get_rank()].reshape(8, 4))
+        trainer.fit(net, torch.utils.data.DataLoader(own, batch_size=4))
+        weight: Any = net.layer.weight.detach()
+        is_divided = hasattr(weight, "to_local")
+        held = weight.to_local().numel() if is_divided else weight.numel()
+        torch.testing.assert_close(weight.full_tensor() if is_divided else weight, alone.weight.detach())
+        return trainer.world_size, dist.get_backend(), held
 
-    assert run(fn, str(tmp_path)) == [(2, "hvd", True)] * 2
+    found = run(fn, str(tmp_path), name, options)
+    assert [each[:2] for each in found] == [(2, "hvd")] * 2
+    assert sum(held for *_, held in found) == (4 if options else 8)
