@@ -164,6 +164,12 @@ TORCH_BACKEND = Row(
     "torch_backend", None, "backend of torch.distributed's default group in the workers, such as 'hvd'", values.text
 )
 SHARDING = Row("sharding", "none", "what workers hold a part of only: 'zero1', 'fsdp2' or FSDP2(...)", values.sharding)
+COMMUNICATION = Row(
+    "communication",
+    "every_step",
+    "what workers exchange, and when: 'every_step', PowerSGD(...), LocalSGD(...), DiLoCo(...)",
+    values.communication,
+)
 
 #: Further params of TorchEstimator.
 TORCH_ROWS = (
@@ -183,12 +189,7 @@ TORCH_ROWS = (
     Row("gradient_clip_value", None, "upper bound of the absolute value of each gradient element", values.positive),
     TORCH_BACKEND,
     SHARDING,
-    Row(
-        "communication",
-        "every_step",
-        "what workers exchange, and when: 'every_step', PowerSGD(...), LocalSGD(...), DiLoCo(...)",
-        values.communication,
-    ),
+    COMMUNICATION,
     Row("mixed_precision", None, "'bf16' or 'fp16' for the forward pass", values.one_of("bf16", "fp16")),
     Row("class_weights", None, "'balanced', or a dict label -> weight of its rows' loss", values.class_weights),
     Row(

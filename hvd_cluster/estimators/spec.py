@@ -267,6 +267,8 @@ class FitSpec:
     torch_backend: str | None = None
     #: "none", "zero1" or an FSDP2: what each worker holds a part of only.
     sharding: Any = "none"
+    #: "every_step", a PowerSGD, or a LocalSGD or DiLoCo, with which workers train apart in rounds.
+    communication: Any = "every_step"
     verbose: int = 1
     #: End the fit when the loss or the weights are not finite.
     terminate_on_nan: bool = True
@@ -281,6 +283,11 @@ class FitSpec:
     def trained_with(self) -> tuple[str, ...]:
         """The modules whose versions a fit logs."""
         return ("torch",)
+
+    @property
+    def saves_shards(self) -> bool:
+        """Whether workers hold different tensors, of which each saves its own."""
+        return bool(self.sharding != "none" or self.communication != "every_step")
 
     @property
     def has_validation(self) -> bool:
@@ -311,15 +318,8 @@ class TrainSpec(FitSpec):
     gradient_clip_value: float | None = None
     #: "bf16", "fp16" or None.
     mixed_precision: str | None = None
-    #: "every_step", a PowerSGD, or a LocalSGD or DiLoCo, with which workers train apart in rounds.
-    communication: Any = "every_step"
     #: "balanced", or label -> weight of the rows that have it; None: all rows count alike.
     class_weights: Any = None
-
-    @property
-    def saves_shards(self) -> bool:
-        """Whether workers hold different tensors, of which each saves its own."""
-        return bool(self.sharding != "none" or self.communication != "every_step")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -179,6 +179,7 @@ class LightningEstimatorParams:
             num_gpus: int | None = None,
             torch_backend: str | None = None,
             sharding: Literal["none", "zero1", "fsdp2"] | FSDP2 | None = "none",
+            communication: Literal["every_step"] | PowerSGD | LocalSGD | DiLoCo | None = "every_step",
             logger: Any = None,
             log_every_n_steps: int | None = 50,
             profiler: Any = None,

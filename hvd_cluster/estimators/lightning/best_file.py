@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from hvd_cluster.errors import DataError
 from hvd_cluster.estimators.lightning.checkpoint_file import plain_checkpoint
 from hvd_cluster.estimators.lightning.spec import LightningSpec
@@ -68,6 +70,24 @@ class LightningBestFile(BestFile):
         is_restored = trainer.is_global_zero and self.restore(Path(path)) is not None
         if not trainer.strategy.broadcast(is_restored, src=0):
             del checkpoint["callbacks"][callback.state_key]
+
+    @torch.no_grad()
+    def load_on_all_ranks(self, trainer: Any) -> None:
+        """:meth:`load` into the trainer's module on every rank, which may hold a part only; every rank takes part."""
+        from hvd_cluster.estimators.torch.strategies.parts import others_of, state_part
+
+        hvd, module = self.run.hvd, trainer.lightning_module
+        weights = self.weights(trainer) if trainer.is_global_zero else None
+        given = None if weights is None else (set(weights), others_of(weights))
+        found = hvd.broadcast_object(given, name="hvd_cluster.best")
+        if found is None:
+            return
+        names, others = found
+        for name, own in module.state_dict().items():  # one at a time, so that no other rank holds all of them
+            if name in names - set(others):
+                complete = torch.empty(own.shape, dtype=own.dtype) if weights is None else weights[name]
+                own.copy_(state_part(hvd.broadcast(complete, root_rank=0, name="hvd_cluster.best_weights"), own))
+        module.load_state_dict(others, strict=False)
 
     def load(self, trainer: Any, module: Any) -> None:
         """Load :meth:`weights` into ``module``, if there are any."""

@@ -16,6 +16,7 @@ from hvd_cluster.data.files.scratch import scratch_folder
 from hvd_cluster.estimators.lightning import rank_state
 from hvd_cluster.estimators.lightning.best_file import LightningBestFile
 from hvd_cluster.estimators.lightning.epoch_numbers import EpochNumbers, parted
+from hvd_cluster.estimators.lightning.estimator_strategy import EstimatorStrategy
 from hvd_cluster.estimators.lightning.layer_hooks import hooks_for, makes_layers
 from hvd_cluster.estimators.lightning.spec import LightningSpec
 from hvd_cluster.estimators.run import random_state
@@ -221,9 +222,13 @@ class SaveRun(_callbacks.Checkpoint):
     @step_clock.span(SAVE)
     def _save(self, trainer: Any, done: int | None = None) -> None:
         """Save after an epoch, or after ``done`` batches of one; every rank takes part."""
-        module = trainer.lightning_module
+        module, strategy = trainer.lightning_module, trainer.strategy
+        in_shards = self._spec.saves_shards
+        if in_shards:
+            strategy.equalize()
         share_buffers(module, root_rank=0)  # rank 0's model is the one that is saved and returned
-        with scratch_folder("ckpt") as folder:
+        written = strategy.in_shards() if in_shards else contextlib.nullcontext()
+        with scratch_folder("ckpt") as folder, written as shards:
             path = Path(folder) / "epoch.ckpt"
             trainer.save_checkpoint(path)  # every rank takes part, and rank 0 writes
             partial = None
@@ -244,7 +249,12 @@ class SaveRun(_callbacks.Checkpoint):
                 state: dict[str, Any] = {"lightning": file_tensor(path), "dtypes": self.dtypes}
                 if isinstance(self._spec.model, ModelSource):
                     state["made"] = dict(self._spec.model.made)
+                if in_shards:
+                    state["shards"] = shards
                 self.run.checkpoint(state, partial, self._is_stopped(trainer)).save(self.run.files)
+                if in_shards:
+                    strategy.folders.keep(shards)
+                    strategy.folders.delete_others()
 
 
 @contextlib.contextmanager
@@ -301,7 +311,9 @@ class ReduceLogged(_callbacks.Callback):
         self._before_repeated: dict[str, Any] = {}
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        """Reduce what was logged in training."""
+        """Reduce what was logged in training; callbacks see the weights of all ranks too."""
+        if isinstance(trainer.strategy, EstimatorStrategy):
+            trainer.strategy.equalize()
         self._reduce(trainer)
 
     def on_validation_batch_start(

@@ -25,6 +25,7 @@ from hvd_cluster.estimators.run.run_files import RunFiles
 from hvd_cluster.estimators.spec import Inputs, TrainResult
 from hvd_cluster.estimators.torch import made_state
 from hvd_cluster.estimators.torch.arguments import floating_dtype
+from hvd_cluster.estimators.torch.checkpoint import require_shards
 from hvd_cluster.estimators.torch.framework import predict
 from hvd_cluster.estimators.torch.model_source import ModelSource, is_lazy
 from hvd_cluster.estimators.torch.module_estimator import ModuleEstimator, unsized
@@ -62,7 +63,7 @@ class LightningEstimator(LightningEstimatorParams, ModuleEstimator):
 
     ``callbacks`` are Lightning's. With a ``ModelCheckpoint`` that monitors a metric, the weights that it found best are
     returned; its files are in the run's folder in the store. After each epoch, and within epochs with
-    ``checkpoint_every_steps``, rank 0 writes a checkpoint to the store; a fit with the same ``run_id`` continues from
+    ``checkpoint_every_steps``, the run writes a checkpoint to the store; a fit with the same ``run_id`` continues from
     it.
 
     A plain ``torch.nn.Module`` is trained too: then ``optimizer`` and ``loss`` are those of TorchEstimator. A function
@@ -110,13 +111,26 @@ class LightningEstimator(LightningEstimatorParams, ModuleEstimator):
 
     def _sharding_mistakes(self) -> list[str]:
         wrong = super()._sharding_mistakes()
-        if self._value("sharding") == "none":
+        if not self._saves_shards:
             return wrong
+        param = "communication" if self._value("sharding") == "none" else "sharding"
+        is_manual = self._has_model and not getattr(self._given_module(), "automatic_optimization", True)
+        if is_manual and param == "communication":
+            wrong.append(
+                "communication is for steps that Lightning takes, and the module has automatic_optimization = False: "
+                "leave one of the two out"
+            )
         return wrong + [
-            f"trainer_args has {name}, which does not work with sharding: leave one of the two out"
+            f"trainer_args has {name}, which does not work with {param}: leave one of the two out"
             for name in ("strategy", "sync_batchnorm")
             if (self._value("trainer_args") or {}).get(name)
         ]
+
+    @property
+    def _scaled_precision(self) -> tuple[str, str] | None:
+        precision = (self._value("trainer_args") or {}).get("precision")
+        is_scaled = precision in (16, "16", "16-mixed")
+        return (f"trainer_args with precision={precision!r}", "'bf16-mixed'") if is_scaled else None
 
     def _known_module(self) -> torch.nn.Module | None:
         known = super()._known_module()
@@ -227,6 +241,8 @@ class LightningEstimator(LightningEstimatorParams, ModuleEstimator):
 
     def _checkpoint(self, store: Store, run_id: str) -> Checkpoint | None:
         found = Checkpoint.load(RunFiles(store, run_id), "lightning")
+        if self._saves_shards:
+            require_shards(found, run_id)
         if found is not None and not is_lazy(self._given_module()) and self._made is not None:
             made_state.require_same(found.state, self._made[0].made, run_id)
         return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from hvd_cluster.estimators import values
-from hvd_cluster.estimators.params import INPUT_SHAPES, OUTPUT_FN, SHARDING, TORCH_BACKEND
+from hvd_cluster.estimators.params import COMMUNICATION, INPUT_SHAPES, OUTPUT_FN, SHARDING, TORCH_BACKEND
 from hvd_cluster.estimators.stages.param_row import Row
 from hvd_cluster.estimators.values import whole
 
@@ -57,6 +57,7 @@ LIGHTNING_ROWS = (
     ),
     TORCH_BACKEND,
     SHARDING,
+    COMMUNICATION,
     Row("logger", None, "a Lightning logger; None: TensorBoard's in the run's folder, if it is installed"),
     Row("log_every_n_steps", 50, "steps from one line of the logger to the next", whole(1)),
     Row("profiler", None, "a Lightning profiler, or its name"),

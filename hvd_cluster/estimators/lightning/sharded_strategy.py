@@ -6,25 +6,20 @@ reads optimizers from a checkpoint by itself, so that their rates cannot be scal
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import hvd_cluster.torch as hvd
+from hvd_cluster.estimators.lightning.shard_strategy import ShardStrategy
+from hvd_cluster.estimators.torch.initial_model import initial_model
 from hvd_cluster.estimators.torch.model_pickling import with_versions
 from hvd_cluster.estimators.torch.strategies.checks import called_modules, require_divisible
-from hvd_cluster.estimators.torch.strategies.fsdp2 import FSDP2
-from hvd_cluster.estimators.torch.strategies.fully_sharded import reshard, shard, sharded_state, whole
+from hvd_cluster.estimators.torch.strategies.fully_sharded import fill, reshard, shard, whole
 from hvd_cluster.estimators.torch.strategies.zero1 import zero_optimizer
-from hvd_cluster.lightning import HorovodStrategy
 from hvd_cluster.lightning.optimizers import move_schedulers, share_state
 
-_HorovodStrategy: Any = HorovodStrategy
 
-
-class Zero1Strategy(_HorovodStrategy):
-    """HorovodStrategy whose optimizers are divided. Lightning collects their state on rank 0 for a checkpoint."""
-
-    _configured: list[Any]
+class Zero1Strategy(ShardStrategy):
+    """The optimizers are divided. Lightning collects their state on rank 0 for a checkpoint of ModelCheckpoint."""
 
     def _distribute(self) -> None:
         share_state(self._configured)
@@ -33,35 +28,25 @@ class Zero1Strategy(_HorovodStrategy):
             move_schedulers(self._schedulers(), before, after)
         self._replace(divided)
 
-    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
-        """Load this rank's part, of which ZeRO keeps a copy."""
-        super().load_optimizer_state_dict(checkpoint)
-        for optimizer in self.optimizers:
-            optimizer.state.clear()
 
-    def teardown(self) -> None:
-        """Keep the optimizers, which have the state."""
-        self._configured = []
-        super().teardown()
+class FSDP2Strategy(ShardStrategy):
+    """The layers are divided; rank 0 collects them for a checkpoint of ModelCheckpoint."""
 
-
-class FSDP2Strategy(_HorovodStrategy):
-    """HorovodStrategy of a module whose layers are divided; rank 0 collects them for a checkpoint.
-
-    Args:
-        config: what is wrapped.
-        options: those of HorovodStrategy.
-    """
-
-    def __init__(self, config: FSDP2, **options: Any) -> None:
-        super().__init__(**options)
-        self._config = config
+    # A rank that holds parts of frozen parameters cannot know if these have changed.
+    saves_all = True
 
     def setup(self, trainer: Any) -> None:
         """Divide the module before its optimizers are made."""
-        module = self.lightning_module
-        hvd.broadcast_parameters(dict(module.state_dict()), root_rank=0)
-        shard(module, self._config, self.root_device, None, called_modules(module))
+        spec, module = self._run.spec, self.lightning_module
+        net = module if spec.objective is None else module.net
+        is_empty = any(parameter.is_meta for parameter in net.parameters())
+        complete = initial_model(spec.model, self._run.hvd, net) if is_empty else None
+        if complete is None:
+            hvd.broadcast_parameters(dict(module.state_dict()), root_rank=0)
+        shard(module, spec.sharding, self.root_device, None, called_modules(module))
+        if complete is not None:
+            fill(net, complete, self._run.hvd, self.root_device)
+        del complete
         super().setup(trainer)
 
     def _initial_state(self) -> dict[str, Any]:
@@ -69,7 +54,7 @@ class FSDP2Strategy(_HorovodStrategy):
 
     def _distribute(self) -> None:
         for optimizer in self._configured:
-            require_divisible(self._config, optimizer)
+            require_divisible(self._run.spec.sharding, optimizer)
 
     def validation_step(self, *args: Any, **kwargs: Any) -> Any:
         """Leave this rank's part only of the parameters: below torch 2.8, layers keep what they have gathered."""
@@ -77,17 +62,10 @@ class FSDP2Strategy(_HorovodStrategy):
         reshard(self.lightning_module)
         return result
 
-    def lightning_module_state_dict(self) -> dict[str, Any]:
-        """The complete state, on rank 0."""
-        state = self.lightning_module.state_dict()
+    def _whole_state(self) -> dict[str, Any]:
+        state = self.saved_state()
         return with_versions(whole(state, self.is_global_zero), state)
 
     def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
-        """Its complete state, on rank 0."""
+        """The complete state of an optimizer on rank 0, or what is not in shards."""
         return whole(super().optimizer_state(optimizer), self.is_global_zero)  # type: ignore[no-any-return]
-
-    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
-        """Load this rank's part of complete states."""
-        for optimizer, state in zip(self.optimizers, checkpoint["optimizer_states"], strict=True):
-            held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-            optimizer.load_state_dict({**state, "state": sharded_state(state["state"], held)})

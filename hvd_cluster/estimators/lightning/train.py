@@ -14,6 +14,7 @@ from hvd_cluster.data.files.scratch import scratch_folder
 from hvd_cluster.data.reading.to_device import ToDevice
 from hvd_cluster.estimators.lightning.checkpoint_file import plain_checkpoint
 from hvd_cluster.estimators.lightning.data import BatchLoader, ResumableLoader, floating, saved_batches
+from hvd_cluster.estimators.lightning.layer_hooks import makes_layers
 from hvd_cluster.estimators.lightning.spec import LightningSpec
 from hvd_cluster.estimators.run.checkpoint import Checkpoint, packed
 from hvd_cluster.estimators.run.data_module import arguments, steps_of
@@ -26,6 +27,8 @@ from hvd_cluster.estimators.torch import made_state
 from hvd_cluster.estimators.torch.initial_model import initial_model
 from hvd_cluster.estimators.torch.model_pickling import on_cpu, state_within
 from hvd_cluster.estimators.torch.model_source import ModelSource
+from hvd_cluster.estimators.torch.strategies.communication import PowerSGD
+from hvd_cluster.estimators.torch.strategies.fsdp2 import FSDP2
 
 if TYPE_CHECKING:
     from hvd_cluster.estimators.lightning.best_file import LightningBestFile
@@ -53,7 +56,7 @@ def _train(spec: LightningSpec, hvd: Collectives, folder: str) -> TrainResult:
     from hvd_cluster.estimators.lightning.callbacks import SaveRun
     from hvd_cluster.estimators.lightning.module import LossModule
 
-    own = initial_model(spec.model, hvd)
+    own = _empty_model(spec) or initial_model(spec.model, hvd)
     module: Any = own if spec.objective is None else LossModule(spec, own)
     run = WorkerRun(spec, hvd)
     found = run.resumed
@@ -61,21 +64,29 @@ def _train(spec: LightningSpec, hvd: Collectives, folder: str) -> TrainResult:
         made_state.require_same(found.state, spec.model.made, spec.run_id)
     best = LightningBestFile(run, folder)
     saving = SaveRun(run, best)
-    trainer = _trainer(spec, hvd, folder, saving, best)
+    trainer = _trainer(run, folder, saving, best)
     if found is not None and found.is_over(spec):
         trainer.fit_loop.max_epochs = found.epochs  # then fit() loads everything and trains nothing
     with _checkpoint_path(found) as checkpoint, _data(saving, trainer, module) as data:
         if spec.objective is not None:
             module.checks_batches = "datamodule" in data
         trainer.fit(module, **data, ckpt_path=checkpoint)
-    state = _sharded_result(spec, trainer, best, saving) if spec.sharding != "none" else b""
+    state = _sharded_result(spec, trainer, best, saving) if spec.saves_shards else b""
     if hvd.rank() == 0:
-        if not state:
+        if not spec.saves_shards:
             best.load(trainer, module)
             state = _packed_model(spec, own, trainer, saving)
         keep_with_run(spec, folder)
     hvd.barrier()
     return TrainResult(rank=hvd.rank(), size=hvd.size(), state=state, history=run.history)
+
+
+def _empty_model(spec: LightningSpec) -> torch.nn.Module | None:
+    """A module on the meta device, which gets its values when it is divided; None if the factory makes another."""
+    if not isinstance(spec.model, ModelSource) or not isinstance(spec.sharding, FSDP2):
+        return None
+    model = spec.model.without_values()
+    return None if model is None or makes_layers(model) else model
 
 
 @contextlib.contextmanager
@@ -146,12 +157,12 @@ def _resumable(loader: Any, saving: SaveRun) -> Any:
     return loader
 
 
-def _trainer(spec: LightningSpec, hvd: Collectives, folder: str, saving: SaveRun, best: LightningBestFile) -> Any:
+def _trainer(run: WorkerRun[LightningSpec], folder: str, saving: SaveRun, best: LightningBestFile) -> Any:
     from hvd_cluster.estimators.lightning.callbacks import ReduceLogged
     from hvd_cluster.lightning.installed import lightning
     from hvd_cluster.torch import Compression
 
-    pl = lightning()
+    pl, spec, hvd = lightning(), run.spec, run.hvd
     more = dict(spec.trainer_args)
     more.pop("enable_checkpointing", None)  # about the user's checkpoints, while SaveRun is one too
     given = more.pop("callbacks", None) or []
@@ -160,7 +171,7 @@ def _trainer(spec: LightningSpec, hvd: Collectives, folder: str, saving: SaveRun
     device = choose_device(spec.use_gpu, hvd)
     options: dict[str, Any] = {"compression": spec.gradient_compression or Compression.none, "scale_lr": spec.scale_lr}
     arguments = {
-        "strategy": _strategy(spec, options),
+        "strategy": _strategy(spec)(run, **options),
         "accelerator": "gpu" if device.type == "cuda" else "cpu",
         "devices": 1,
         "callbacks": [ReduceLogged(hvd), *callbacks, saving],
@@ -178,24 +189,19 @@ def _trainer(spec: LightningSpec, hvd: Collectives, folder: str, saving: SaveRun
     return pl.Trainer(**{**arguments, **more})
 
 
-def _strategy(spec: LightningSpec, options: Mapping[str, Any]) -> Any:
+def _strategy(spec: LightningSpec) -> Any:
+    """What ``sharding=`` and ``communication=`` choose."""
     if spec.sharding != "none":
         from hvd_cluster.estimators.lightning.sharded_strategy import FSDP2Strategy, Zero1Strategy
 
-        return Zero1Strategy(**options) if spec.sharding == "zero1" else FSDP2Strategy(spec.sharding, **options)
-    from hvd_cluster.estimators.lightning.factory_strategy import FactoryModelStrategy
-    from hvd_cluster.lightning import HorovodStrategy
+        return Zero1Strategy if spec.sharding == "zero1" else FSDP2Strategy
+    if spec.communication != "every_step":
+        from hvd_cluster.estimators.lightning.communication_strategy import LowRankStrategy, RoundsStrategy
 
-    made = _made(spec)
-    return HorovodStrategy(**options) if made is None else FactoryModelStrategy(made, **options)
+        return LowRankStrategy if isinstance(spec.communication, PowerSGD) else RoundsStrategy
+    from hvd_cluster.estimators.lightning.estimator_strategy import EstimatorStrategy
 
-
-def _made(spec: LightningSpec) -> dict[str, str] | None:
-    """What the factory makes of the trainer's module, if there is a factory."""
-    if not isinstance(spec.model, ModelSource):
-        return None
-    prefix = "" if spec.objective is None else "net."
-    return {f"{prefix}{name}": text for name, text in spec.model.made.items()}
+    return EstimatorStrategy
 
 
 def _logger(spec: LightningSpec, pl: Any, folder: str) -> Any:
@@ -217,25 +223,25 @@ def _packed_model(spec: LightningSpec, model: torch.nn.Module, trainer: Any, sav
 
 
 def _sharded_result(spec: LightningSpec, trainer: Any, best: LightningBestFile, saving: SaveRun) -> bytes:
-    """The complete model and its optimizer, on rank 0; every rank takes part."""
+    """What shards do not hold of the model and its optimizer, on rank 0; every rank takes part."""
     strategy = trainer.strategy
-    state = strategy.lightning_module_state_dict()
-    optimizer = None if spec.optimizer is None else strategy.optimizer_state(strategy.optimizers[0])
-    if not trainer.is_global_zero:
-        return b""
-    state = best.weights(trainer) or state
+    best.load_on_all_ranks(trainer)
+    state = strategy.saved_state()
     if spec.objective is not None:
         state = state_within(state, "net")
-    return _packed(trainer, state, optimizer, saving)
+    name, others, rests = strategy.folders.write(state, *([] if spec.optimizer is None else strategy.optimizers))
+    if not trainer.is_global_zero:
+        return b""
+    return _packed(trainer, others, rests[0] if rests else None, saving, shards=name, deletes_shards=True)
 
 
-def _packed(trainer: Any, state: Mapping[str, Any], optimizer: Any, saving: SaveRun) -> bytes:
+def _packed(trainer: Any, state: Mapping[str, Any], optimizer: Any, saving: SaveRun, **more: Any) -> bytes:
     from hvd_cluster.lightning.optimizers import scale_rates
 
     optimizer = on_cpu(optimizer)
     if optimizer is not None:
         scale_rates(optimizer["param_groups"], (), 1 / getattr(trainer.strategy, "rate_factor", 1.0))  # of one worker
-    more = {"hooks": list(saving.hooks), "dtypes": saving.dtypes}
+    more |= {"hooks": list(saving.hooks), "dtypes": saving.dtypes}
     return packed({"model": on_cpu(state), "optimizer": optimizer, **more})
 
 

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from hvd_cluster.data.store import Store
-from hvd_cluster.estimators.backend import Backend
-from hvd_cluster.estimators.fit_data import FitData
 from hvd_cluster.estimators.params import ESTIMATOR_ROWS, TORCH_ROWS, with_params
 from hvd_cluster.estimators.run.checkpoint import Checkpoint
 from hvd_cluster.estimators.run.run_files import RunFiles
@@ -18,7 +15,6 @@ from hvd_cluster.estimators.torch.model_pickling import copied
 from hvd_cluster.estimators.torch.model_source import is_lazy
 from hvd_cluster.estimators.torch.module_estimator import ModuleEstimator
 from hvd_cluster.estimators.torch.probe import probe
-from hvd_cluster.estimators.torch.strategies.checks import require_store, wrong_communication
 from hvd_cluster.estimators.torch.train import train
 from hvd_cluster.estimators.torch.train_state import TrainState, kept_text
 from hvd_cluster.estimators.trial_rows import TrialRows
@@ -58,14 +54,9 @@ class TorchEstimator(TorchEstimatorParams, ModuleEstimator):
 
     run_prefix = "pytorch"
 
-    def _fit_data(self, data: FitData, names: list[str], backend: Backend) -> Any:
-        if self._saves_shards:
-            require_store(self._value("store"), data.keeps_with_driver)
-        return super()._fit_data(data, names, backend)
-
     @property
-    def _saves_shards(self) -> bool:
-        return super()._saves_shards or self._value("communication") != "every_step"
+    def _scaled_precision(self) -> tuple[str, str] | None:
+        return ("mixed_precision='fp16'", "'bf16'") if self._value("mixed_precision") == "fp16" else None
 
     def _mistakes(self) -> list[str]:
         value = self._value
@@ -90,8 +81,7 @@ class TorchEstimator(TorchEstimatorParams, ModuleEstimator):
                 )
         if not all(callable(callback) for callback in value("callbacks") or []):
             wrong.append("callbacks: must be a list of functions (record, model)")
-        wrong += self._count_mistakes() + self._sharding_mistakes()
-        return wrong + wrong_communication(value, self._known_module())
+        return wrong + self._count_mistakes() + self._sharding_mistakes()
 
     def _train_spec(self, trial: TrialRows, store: Store, run_id: str) -> TrainSpec:
         value, dataset = self._value, trial.dataset
@@ -116,7 +106,7 @@ class TorchEstimator(TorchEstimatorParams, ModuleEstimator):
             ClassWeights.require_numbers(name, batch[name])
         same = (
             "train_minibatch_fn", "validation_minibatch_fn", "lr_scheduler", "lr_scheduler_interval", "mixed_precision",
-            "gradient_clip_norm", "gradient_clip_value", "class_weights", "communication",
+            "gradient_clip_norm", "gradient_clip_value", "class_weights",
         )  # fmt: skip
         return TrainSpec(
             model=self._sent_model(findings.inputs, lambda: batch),

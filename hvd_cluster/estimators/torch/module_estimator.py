@@ -11,8 +11,10 @@ import torch
 
 from hvd_cluster.data.dataset import Dataset
 from hvd_cluster.errors import DataError, LaunchError
+from hvd_cluster.estimators.backend import Backend
 from hvd_cluster.estimators.column_roles import as_group, wrong_counts
 from hvd_cluster.estimators.estimator import DistributedEstimator
+from hvd_cluster.estimators.fit_data import FitData
 from hvd_cluster.estimators.model_factory import name_of
 from hvd_cluster.estimators.run.checkpoint import unpacked
 from hvd_cluster.estimators.spec import Inputs, MakeObjective, TrainResult
@@ -24,7 +26,12 @@ from hvd_cluster.estimators.torch.model_source import ModelSource, is_lazy
 from hvd_cluster.estimators.torch.optimizer_state import OptimizerState
 from hvd_cluster.estimators.torch.output_scales import output_scales
 from hvd_cluster.estimators.torch.probe import ProbeResult, scoring_text, with_rows
-from hvd_cluster.estimators.torch.strategies.checks import require_divisible, wrong_sharding
+from hvd_cluster.estimators.torch.strategies.checks import (
+    require_divisible,
+    require_store,
+    wrong_communication,
+    wrong_sharding,
+)
 from hvd_cluster.estimators.torch.train_state import TrainState
 from hvd_cluster.estimators.trial_rows import TrialRows
 
@@ -40,9 +47,11 @@ class ModuleEstimator(DistributedEstimator):
 
     _made: tuple[ModelSource, torch.nn.Module] | None
 
-    def _fit_data(self, *args: Any) -> Any:
+    def _fit_data(self, data: FitData, names: list[str], backend: Backend) -> Any:
+        if self._saves_shards:
+            require_store(self._value("store"), data.keeps_with_driver)
         try:
-            return super()._fit_data(*args)
+            return super()._fit_data(data, names, backend)
         finally:
             self._made = None
 
@@ -53,7 +62,7 @@ class ModuleEstimator(DistributedEstimator):
     @property
     def _saves_shards(self) -> bool:
         """Whether the workers train on the process group of this package, and hold different tensors."""
-        return bool(self._value("sharding") != "none")
+        return bool(self._value("sharding") != "none" or self._value("communication") != "every_step")
 
     def _check_picklable(self) -> None:
         for name in ("model", "loss", "metrics"):
@@ -140,7 +149,15 @@ class ModuleEstimator(DistributedEstimator):
         return []
 
     def _sharding_mistakes(self) -> list[str]:
-        return wrong_sharding(self._value, self._known_module(), self._outer_names)
+        known = self._known_module()
+        return wrong_sharding(self._value, known, self._outer_names) + wrong_communication(
+            self._value, known, self._scaled_precision
+        )
+
+    @property
+    def _scaled_precision(self) -> tuple[str, str] | None:
+        """The param with which a scaler skips steps, and the value to give instead; None without one."""
+        return None
 
     def _outer_names(self, model: torch.nn.Module) -> Sequence[str]:
         """The names of the modules of ``model`` that a step calls from outside, which fully sharded fits divide."""
@@ -261,7 +278,10 @@ class ModuleEstimator(DistributedEstimator):
         if isinstance(spec.model, ModelSource):
             made, self._made = spec.model.made, (spec.model, model)
         trained = TrainState(model, optimizer, made=made)
-        trained.load(state["model"], state["optimizer"], shards_of(spec.store, spec.run_id, state))
+        shards = shards_of(spec.store, spec.run_id, state)
+        trained.load(state["model"], state["optimizer"], shards)
+        if shards is not None and state.get("deletes_shards"):
+            shards.delete()  # no checkpoint names them
         spec = self._as_called(spec, model, state)
         scales = output_scales(model, self._objective()().losses, len(spec.output_shapes))
         metadata = {**self._metadata_of(spec), "output_scales": scales}

@@ -156,7 +156,9 @@ class TrainState:
             from hvd_cluster.estimators.torch.strategies import parts
 
             is_whole = self._trained_part is None and not is_part
-            parts.load(self.model, self.optimizer, shards, (model, optimizer), is_whole=is_whole, alone=alone)
+            parts.load_model(self.model, shards, model, is_whole=is_whole, alone=alone)
+            if self.optimizer is not None and optimizer is not None:
+                parts.load_optimizer(self.optimizer, shards, optimizer, alone=alone)
             return
         if self._trained_part is None:
             self.model.load_state_dict(model)

@@ -79,8 +79,14 @@ def called_modules(module: nn.Module) -> list[str]:
     return found
 
 
-def wrong_communication(value: Callable[[str], Any], model: nn.Module | None) -> list[str]:
-    """Mistakes in the params of an estimator with ``communication=``; the arguments are :func:`wrong_sharding`'s."""
+def wrong_communication(
+    value: Callable[[str], Any], model: nn.Module | None, scaled: tuple[str, str] | None
+) -> list[str]:
+    """Mistakes in the params of an estimator with ``communication=``; the others are :func:`wrong_sharding`'s.
+
+    Args:
+        scaled: the param with which a scaler skips steps, and the value to give instead; None without one.
+    """
     given = value("communication")
     if given == "every_step":
         return []
@@ -93,11 +99,11 @@ def wrong_communication(value: Callable[[str], Any], model: nn.Module | None) ->
         )
     if value("gradient_compression") is not None:
         wrong.append(f"gradient_compression has no effect with communication={name}(...): leave it out")
-    if value("mixed_precision") == "fp16":
+    if scaled is not None:
         # The rounds of the ranks would differ after a skipped step; an overflow would stay in PowerSGD's error.
         wrong.append(
-            f"mixed_precision='fp16' skips steps whose gradients overflow, which communication={name}(...) does not "
-            "allow: use 'bf16'"
+            f"{scaled[0]} skips steps whose gradients overflow, which communication={name}(...) does not allow: "
+            f"use {scaled[1]}"
         )
     if value("torch_backend") not in (None, "hvd"):
         wrong.append(f"communication={name}(...) needs torch_backend='hvd': leave torch_backend out")

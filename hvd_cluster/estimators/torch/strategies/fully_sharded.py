@@ -57,19 +57,23 @@ def sharded_model(
         shard(whole, config, device, mixed_precision)
         return whole
     shard(empty, config, device, mixed_precision)
+    fill(empty, whole, hvd, device)
+    return empty
+
+
+def fill(empty: nn.Module, whole: nn.Module, hvd: Collectives, device: torch.device) -> None:
+    """Give a divided model of the meta device the values of rank 0's ``whole``; every rank takes part."""
     empty.to_empty(device=device)
-    is_first = hvd.rank() == 0
     set_model_state_dict(
         empty,
         whole.state_dict(),  # of the other ranks, only the versions of modules count
         options=StateDictOptions(full_state_dict=True, broadcast_from_rank0=True),
     )
     buffers = dict(empty.named_buffers())
-    if is_first:
+    if hvd.rank() == 0:
         for name, buffer in whole.named_buffers():
             buffers[name].copy_(buffer)
     broadcast_parameters(buffers, root_rank=0)
-    return empty
 
 
 def shard(

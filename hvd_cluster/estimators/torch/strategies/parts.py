@@ -19,21 +19,23 @@ SHARED_NAME = "optimizer"
 Shape = tuple[torch.Size, torch.dtype]
 
 
-def tensors_of(model: Mapping[str, Any], optimizer: Any) -> dict[str, torch.Tensor]:
-    """All tensors of a model's state and of this rank's optimizer, which share memory with them.
+def tensors_of(model: Mapping[str, Any], *optimizers: Any) -> dict[str, torch.Tensor]:
+    """All tensors of a model's state and of this rank's optimizers, which share memory with them.
 
     Optimizers that train apart have states by other names on each rank.
 
     Args:
         model: the state to keep.
-        optimizer: its state, by the position of the parameter.
+        optimizers: their states, by the position of the parameter.
     """
     found = {f"model.{name}": value for name, value in model.items() if isinstance(value, torch.Tensor)}
-    for index, entry in _entries(optimizer).items():
-        name = f"{_own_name(optimizer)}.{index}"
-        found |= {f"{name}.{key}": one for key, one in entry.items() if isinstance(one, torch.Tensor)}
-    exchange = getattr(optimizer, "exchange", None)
-    return found if exchange is None else found | {f"exchange.{key}": one for key, one in exchange.state().items()}
+    for optimizer in optimizers:
+        for index, entry in _entries(optimizer).items():
+            name = f"{_own_name(optimizer)}.{index}"
+            found |= {f"{name}.{key}": one for key, one in entry.items() if isinstance(one, torch.Tensor)}
+        if (exchange := getattr(optimizer, "exchange", None)) is not None:
+            found |= {f"exchange.{key}": one for key, one in exchange.state().items()}
+    return found
 
 
 def _own_name(optimizer: Any) -> str:
@@ -42,8 +44,13 @@ def _own_name(optimizer: Any) -> str:
     return name
 
 
-def rest_of(model: Mapping[str, Any], optimizer: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What :func:`tensors_of` leaves out, as state dicts: other values, and the options of the param groups."""
+def others_of(model: Mapping[str, Any]) -> dict[str, Any]:
+    """What :func:`tensors_of` leaves out of a model's state."""
+    return with_versions({name: one for name, one in model.items() if not isinstance(one, torch.Tensor)}, model)
+
+
+def rest_of(optimizer: Any) -> dict[str, Any]:
+    """What it leaves out of an optimizer's state, as a state dict: other values, and the options of the groups."""
     state = {
         index: {key: one for key, one in entry.items() if not isinstance(one, torch.Tensor)}
         for index, entry in _entries(optimizer).items()
@@ -53,36 +60,27 @@ def rest_of(model: Mapping[str, Any], optimizer: Any) -> tuple[dict[str, Any], d
         positions = list(range(start, start + len(group["params"])))
         groups.append({**group, "params": positions})
         start += len(positions)
-    others = with_versions({name: one for name, one in model.items() if not isinstance(one, torch.Tensor)}, model)
     undivided = [name for name, one in tensors_of({}, optimizer).items() if _is_undivided(one)]
     entries = {index: entry for index, entry in state.items() if entry}
-    return others, {"state": entries, "param_groups": groups, "undivided": undivided}
+    return {"state": entries, "param_groups": groups, "undivided": undivided}
 
 
 def _is_undivided(value: torch.Tensor) -> bool:
     return isinstance(value, DTensor) and all(one.is_replicate() for one in value.placements)
 
 
-def load(
-    model: torch.nn.Module,
-    optimizer: Any,
-    shards: Shards,
-    rest: tuple[Mapping[str, Any], Any],
-    *,
-    is_whole: bool,
-    alone: bool,
+def load_model(
+    model: torch.nn.Module, shards: Shards, others: Mapping[str, Any], *, is_whole: bool, alone: bool
 ) -> None:
-    """Load this rank's part of what :func:`tensors_of` and :func:`rest_of` gave, on any number of ranks.
+    """Load this rank's part of what :func:`tensors_of` and :func:`others_of` gave, on any number of ranks.
 
     Args:
-        optimizer: None loads the model only.
         is_whole: all tensors of the model's state must be there, not only its trainable parameters.
         alone: only this process reads; else every rank takes part.
 
     Raises:
-        RuntimeError: the shards are of another model or optimizer.
+        RuntimeError: the shards are of another model.
     """
-    others, optimizer_rest = rest
     shapes = shards.shapes()
     state = {f"model.{name}": one for name, one in model.state_dict().items() if isinstance(one, torch.Tensor)}
     stored = {name for name in shapes if name.startswith("model.")}
@@ -96,41 +94,51 @@ def load(
         "of another shape",
         {name for name, one in targets.items() if shapes[name][0] != one.shape},
     )
-    entries: dict[int, dict[str, Any]] = {}
-    exchange = getattr(optimizer, "exchange", None)
-    exchanged: dict[str, torch.Tensor] = {}
-    if optimizer is not None:
-        parameters = _parameters(optimizer)
-        own = _own_positions(optimizer)
-        _require(
-            [len(group["params"]) for group in optimizer_rest["param_groups"]]
-            == [len(group["params"]) for group in optimizer.param_groups],
-            "the optimizer has other param groups",
-            (),
-        )
-        own_name = _own_name(optimizer)
-        if not any(name.startswith(f"{own_name}.") for name in shapes):
-            own_name = SHARED_NAME  # there were fewer ranks
-        undivided = set(optimizer_rest.get("undivided", ()))
-        for name, shape in shapes.items():
-            kind, _, place = name.partition(".")
-            index, _, key = place.partition(".")
-            if kind == own_name and int(index) in own:
-                targets[name] = _like(parameters[int(index)], shape, name not in undivided)
-                entries.setdefault(int(index), {})[key] = targets[name]
-            elif kind == "exchange" and exchange is not None and exchange.needs(place):
-                exchanged[place] = targets[name] = torch.zeros(shape[0], dtype=shape[1])
     shards.read(targets, alone=alone)
     model.load_state_dict(others, strict=False)
-    if optimizer is not None:
-        for index, entry in optimizer_rest["state"].items():
-            if index in own:
-                entries.setdefault(index, {}).update(entry)
-        optimizer.load_state_dict({"state": entries, "param_groups": optimizer_rest["param_groups"]})
-        if holder(optimizer) is not optimizer:
-            optimizer.state.clear()  # ZeRO has copied it
-        if exchange is not None:
-            exchange.load(exchanged)
+
+
+def load_optimizer(optimizer: Any, shards: Shards, rest: Mapping[str, Any], *, alone: bool) -> None:
+    """Load this rank's part of what :func:`tensors_of` and :func:`rest_of` gave, after the model.
+
+    Args:
+        alone: only this process reads; else every rank takes part.
+
+    Raises:
+        RuntimeError: the shards are of another optimizer.
+    """
+    parameters, own = _parameters(optimizer), _own_positions(optimizer)
+    exchange = getattr(optimizer, "exchange", None)
+    _require(
+        [len(group["params"]) for group in rest["param_groups"]]
+        == [len(group["params"]) for group in optimizer.param_groups],
+        "the optimizer has other param groups",
+        (),
+    )
+    shapes, own_name = shards.shapes(), _own_name(optimizer)
+    if not any(name.startswith(f"{own_name}.") for name in shapes):
+        own_name = own_name.partition("-")[0]  # there were fewer ranks
+    undivided = set(rest.get("undivided", ()))
+    targets: dict[str, torch.Tensor] = {}
+    exchanged: dict[str, torch.Tensor] = {}
+    entries: dict[int, dict[str, Any]] = {}
+    for name, shape in shapes.items():
+        kind, _, place = name.partition(".")
+        index, _, key = place.partition(".")
+        if kind == own_name and int(index) in own:
+            targets[name] = _like(parameters[int(index)], shape, name not in undivided)
+            entries.setdefault(int(index), {})[key] = targets[name]
+        elif kind == "exchange" and exchange is not None and exchange.needs(place):
+            exchanged[place] = targets[name] = torch.zeros(shape[0], dtype=shape[1])
+    shards.read(targets, alone=alone)
+    for index, entry in rest["state"].items():
+        if index in own:
+            entries.setdefault(index, {}).update(entry)
+    optimizer.load_state_dict({"state": entries, "param_groups": rest["param_groups"]})
+    if holder(optimizer) is not optimizer:
+        optimizer.state.clear()  # ZeRO has copied it
+    if exchange is not None:
+        exchange.load(exchanged)
 
 
 def _require(condition: bool, text: str, names: Iterable[str]) -> None:

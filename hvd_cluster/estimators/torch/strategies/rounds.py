@@ -119,7 +119,11 @@ class TrainsApart(ReadyGradients):
         self.exchange.begin_step()
         loss = super().step(closure)
         self.exchange.average_parameters()
+        self.mark_stepped()
         return loss
+
+    # A scheduler that was made for the original must not warn about another step().
+    step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
 
 
 def rounds_of(config: LocalSGD | DiLoCo, base: torch.optim.Optimizer, rank: int) -> Any:

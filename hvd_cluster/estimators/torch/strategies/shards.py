@@ -92,6 +92,10 @@ class Shards:
         except CheckpointException as error:
             raise RuntimeError(f"the checkpoint {self._path} cannot be read: {_cause(error)}") from error
 
+    def delete(self) -> None:
+        """Delete the folder."""
+        self._store.delete(self._path)
+
     def _reader(self) -> Any:
         if self._store.is_local:
             return _PlainReader(self._store.get_localized_path(self._path))
