@@ -173,7 +173,7 @@ def interface_address(interface: str) -> str:
     Raises:
         ConnectionError: there is no such interface, or it has no address.
     """
-    for address in interface_addresses(interface.split(",")):
+    for address in interface_addresses(interface):
         return address
     names = ", ".join(name for _, name in socket.if_nameindex())
     raise ConnectionError(

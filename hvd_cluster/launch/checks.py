@@ -13,11 +13,22 @@ _COOLDOWN_BOUNDS_S = (1.0, 3600.0)
 _MAX_PORT = 65535
 
 
-def num_proc_problems(num_proc: object, name: str = "num_proc") -> list[str]:
-    """Problems of a number of workers; None means as many as fit."""
-    if num_proc is None or (isinstance(num_proc, Integral) and int(num_proc) >= 1):
+def whole_problems(name: str, value: Any, minimum: int | None = None) -> list[str]:
+    """Problems of a value that must be a whole number, of at least ``minimum`` if that is given."""
+    is_whole = isinstance(value, Integral) and not isinstance(value, bool)
+    if is_whole and (minimum is None or value >= minimum):
         return []
-    return [f"{name}={num_proc!r} must be a whole number of at least 1: a job needs a worker"]
+    return [f"{name}={value!r} must be a whole number{'' if minimum is None else f' of at least {minimum}'}"]
+
+
+def count_problems(name: str, value: Any, minimum: int = 1) -> list[str]:
+    """As :func:`whole_problems`; None is not checked."""
+    return [] if value is None else whole_problems(name, value, minimum)
+
+
+def verbosity_problems(name: str, value: Any) -> list[str]:
+    """Problems of how much output is shown: 0, 1, 2, or Horovod's False and True."""
+    return [] if isinstance(value, bool) else whole_problems(name, value, 0)
 
 
 def num_proc_range_problems(given: Mapping[str, int | None]) -> list[str]:
@@ -28,33 +39,16 @@ def num_proc_range_problems(given: Mapping[str, int | None]) -> list[str]:
             names of the arguments; None for no limit.
     """
     (name, num_proc), (min_name, min_num_proc), (max_name, max_num_proc), (reset_name, reset_limit) = given.items()
-    counts = ((name, num_proc), (min_name, min_num_proc), (max_name, max_num_proc))
-    if wrong := [
-        problem for each, value in (*counts, (reset_name, reset_limit)) for problem in _type_problems(each, value)
-    ]:
-        return wrong
-    problems = [f"{each}={value!r} must be at least 1" for each, value in counts if value is not None and value < 1]
+    problems = [text for each in (name, min_name, max_name) for text in count_problems(each, given[each])]
+    if problems := problems + count_problems(reset_name, reset_limit, 0):
+        return problems
     if num_proc is not None and min_num_proc is not None and min_num_proc > num_proc:
         problems.append(f"{min_name}={min_num_proc} is more than {name}={num_proc}")
     if num_proc is not None and max_num_proc is not None and max_num_proc < num_proc:
         problems.append(f"{max_name}={max_num_proc} is less than {name}={num_proc}")
     if num_proc is None and min_num_proc is not None and max_num_proc is not None and max_num_proc < min_num_proc:
         problems.append(f"{max_name}={max_num_proc} is less than {min_name}={min_num_proc}")
-    if reset_limit is not None and reset_limit < 0:
-        problems.append(f"{reset_name}={reset_limit} must be at least 0")
     return problems
-
-
-def _type_problems(name: str, value: object) -> list[str]:
-    is_count = value is None or (isinstance(value, Integral) and not isinstance(value, bool))
-    return [] if is_count else [f"{name}={value!r} must be a whole number"]
-
-
-def count_problems(name: str, value: Any) -> list[str]:
-    """Problems of a value that must be a whole number of at least 1, or None."""
-    return _type_problems(name, value) or (
-        [] if value is None or value >= 1 else [f"{name}={value} must be at least 1"]
-    )
 
 
 def amount_problems(name: str, value: Any, unit: str = "") -> list[str]:
@@ -79,7 +73,7 @@ def cooldown_problems(name: str, pair: Any) -> list[str]:
 def seconds_problems(given: Mapping[str, Any]) -> list[str]:
     """Problems of numbers of seconds, by the names of their arguments; None is not checked."""
     return [
-        f"{name}={format(value, 'g') if isinstance(value, Real) else repr(value)} must be > 0 seconds"
+        f"{name}={format(value, 'g') if isinstance(value, float) else repr(value)} must be > 0 seconds"
         for name, value in given.items()
         if value is not None and (amount_problems("", value) or value == 0)
     ]
@@ -104,8 +98,8 @@ def port_problems(name: str, value: Any) -> list[str]:
 
 
 def flag_problems(name: str, value: Any) -> list[str]:
-    """Problems of a value that must be True or False."""
-    return [] if value in (True, False) else [f"{name}={value!r} must be True or False"]
+    """Problems of a value that must be True or False; None is not checked."""
+    return [] if value is None or value in (True, False) else [f"{name}={value!r} must be True or False"]
 
 
 def controller_problems(use_gloo: bool | None, use_mpi: bool | None) -> list[str]:
@@ -146,11 +140,3 @@ def checked_variables(env: Mapping[str, Any] | None) -> dict[str, str | None]:
         name: None if value is None else os.fspath(value) if isinstance(value, os.PathLike) else str(value)
         for name, value in (env or {}).items()
     }
-
-
-def interface_names(nics: str | Iterable[str] | None) -> tuple[str, ...]:
-    """The network interfaces in ``nics``: a name, several names, or one text with names separated by commas."""
-    texts = [nics] if isinstance(nics, str) else list(nics or ())
-    if isinstance(nics, (set, frozenset)):
-        texts = sorted(texts)  # the same first interface on every host
-    return tuple(name.strip() for text in texts for name in text.split(",") if name.strip())

@@ -13,8 +13,8 @@ import sysconfig
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from hvd_cluster.launch.checks import interface_names
 from hvd_cluster.oldpaths.shim import other_entries, shim_env
+from hvd_cluster.rendezvous.addresses import interface_names
 from hvd_cluster.topology import Topology, export, inherited_env, is_job_variable
 
 logger = logging.getLogger(__name__)

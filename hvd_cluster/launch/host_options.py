@@ -13,6 +13,7 @@ from hvd_cluster.launch.run_options import RunOptions
 from hvd_cluster.launch.spec import ElasticSpec, JobSpec
 from hvd_cluster.launch.ssh.options import SshOptions
 from hvd_cluster.launch.task import Task
+from hvd_cluster.rendezvous.addresses import interface_names
 from hvd_cluster.settings import Settings
 
 
@@ -94,7 +95,7 @@ class HostOptions(RunOptions):
         ssh = SshOptions(
             port=self.ssh_port, identity_file=self.ssh_identity_file, connect_timeout_s=settings.start_timeout_s
         )
-        interfaces = self.interfaces or checks.interface_names(settings.gloo_interface)
+        interfaces = self.interfaces or interface_names(settings.gloo_interface)
         if self.is_elastic:
             return ElasticSpec.of(
                 self,

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from hvd_cluster.launch.checks import count_problems
 from hvd_cluster.rendezvous.sockets import LOOPBACK
 
 _NAME = r"(?:[\w.-]+@)?(?:[\w.-]+|\[[0-9a-fA-F:.]+\])"
@@ -25,6 +26,10 @@ class Host:
     name: str
     #: The number of workers that it takes.
     slots: int
+
+    def __post_init__(self) -> None:
+        if wrong := count_problems("slots", self.slots, 0):  # 0: discovered, but full
+            raise ValueError(f"host {self.name}: {wrong[0]}")
 
     @property
     def address(self) -> str:
@@ -112,8 +117,8 @@ def fill(hosts: Sequence[Host], num_proc: int) -> list[Host]:
     Raises:
         ValueError: there are too few slots, or ``num_proc`` is less than 1.
     """
-    if num_proc < 1:
-        raise ValueError(f"-np must be at least 1, not {num_proc}")
+    if wrong := count_problems("-np", num_proc):
+        raise ValueError(wrong[0])
     slots = sum(host.slots for host in hosts)
     if slots < num_proc:
         raise ValueError(f"Requested more processes ({num_proc}) than there are available slots ({slots})")

@@ -9,6 +9,7 @@ import logging
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from numbers import Real
 from typing import Any, ParamSpec, TextIO, TypeVar
 
 from hvd_cluster.launch import checks
@@ -17,6 +18,7 @@ from hvd_cluster.launch.logs import LinePrinter, printer
 from hvd_cluster.launch.task import Task
 from hvd_cluster.launch.worker_group import Callbacks, OnEvent, ignore_event
 from hvd_cluster.oldpaths.shim import serves_horovod
+from hvd_cluster.rendezvous.addresses import interface_names
 from hvd_cluster.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -24,6 +26,8 @@ logger = logging.getLogger(__name__)
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T", bound="RunOptions")
+
+_FLAGS = ("prefix_output_with_timestamp", "use_gloo", "use_mpi")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -86,11 +90,13 @@ class RunOptions:
     def problems(self) -> list[str]:
         """What is wrong with the arguments, a sentence each."""
         name = self.name_of
-        count = checks.num_proc_problems(self.num_proc, name("num_proc"))
+        count = checks.count_problems(name("num_proc"), self.num_proc)
         timeouts = {name(each): getattr(self, each) for each in ("start_timeout", "elastic_timeout")}
         return [
             *count,
             *checks.seconds_problems(timeouts),
+            *checks.verbosity_problems("verbose", self.verbose),
+            *(text for each in _FLAGS for text in checks.flag_problems(name(each), getattr(self, each))),
             *checks.controller_problems(self.use_gloo, self.use_mpi),
             *checks.interface_problems(self.nics, name("nics")),
             *checks.variable_problems(self.env),
@@ -121,7 +127,7 @@ class RunOptions:
     @property
     def interfaces(self) -> tuple[str, ...]:
         """The names of the network interfaces to use; empty if none was given."""
-        return checks.interface_names(self.nics)
+        return interface_names(self.nics)
 
     @property
     def variables(self) -> dict[str, str | None]:
@@ -157,6 +163,8 @@ class RunOptions:
 def checked_arguments(fn: Callable[P, R]) -> Callable[P, R]:
     """Let None mean "not given" for each argument of ``fn`` that has another default, as in Horovod's functions.
 
+    NumPy's numbers become Python's own, which locks and messages need.
+
     An argument that does not exist raises a TypeError that suggests a similar one.
     """
     parameters = inspect.signature(fn).parameters
@@ -166,13 +174,18 @@ def checked_arguments(fn: Callable[P, R]) -> Callable[P, R]:
     callee = fn.__qualname__.removesuffix(".__init__")
     known = [name for name in parameters if name not in ("self", "cls")]
 
+    def plain(name: str, value: Any) -> Any:
+        if value is None:
+            return defaults.get(name)
+        return value.item() if isinstance(value, Real) and hasattr(value, "item") else value
+
     @functools.wraps(fn)
     def wrapper(*args: Any, **kwargs: Any) -> R:
         if not takes_all:
             require_known(callee, kwargs, known)
-        named = [defaults.get(name) if value is None else value for name, value in zip(names, args, strict=False)]
-        kwargs = {name: defaults.get(name) if value is None else value for name, value in kwargs.items()}
-        return fn(*named, *args[len(names) :], **kwargs)  # type: ignore[arg-type]
+        named = [plain(name, value) for name, value in zip(names, args, strict=False)]
+        kwargs = {name: plain(name, value) for name, value in kwargs.items()}
+        return fn(*named, *args[len(names) :], **kwargs)
 
     return wrapper
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from hvd_cluster.launch.checks import flag_problems
 from hvd_cluster.launch.elastic.discovery import HostDiscovery
 from hvd_cluster.launch.run_options import checked_arguments, fields_of
 from hvd_cluster.ray.adapter import Callback
@@ -45,6 +46,7 @@ class ElasticRayExecutor:
     ) -> None:
         given: Any = settings
         wrong = resource_problems(cpus_per_slot, use_gpu, gpus_per_slot)
+        wrong += flag_problems("override_discovery", override_discovery)
         if not isinstance(given, ElasticSettings):
             wrong.append(f"settings={given!r} must be what ElasticRayExecutor.create_settings() returns")
         elif not override_discovery and settings.discovery is None:

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TextIO
 
+from hvd_cluster.launch.checks import amount_problems, flag_problems
 from hvd_cluster.launch.run_options import RunOptions, checked_arguments
 from hvd_cluster.launch.worker_group import OnEvent
 from hvd_cluster.ray.actor import ActorCall
@@ -69,7 +70,10 @@ def run(
         StartTimeoutError, NotEnoughSlotsError, WorkerFailedError, LaunchError: as
             :class:`~hvd_cluster.ray.executor.RayExecutor` raises them.
     """
-    options = RunOptions.of(locals(), resource_problems(cpus_per_worker, use_gpu, gpus_per_worker))
+    wrong = resource_problems(cpus_per_worker, use_gpu, gpus_per_worker)
+    wrong += flag_problems("use_current_placement_group", use_current_placement_group)
+    wrong += amount_problems("placement_group_timeout", placement_group_timeout, " of seconds")
+    options = RunOptions.of(locals(), wrong)
     connect()
     refuse_client("hvd_cluster.ray.run")
     call = packed(fn, args, kwargs)

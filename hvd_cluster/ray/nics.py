@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from hvd_cluster.errors import LaunchError
-from hvd_cluster.launch.checks import interface_names
 from hvd_cluster.ray.session import load_ray
-from hvd_cluster.rendezvous.addresses import named, outward_interfaces
+from hvd_cluster.rendezvous.addresses import interface_names, named, outward_interfaces
 
 
 def detect_nics(

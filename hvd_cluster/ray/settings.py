@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from hvd_cluster.launch.checks import amount_problems, count_problems, interface_problems, num_proc_range_problems
+from hvd_cluster.launch.checks import amount_problems
 from hvd_cluster.launch.elastic.discovery import HostDiscovery
 from hvd_cluster.launch.environment import interface_variables
 from hvd_cluster.launch.run_options import RunOptions
@@ -39,13 +39,14 @@ class MiniSettings:
         for each in fields(self):
             if getattr(self, each.name) is None:  # "not given", as in Horovod's functions
                 setattr(self, each.name, each.default)
-        if wrong := self._value_problems():
-            raise ValueError("; ".join(wrong))
-
-    def _value_problems(self) -> list[str]:
         wrong = amount_problems("timeout_s", self.timeout_s, " of seconds")
         wrong += amount_problems("placement_group_timeout_s", self.placement_group_timeout_s, " of seconds")
-        return wrong + interface_problems(self.nics)
+        try:
+            self.options({})
+        except ValueError as error:
+            wrong.append(str(error))
+        if wrong:
+            raise ValueError("; ".join(wrong))
 
     @property
     def start_timeout(self) -> float:
@@ -54,7 +55,7 @@ class MiniSettings:
 
     def options(self, env: Mapping[str, str | None]) -> RunOptions:
         """These settings as the options of a job whose workers get the variables ``env``."""
-        return RunOptions(nics=self.nics, env=env, verbose=int(self.verbose))
+        return RunOptions(nics=self.nics, env=env, verbose=self.verbose)
 
 
 @dataclass
@@ -75,16 +76,9 @@ class ElasticSettings(MiniSettings):
     discovery: HostDiscovery | None = None
     elastic: bool = True
 
-    def _value_problems(self) -> list[str]:
-        counts = count_problems("min_num_proc", self.min_num_proc) + count_problems("max_num_proc", self.max_num_proc)
-        names = ("num_proc", "min_num_proc", "max_num_proc", "reset_limit")
-        counts = counts or num_proc_range_problems({name: getattr(self, name, None) for name in names})
-        return super()._value_problems() + counts
-
     def options(self, env: Mapping[str, str | None]) -> RunOptions:
         return replace(
             super().options(env),
-            num_proc=self.min_num_proc,
             min_num_proc=self.min_num_proc,
             max_num_proc=self.max_num_proc,
             reset_limit=self.reset_limit,

@@ -88,8 +88,7 @@ class ExecutorSpec:
             wrong.append(f"settings={self.settings!r} must be what create_settings() returns")
         names = ("num_workers", "num_hosts", "num_workers_per_host", "min_workers", "max_workers")
         wrong += [text for name in names for text in count_problems(name, getattr(self, name))]
-        if self.reset_limit is not None:
-            wrong += amount_problems("reset_limit", self.reset_limit)
+        wrong += count_problems("reset_limit", self.reset_limit, 0)
         wrong += amount_problems("elastic_timeout", self.elastic_timeout, " of seconds")
         for name in ("use_current_placement_group", "override_discovery"):
             wrong += flag_problems(name, getattr(self, name))
@@ -162,8 +161,7 @@ def resource_problems(cpus: float, use_gpu: bool, gpus: float | None) -> list[st
     if gpus is not None and not use_gpu:
         wrong.append(f"gpus_per_worker={gpus!r} is set, but use_gpu is not: set use_gpu=True")
     elif gpus is not None:
-        bad = amount_problems("gpus_per_worker", gpus)
-        wrong += bad
+        wrong += (bad := amount_problems("gpus_per_worker", gpus))
         if not bad and (gpus < 1 or gpus != int(gpus)):
             wrong.append(f"gpus_per_worker={gpus} must be a whole number >= 1: workers cannot share a GPU")
     return wrong

@@ -20,6 +20,7 @@ from typing import Any
 from ray.train.backend import Backend, BackendConfig
 from ray.train.torch import TorchTrainer
 
+from hvd_cluster.launch.checks import flag_problems, interface_problems, seconds_problems
 from hvd_cluster.launch.environment import enable_horovod_import, interface_variables, thread_variables
 from hvd_cluster.launch.placement import Slot, place
 from hvd_cluster.oldpaths.shim import serves_horovod
@@ -52,6 +53,11 @@ class HorovodConfig(BackendConfig):
     nics: str | None = None
     timeout_s: float | None = None
     as_horovod: bool = field(default_factory=serves_horovod)
+
+    def __post_init__(self) -> None:
+        wrong = seconds_problems({"timeout_s": self.timeout_s}) + flag_problems("as_horovod", self.as_horovod)
+        if wrong := wrong + interface_problems(self.nics):
+            raise ValueError("; ".join(wrong))
 
     def timeout(self, environ: Mapping[str, str]) -> dict[str, str]:
         """The variable for :attr:`timeout_s` in a worker with the environment ``environ``; none if it is set."""

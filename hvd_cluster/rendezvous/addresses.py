@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from hvd_cluster.errors import AuthenticationError
@@ -40,22 +40,30 @@ def pid_namespace() -> str:
         return ""
 
 
-def interface_addresses(names: Sequence[str] = ()) -> list[str]:
+def interface_names(nics: str | Iterable[str] | None) -> tuple[str, ...]:
+    """The network interfaces in ``nics``: a name, several names, or one text with names separated by commas."""
+    texts = [nics] if isinstance(nics, str) else list(nics or ())
+    if isinstance(nics, (set, frozenset)):
+        texts = sorted(texts)  # the same first interface on every host
+    return tuple(name.strip() for text in texts for name in text.split(",") if name.strip())
+
+
+def interface_addresses(nics: str | Iterable[str] | None = None) -> list[str]:
     """The addresses of this host's interfaces, the loopback one last.
 
-    ``names`` selects interfaces; empty stands for all of them. An interface's IPv4 address, or its IPv6 addresses if it
-    has none.
+    ``nics`` selects interfaces, as :func:`interface_names` reads it; None stands for all of them. An interface's IPv4
+    address, or its IPv6 addresses if it has none.
     """
     import fcntl
 
     found: list[str] = []
     ipv6 = _ipv6_addresses()
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        for name in names or [name for _, name in socket.if_nameindex()]:
+        for name in [name for _, name in socket.if_nameindex()] if nics is None else interface_names(nics):
             try:
-                answer = fcntl.ioctl(probe.fileno(), _GET_ADDRESS, struct.pack("256s", name.strip().encode()[:15]))
+                answer = fcntl.ioctl(probe.fileno(), _GET_ADDRESS, struct.pack("256s", name.encode()[:15]))
             except OSError:  # no such interface, or one without an IPv4 address
-                found += ipv6.get(name.strip(), [])
+                found += ipv6.get(name, [])
             else:
                 found.append(socket.inet_ntoa(answer[20:24]))
     return sorted(found, key=lambda address: (address.startswith("127."), ":" in address))

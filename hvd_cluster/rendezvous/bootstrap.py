@@ -275,7 +275,7 @@ def join_store_in_folder(
 def _publish(topology: Topology, note: Path, timeout_s: float, interface: str) -> JoinedStore:
     secret = new_secret()
     note.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    wanted = interface_addresses(interface.split(",")) if interface else []
+    wanted = interface_addresses(interface) if interface else []
     server = KeyValueServer(secret, wanted or ANY)
     try:
         content = {

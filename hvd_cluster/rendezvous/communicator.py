@@ -111,7 +111,7 @@ def join_store_over_mpi(comm: Communicator, timeout_s: float, interface: str = "
     server, offer, failure = None, None, ""
     if rank == 0 and len(keys) > 1:
         secret = new_secret()
-        wanted = interface_addresses(interface.split(",")) if interface else []
+        wanted = interface_addresses(interface) if interface else []
         server = KeyValueServer(secret, LOOPBACK if is_one_host else wanted or ANY)
         addresses = [LOOPBACK] if is_one_host else wanted if interface else interface_addresses()
         offer = (addresses, server.port, secret)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TextIO
 
 from hvd_cluster.launch.call import pack
-from hvd_cluster.launch.checks import num_proc_problems
+from hvd_cluster.launch.checks import count_problems
 from hvd_cluster.launch.outcome import collect
 from hvd_cluster.launch.run_options import RunOptions, checked_arguments
 from hvd_cluster.spark import preflight
@@ -108,10 +108,7 @@ def run(
 
 
 def _workers_per_task_problems(num_proc: int | None, workers_per_task: int) -> list[str]:
-    if num_proc_problems(num_proc):
-        return []
-    if workers_per_task < 1:
-        return [f"workers_per_task={workers_per_task!r} must be a whole number of at least 1"]
-    if num_proc is not None and num_proc % workers_per_task:
-        return [f"num_proc={num_proc} must be a multiple of workers_per_task={workers_per_task}"]
-    return []
+    wrong = count_problems("workers_per_task", workers_per_task)
+    if wrong or num_proc is None or count_problems("num_proc", num_proc) or num_proc % workers_per_task == 0:
+        return wrong
+    return [f"num_proc={num_proc} must be a multiple of workers_per_task={workers_per_task}"]

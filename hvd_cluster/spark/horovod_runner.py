@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hvd_cluster.launch.call import captured, pack
+from hvd_cluster.launch.checks import whole_problems
 from hvd_cluster.launch.local import run as run_here
 from hvd_cluster.spark.driver_log import show
 from hvd_cluster.spark.function import run as run_on_spark
@@ -30,9 +31,7 @@ class HorovodRunner:
     """
 
     def __init__(self, *, np: int, driver_log_verbosity: str = "log_callback_only") -> None:
-        wrong = []
-        if isinstance(np, bool) or not isinstance(np, int):
-            wrong.append(f"np={np!r} must be a whole number")
+        wrong = whole_problems("np", np)
         if driver_log_verbosity not in _VERBOSITIES:
             wrong.append(f"driver_log_verbosity={driver_log_verbosity!r} must be one of {', '.join(_VERBOSITIES)}")
         if wrong:

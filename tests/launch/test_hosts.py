@@ -4,10 +4,12 @@ import errno
 import os
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hvd_cluster.launch import hosts
+from hvd_cluster.launch.horovod.hosts import HostInfo, get_host_assignments
 from hvd_cluster.launch.hosts import Host, fill, is_local, parse_hostfile, parse_hosts, read_hostfile
 
 
@@ -71,8 +73,18 @@ def test_hosts_are_filled_in_order_with_exactly_as_many_workers_as_asked_for() -
 def test_too_few_slots_are_refused() -> None:
     with pytest.raises(ValueError, match=r"Requested more processes \(4\) than there are available slots \(3\)"):
         fill([Host("a", 1), Host("b", 2)], 4)
-    with pytest.raises(ValueError, match="-np must be at least 1, not 0"):
+    with pytest.raises(ValueError, match="-np=0 must be a whole number of at least 1"):
         fill([Host("a", 1)], 0)
+
+
+@pytest.mark.parametrize("slots", ["2", 1.5, True, -1])
+def test_slots_that_are_not_a_whole_number_are_refused_by_the_name_of_their_host(slots: Any) -> None:
+    with pytest.raises(ValueError, match=rf"host a: slots={slots!r} must be a whole number of at least 0"):
+        Host("a", slots)
+    with pytest.raises(ValueError, match="host a: slots="):
+        get_host_assignments([HostInfo("a", slots)], 1)
+    with pytest.raises(ValueError, match=f"min_num_proc={slots!r} must be a whole number of at least 1"):
+        get_host_assignments([HostInfo("a", 2)], slots)
 
 
 @pytest.mark.parametrize("name", ["localhost", "127.0.0.1", "127.0.0.7", "::1", socket.gethostname()])

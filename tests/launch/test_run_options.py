@@ -1,13 +1,17 @@
 from __future__ import annotations
 
+import functools
 import inspect
 import io
 import logging
+import math
+import re
 import warnings
 from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
 
+import numpy as np
 import pytest
 
 import hvd_cluster
@@ -47,6 +51,56 @@ def test_every_launcher_refuses_a_wrong_value_of_a_shared_argument_before_it_sta
             positional = () if run is local.Executor else (print,)
             with pytest.raises(ValueError, match=text):
                 run(*positional, **{name: value}, **more)
+
+
+#: Kind of an argument -> what is wrong for it.
+WRONG_KINDS: dict[str, tuple[Any, ...]] = {
+    "count": ("2", 1.5, True, -1),
+    "amount": ("2", True, -1, math.nan),
+    "flag": ("yes", 2),
+    "verbosity": ("loud", 1.5, -1),
+}
+KINDS = {
+    **dict.fromkeys(["num_proc", "min_num_proc", "max_num_proc", "reset_limit", "slots", "workers_per_task"], "count"),
+    **dict.fromkeys(["num_workers", "num_hosts", "num_workers_per_host", "min_workers", "max_workers"], "count"),
+    **dict.fromkeys(["start_timeout", "elastic_timeout", "placement_group_timeout", "timeout_s"], "amount"),
+    **dict.fromkeys(["placement_group_timeout_s", "cpus_per_worker", "cpus_per_slot", "gpus_per_slot"], "amount"),
+    **dict.fromkeys(["prefix_output_with_timestamp", "use_gloo", "use_mpi", "use_gpu", "override_discovery"], "flag"),
+    **dict.fromkeys(["use_current_placement_group", "as_horovod"], "flag"),
+    "gpus_per_worker": "amount",
+    "verbose": "verbosity",
+}
+#: Argument -> the one that it needs.
+NEEDED = {"max_num_proc": "min_num_proc", "reset_limit": "min_num_proc", "max_workers": "min_workers"}
+
+
+def executors() -> list[Callable[..., Any]]:
+    pytest.importorskip("ray", reason="ray is not installed: pip install '.[ray]'")
+    from hvd_cluster.ray import ElasticRayExecutor, RayExecutor
+    from hvd_cluster.ray.train import HorovodConfig
+
+    elastic = functools.partial(ElasticRayExecutor, ElasticRayExecutor.create_settings())
+    return [RayExecutor, RayExecutor.create_settings, elastic, ElasticRayExecutor.create_settings, HorovodConfig]
+
+
+def test_every_launcher_refuses_a_count_a_time_or_a_flag_of_another_kind_by_its_name() -> None:
+    refused = 0
+    for make in [*run_functions(), *executors()]:
+        parameters = inspect.signature(make).parameters
+        positional = (print,) if "fn" in parameters or "func" in parameters else ()
+        for name in KINDS.keys() & parameters.keys():
+            more = {NEEDED[name]: 1} if NEEDED.get(name) in parameters else {}
+            more |= {"use_gpu": True} if name.startswith("gpus_per") else {}
+            for value in WRONG_KINDS[KINDS[name]]:
+                with pytest.raises(ValueError, match=f"{name}={re.escape(repr(value))} must be") as raised:
+                    make(*positional, **{name: value}, **more)
+                assert type(raised.value) is ValueError
+                refused += 1
+    assert refused > 100
+
+
+def test_a_launcher_takes_numbers_of_numpy() -> None:
+    assert local.run(int, num_proc=np.int64(1), start_timeout=np.float32(60)) == [0]  # type: ignore[arg-type]
 
 
 def test_every_launcher_suggests_the_argument_that_was_meant() -> None:

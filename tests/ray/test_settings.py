@@ -65,7 +65,7 @@ def test_an_argument_that_does_not_exist_is_refused_with_the_one_that_was_meant(
     ("arguments", "texts"),
     [
         ({"max_workers": 2}, ["min_workers is not"]),
-        ({"min_workers": 0}, ["min_workers=0 must be at least 1"]),
+        ({"min_workers": 0}, ["min_workers=0 must be a whole number of at least 1"]),
         ({"min_workers": 1, "override_discovery": False}, ["override_discovery=False needs settings with a"]),
         (
             {"min_workers": 1, "num_workers": 1},
@@ -133,8 +133,11 @@ def test_arguments_of_the_wrong_type_are_named(args: Any, kwargs: Any, text: str
 @pytest.mark.parametrize(
     ("wrong", "text"),
     [
-        ({"min_num_proc": 0, "timeout_s": -1}, "timeout_s=-1 must be >= 0; min_num_proc=0 must be at least 1"),
-        ({"min_num_proc": "2"}, "min_num_proc='2' must be a whole number"),
+        (
+            {"min_num_proc": 0, "timeout_s": -1},
+            "timeout_s=-1 must be >= 0; min_num_proc=0 must be a whole number of at least 1",
+        ),
+        ({"min_num_proc": "2"}, "min_num_proc='2' must be a whole number of at least 1"),
         ({"min_np": 3, "max_np": 2}, "max_num_proc=2 is less than min_num_proc=3"),
     ],
 )

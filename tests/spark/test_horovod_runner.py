@@ -136,6 +136,10 @@ def test_the_keras_callback_reports_each_epoch(capsys: pytest.CaptureFixture[str
 def test_wrong_arguments_are_all_named_and_the_old_positional_form_is_none() -> None:
     with pytest.raises(ValueError, match=r"np='2' must be a whole number; driver_log_verbosity='some' must be one of"):
         HorovodRunner(np="2", driver_log_verbosity="some")  # type: ignore[arg-type]
+    for wrong in (None, True, 1.5):
+        with pytest.raises(ValueError, match=rf"np={wrong} must be a whole number"):
+            HorovodRunner(np=wrong)  # type: ignore[arg-type]
+    assert HorovodRunner(np=np.int64(-2)).num_processor == -2  # type: ignore[arg-type]
     with pytest.raises(TypeError):
         HorovodRunner(2)  # type: ignore[misc]
 

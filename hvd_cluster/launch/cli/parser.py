@@ -6,8 +6,8 @@ import argparse
 import functools
 from collections.abc import Iterable
 
-from hvd_cluster.launch.checks import interface_names
 from hvd_cluster.launch.cli.knobs import KEPT_ANYWAY, KNOBS, OBSOLETE, SWITCHES
+from hvd_cluster.rendezvous.addresses import interface_names
 
 _COUNT = "-np N is the number of workers, on all hosts together"
 _LEAVE_OUT = "hvdrun does not use MPI: leave MPI's flags out"

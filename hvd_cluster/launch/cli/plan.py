@@ -12,7 +12,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hvd_cluster.launch.checks import interface_names
 from hvd_cluster.launch.cli.knobs import knob_environment
 from hvd_cluster.launch.host_options import HostOptions
 from hvd_cluster.launch.hosts import Host, is_local
@@ -20,6 +19,7 @@ from hvd_cluster.launch.placement import Slot, place
 from hvd_cluster.launch.spec import ElasticSpec, JobSpec
 from hvd_cluster.launch.task import Task
 from hvd_cluster.oldpaths.shim import serves_horovod
+from hvd_cluster.rendezvous.addresses import interface_names
 
 #: Argument of :class:`HostOptions` -> its flag, where that is not ``--argument``.
 _FLAGS = {

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hvd_cluster.launch import hosts
+from hvd_cluster.launch.checks import count_problems
 from hvd_cluster.launch.placement import Slot, place
 
 
@@ -93,8 +94,10 @@ def get_host_assignments(
         max_num_proc: use all slots, up to this number.
 
     Raises:
-        ValueError: there are fewer slots than ``min_num_proc``.
+        ValueError: there are fewer slots than ``min_num_proc``, or a number is not a whole number.
     """
+    if wrong := count_problems("min_num_proc", min_num_proc) + count_problems("max_num_proc", max_num_proc):
+        raise ValueError("; ".join(wrong))
     named = [hosts.Host(host.hostname, host.slots) for host in hosts_]
     slots = sum(host.slots for host in named)
     count = min_num_proc if max_num_proc is None else max(min_num_proc, min(slots, max_num_proc))

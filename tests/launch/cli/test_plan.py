@@ -124,7 +124,7 @@ def test_slots_are_those_of_a_host_for_which_the_hostfile_states_none(tmp_path: 
     made = plan("-np", "4", "--slots", "3", "--hostfile", str(tmp_path / "hosts"))
     assert made.spec.hosts == (Host("a", 3), Host("b", 1))
     assert made.notes == ()
-    with pytest.raises(ValueError, match="--slots=0 must be at least 1"):
+    with pytest.raises(ValueError, match="--slots=0 must be a whole number of at least 1"):
         plan("-np", "4", "--slots", "0", "--hostfile", str(tmp_path / "hosts"))
 
 
@@ -133,10 +133,10 @@ def test_slots_are_those_of_a_host_for_which_the_hostfile_states_none(tmp_path: 
     [
         (["-np", "2", "--min-np", "3"], "--min-np=3 is more than -np=2"),
         (["-np", "4", "--max-np", "3"], "--max-np=3 is less than -np=4"),
-        (["-np", "2", "--reset-limit", "-1"], "--reset-limit=-1 must be at least 0"),
+        (["-np", "2", "--reset-limit", "-1"], "--reset-limit=-1 must be a whole number of at least 0"),
         (["-np", "2", "--blacklist-cooldown-range", "5", "2"], "--blacklist-cooldown-range 5 2 must be two increasing"),
         (["-np", "2", "--blacklist-cooldown-range", "0.5", "2"], "1 to 3600"),
-        (["-np", "2", "--slots", "0"], "--slots=0 must be at least 1"),
+        (["-np", "2", "--slots", "0"], "--slots=0 must be a whole number of at least 1"),
     ],
 )
 def test_an_elastic_job_that_makes_no_sense_is_refused(arguments: list[str], told: str) -> None:

@@ -281,7 +281,7 @@ def test_reset_limit_bounds_how_often_the_workers_change(spark: Any, tmp_path: P
     [
         ({"num_proc": 2, "min_num_proc": 3}, "min_num_proc=3 is more than num_proc=2"),
         ({"num_proc": 2, "max_num_proc": 1}, "max_num_proc=1 is less than num_proc=2"),
-        ({"min_num_proc": 0}, "min_num_proc=0 must be at least 1"),
+        ({"min_num_proc": 0}, "min_num_proc=0 must be a whole number of at least 1"),
         ({"num_proc": 0}, "num_proc=0 must be"),
         ({"num_proc": 1, "elastic_timeout": 0, "reset_limit": -1}, "elastic_timeout=0 must be.*; reset_limit=-1 must"),
     ],
