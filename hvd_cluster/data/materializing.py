@@ -24,6 +24,7 @@ from hvd_cluster.data.row_group import RowGroup
 from hvd_cluster.data.schema import Schema, infer, missing_columns_text
 from hvd_cluster.data.spark_jobs import map_batches, quoted
 from hvd_cluster.data.store import Store
+from hvd_cluster.data.tables import spark_catalog
 from hvd_cluster.data.tables.opening import is_table, open_table
 from hvd_cluster.data.tables.parquet import ParquetFolder
 from hvd_cluster.data.tables.table_source import TableSource
@@ -134,8 +135,8 @@ def materialize(
         progress=progress,
     )
     writer = _Materializer(Store.create(store), options, dataset_id, reuse=reuse)
-    named = spark_jobs.table_named(data)
-    data = data if named is None else named
+    if spark_jobs.is_table_name(data):
+        data = spark_catalog.resolved(data)
     package = type(data).__module__.split(".")[0]
     if isinstance(data, str) or hasattr(data, "__fspath__"):
         return writer.from_path(normalize(data))

@@ -212,18 +212,25 @@ def classic_session() -> Any:
     return SparkSession.getActiveSession() or SparkSession.builder.getOrCreate()
 
 
-def table_named(name: object) -> Any:
-    """The DataFrame of ``"catalog.schema.table"`` in this process's Spark session; None if it is not such a name."""
-    if (
-        not isinstance(name, str)
-        or not _TABLE_NAME.fullmatch(name)
-        or "pyspark" not in sys.modules
-        or Path(name).exists()
-    ):
+def is_table_name(name: object) -> bool:
+    """Whether this may be ``"catalog.schema.table"`` or ``"schema.table"``: no file has that name."""
+    return isinstance(name, str) and bool(_TABLE_NAME.fullmatch(name)) and not Path(name).exists()
+
+
+def table_named(name: str) -> Any:
+    """The DataFrame of a table's name in this process's Spark session; None without a session or such a table."""
+    if "pyspark" not in sys.modules:
         return None
     # A local Connect server also has a classic session in this process, but the user works with this one.
     session = connect_session()
     if session is None:
         with contextlib.suppress(ImportError):
             session = classic_session()
-    return None if session is None else session.table(name)
+    if session is None:
+        return None
+    from pyspark.errors import AnalysisException
+
+    try:
+        return session.table(name) if session.catalog.tableExists(name) else None
+    except AnalysisException:  # its first part names no catalog
+        return None

@@ -6,7 +6,8 @@ import enum
 import os
 from typing import TYPE_CHECKING, Any
 
-from hvd_cluster.data.spark_jobs import table_named
+from hvd_cluster.data.spark_jobs import is_table_name
+from hvd_cluster.data.tables import spark_catalog
 from hvd_cluster.data.tables.opening import is_table, is_table_at, open_table
 from hvd_cluster.data.writing.assembly import NO_ROWS_TEXT
 from hvd_cluster.errors import DataError
@@ -89,9 +90,8 @@ def parquet_columns(store: Store, path: str, shown: str) -> list[str]:
 
 def pinned(data: Any) -> Any:
     """The data; a table that others may write to, at its newest snapshot, or as Spark reads it."""
-    named = table_named(data)
-    if named is not None:
-        return named
+    if is_table_name(data):
+        return spark_catalog.resolved(data)
     if is_table(data):
         return open_table(data)
     if isinstance(data, (str, os.PathLike)) and is_table_at(data):

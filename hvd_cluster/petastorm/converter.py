@@ -17,6 +17,7 @@ from hvd_cluster.data import spark_jobs
 from hvd_cluster.data.shard_warning import warn_if_not_own_shard
 from hvd_cluster.data.spark_jobs import quoted
 from hvd_cluster.data.store import Store
+from hvd_cluster.data.tables import spark_catalog
 from hvd_cluster.data.tables.parquet import ParquetFolder
 from hvd_cluster.data.tables.table_source import TableSource
 from hvd_cluster.data.writing.content_address import PlanState
@@ -186,7 +187,8 @@ def make_spark_converter(
     Args:
         df: a Spark DataFrame, classic or Connect; or the path or URL of Parquet that is already there, which
             :meth:`SparkDatasetConverter.delete` deletes; or a Delta, Iceberg or Lance table (its path, its object, or
-            what :func:`hvd_cluster.data.open_table` returns), which stays as it is.
+            what :func:`hvd_cluster.data.open_table` returns), which stays as it is; or "catalog.schema.table" of this
+            process's Spark session.
         parquet_row_group_size_bytes: of a row group.
         compression_codec: of the files; None for uncompressed.
         dtype: "float32" or "float64" casts columns of floating-point numbers, arrays of them and vectors, which become
@@ -197,6 +199,8 @@ def make_spark_converter(
     Raises:
         DataError: an argument makes no sense, no folder is set, or there are no rows.
     """
+    if spark_jobs.is_table_name(df):
+        df = spark_catalog.resolved(df)
     if (table := table_of(df)) is not None:
         if not any(group.rows for group in table.fragments(())):
             raise DataError(f"{table.name} has no rows")

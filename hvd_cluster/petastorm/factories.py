@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from hvd_cluster.data import filters as filter_rules
+from hvd_cluster.data import spark_jobs
 from hvd_cluster.data.optional import load_pyarrow
 from hvd_cluster.data.reading.row_groups import RowGroupTables
 from hvd_cluster.data.tables.opening import is_table, is_table_at, open_table, require_one_version
@@ -74,7 +75,7 @@ def make_reader(
 
     Args:
         dataset_url: URL or local path of a folder, or a list of those of Parquet files; or a table: its path, its
-            object, or what ``open_table`` returns.
+            object, its name in Spark's catalog, or what ``open_table`` returns.
         schema_fields: the fields to read: UnischemaFields and regular expressions for whole names; None for all.
         reader_pool_type: "thread" or "process" (which is served by threads too: decoding holds no GIL), or "dummy" to
             read in the caller's thread.
@@ -220,12 +221,10 @@ def _make(options: ReaderOptions, source: Any, storage_options: Any, filesystem:
 def table_of(
     source: Any, filesystem: Any = None, storage_options: Mapping[str, Any] | None = None
 ) -> TableSource | None:
-    """The table that a user gives, as an object or by its path; None for Parquet.
-
-    It is a Delta, Iceberg or Lance table.
-    """
+    """The table that a user gives, as an object, by its path or by its name; None for a path of Parquet."""
     is_path = isinstance(source, (str, os.PathLike)) and bool(os.fspath(source))
-    if is_table(source) or (is_path and is_table_at(source, filesystem, storage_options)):
+    is_name = filesystem is None and spark_jobs.is_table_name(source)
+    if is_table(source) or is_name or (is_path and is_table_at(source, filesystem, storage_options)):
         return open_table(source, filesystem=filesystem, storage_options=storage_options)
     return None
 

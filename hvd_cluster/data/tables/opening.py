@@ -7,10 +7,11 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from hvd_cluster.data import spark_jobs
 from hvd_cluster.data.files.filesystems import as_filesystem, is_local, normalize
 from hvd_cluster.data.reading.parquet_files import files_of, format_at
 from hvd_cluster.data.store import Store
-from hvd_cluster.data.tables import object_store
+from hvd_cluster.data.tables import object_store, spark_catalog
 from hvd_cluster.data.tables.parquet import ParquetFolder
 from hvd_cluster.data.tables.table_source import TableSource
 from hvd_cluster.errors import DataError
@@ -58,7 +59,9 @@ def open_table(
 
     Args:
         source: path or URL of a Delta, Iceberg or Lance table or of Parquet (a list of paths is Parquet); or a
-            ``deltalake.DeltaTable``, ``pyiceberg.table.Table``, ``lance.LanceDataset`` or ``pyarrow.dataset.Dataset``.
+            ``deltalake.DeltaTable``, ``pyiceberg.table.Table``, ``lance.LanceDataset`` or ``pyarrow.dataset.Dataset``;
+            or, in a process with a Spark session, the name ("catalog.schema.table") of a Delta or Parquet table of
+            Spark's own catalog.
         version: version of a Delta or Lance table, or id of a snapshot of an Iceberg table; as text also a tag (Lance,
             Iceberg) or a branch (Iceberg), even one of digits, or what messages call a version, such as "7@schema1".
             Default is the newest, and for an object what it has loaded.
@@ -83,6 +86,8 @@ def open_table(
     library = _format_of(source)
     if library is not None:
         return _of_object(library, source, version, moment)
+    if filesystem is None and spark_jobs.is_table_name(source):
+        return spark_catalog.opened(source, version, moment)
     place, paths, url = _open_paths(source, filesystem, storage_options)
     if storage_options is None and isinstance(filesystem, Store) and object_store.is_in_one(url):
         storage_options = filesystem.storage_options  # the format's library opens the URL by itself
