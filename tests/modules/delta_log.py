@@ -10,10 +10,13 @@ import json
 import struct
 import uuid
 import zlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 from pyroaring import BitMap
 
 _Z85 = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
@@ -52,6 +55,33 @@ def commit(table: Path, *found: Mapping[str, Any]) -> None:
     version = 1 + max(int(file.stem) for file in log.glob("*.json"))
     info = {"commitInfo": {"timestamp": 1_700_000_000_000 + version, "operation": "WRITE", "operationParameters": {}}}
     (log / f"{version:020}.json").write_text("".join(f"{json.dumps(action)}\n" for action in (info, *found)))
+
+
+def append(table: Path, rows: pa.Table, partitions: Sequence[str]) -> None:
+    """Commit files of rows, all under the names that columns have in files; one for each partition."""
+    written = []
+    for values in {tuple(row.values()) for row in rows.select(list(partitions)).to_pylist()}:
+        part = rows
+        for name, value in zip(partitions, values, strict=True):
+            column = part.column(name)
+            part = part.filter(pc.is_null(column) if value is None else pc.equal(column, value))
+        name = f"{uuid.uuid4()}.parquet"
+        pq.write_table(part.drop_columns(list(partitions)), table / name)
+        add = {"path": name, "size": (table / name).stat().st_size, "dataChange": True}
+        texts = [None if value is None else str(value) for value in values]
+        add |= {"modificationTime": 1, "partitionValues": dict(zip(partitions, texts, strict=True))}
+        written.append({"add": {**add, "stats": json.dumps({"numRecords": len(part)})}})
+    commit(table, *written)
+
+
+def add_column(table: Path, name: str) -> None:
+    """Commit another column of int64."""
+    metadata = newest(table, "metaData")
+    schema = json.loads(metadata["schemaString"])
+    schema["fields"].append({"name": name, "type": "long", "nullable": True, "metadata": {}})
+    commit(table, {"metaData": {**metadata, "schemaString": json.dumps(schema)}})
+    if "delta.columnMapping.mode" in metadata["configuration"]:
+        map_columns(table, {})
 
 
 def protocol(table: Path, *features: str) -> dict[str, Any]:

@@ -90,9 +90,13 @@ def add_deletes(
     *,
     equality: Sequence[str] = (),
     partition: Sequence[Any] = (),
+    spec_id: int | None = None,
     file_format: str = "PARQUET",
 ) -> None:
-    """Commit a file of position deletes, or of equality deletes on the named columns."""
+    """Commit a file of position deletes, or of equality deletes on the named columns, to a partition of a spec.
+
+    It is the newest spec by default.
+    """
     path = Path(table.location().removeprefix("file://")) / "data" / f"delete-{uuid.uuid4()}.parquet"
     if equality:
         known = schema_to_pyarrow(table.schema())
@@ -110,7 +114,7 @@ def add_deletes(
         "partition": Record(*partition),
         "equality_ids": [table.schema().find_field(name).field_id for name in equality] or None,
     }
-    commit_deletes(table, [file_of(path, rows.num_rows, **given)])
+    commit_deletes(table, [file_of(path, rows.num_rows, **given)], spec_id)
 
 
 def add_vector(table: Any, deleted: Mapping[Path, Sequence[int]]) -> Any:
@@ -170,11 +174,11 @@ def file_of(path: Path, rows: int, *, spec_id: int = 0, **given: Any) -> DataFil
     return file
 
 
-def commit_deletes(table: Any, files: Sequence[DataFile]) -> None:
+def commit_deletes(table: Any, files: Sequence[DataFile], spec_id: int | None = None) -> None:
     """Commit a snapshot with a manifest of these delete files."""
     current, number = table.current_snapshot(), uuid.uuid4().int >> 66
     folder = f"{table.location()}/metadata"
-    spec = table.spec()
+    spec = table.spec() if spec_id is None else table.specs()[spec_id]
     manifest = table.io.new_output(f"{folder}/{uuid.uuid4()}-m0.avro")
     with DeleteWriter(spec, table.schema(), manifest, number, "deflate") as writer:
         for file in files:
