@@ -83,6 +83,18 @@ def test_a_converter_reads_one_version_and_never_deletes_the_table(make: Any, tm
     assert len(make_spark_converter(tmp_path / "t")) == len(LIVE)
 
 
+def test_a_converter_reads_one_snapshot_of_an_iceberg_table(tmp_path: Path) -> None:
+    made = iceberg(tmp_path / "t")
+    with make_spark_converter(made) as converter:
+        assert len(converter) == len(LIVE)
+        before = make_spark_converter(open_table(made, version=made.history()[0].snapshot_id))
+        made.append(TABLE.slice(0, 3))
+        for one, wanted in ((pickle.loads(pickle.dumps(converter)), LIVE), (before, range(ROWS))):
+            with one.make_torch_dataloader(batch_size=8, num_epochs=1) as loader:
+                assert sorted(int(i) for batch in loader for i in batch["id"]) == list(wanted)
+    assert len(make_spark_converter(made)) == len(LIVE) + 3
+
+
 @pytest.mark.parametrize("make", [delta, lance])
 def test_shards_that_would_each_open_the_newest_version_are_refused(make: Any, tmp_path: Path) -> None:
     made = make(tmp_path / "t")

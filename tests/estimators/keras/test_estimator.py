@@ -84,6 +84,20 @@ def test_two_workers_reach_the_weights_of_one_on_the_same_global_batches(driver,
     assert found["run"].startswith("keras_")
 
 
+def test_a_fit_reads_the_live_rows_of_a_table(driver, frame, tmp_path):
+    deltalake, pyarrow = pytest.importorskip("deltalake"), pytest.importorskip("pyarrow")
+    fit, apart = estimator, difference
+
+    def fn(workers, path, rows):
+        read, given = (fit(workers(1)).fit(data) for data in (path, rows))
+        return apart(read, given), read.getHistory() == given.getHistory()
+
+    rows = pyarrow.Table.from_pandas(frame.assign(number=range(len(frame))), preserve_index=False)
+    deltalake.write_deltalake(str(tmp_path / "table"), rows)
+    deltalake.DeltaTable(str(tmp_path / "table")).delete("number >= 40")
+    assert driver(fn, str(tmp_path / "table"), rows.slice(0, 40)) == (0.0, True)
+
+
 def test_a_fit_makes_the_steps_of_a_plain_loop(driver, frame, tmp_path):
     """Several outputs, weights of losses and of rows, and steps of whole batches that the reader gives."""
     fit, build = estimator, dense

@@ -73,6 +73,16 @@ def difference(left, right):
     return max((a - b).abs().max().item() for a, b in pairs)
 
 
+def test_a_fit_reads_the_live_rows_of_a_table(frame, one_worker, tmp_path):
+    deltalake, pyarrow = pytest.importorskip("deltalake"), pytest.importorskip("pyarrow")
+    rows = pyarrow.Table.from_pandas(frame.assign(number=range(len(frame))), preserve_index=False)
+    deltalake.write_deltalake(str(tmp_path / "table"), rows)
+    deltalake.DeltaTable(str(tmp_path / "table")).delete("number >= 40")
+    read, given = (estimator(one_worker).fit(data) for data in (str(tmp_path / "table"), rows.slice(0, 40)))
+    assert difference(read, given) == 0
+    assert [epoch["train"] for epoch in read.getHistory()] == [epoch["train"] for epoch in given.getHistory()]
+
+
 @pytest.mark.slow
 def test_two_workers_reach_the_weights_of_one_on_the_same_global_batches(frame, one_worker, two_workers):
     two = estimator(two_workers, batch_size=8, validation=0.2).fit(frame)
