@@ -55,12 +55,18 @@ def require_plain(filesystem: Any, path: str, found: Iterable[Any] = (), checked
     """
     for root, table_format in _tables_in(found):
         raise DataError(_table_text(path, root, table_format))
-    folders = list(_with_folders_above(filesystem, path, set() if checked is None else checked))
+    for root, table_format in tables_above(filesystem, path, set() if checked is None else checked):
+        raise DataError(_table_text(path, root, table_format))
+
+
+def tables_above(filesystem: Any, path: str, checked: set[str]) -> Iterator[tuple[str, str]]:
+    """Folder and format of the tables that a path lies in; of folders that are not in ``checked``, which takes them."""
+    folders = list(_with_folders_above(filesystem, path, checked))
     with ThreadPoolExecutor(NUM_THREADS) as pool:  # object stores are far away
         formats = pool.map(lambda folder: format_at(filesystem, folder), folders)
         for folder, found_format in zip(folders, formats, strict=True):
             if found_format is not None:
-                raise DataError(_table_text(path, folder or "/", found_format))
+                yield folder or "/", found_format
 
 
 def _table_text(path: str, root: str, table_format: str) -> str:

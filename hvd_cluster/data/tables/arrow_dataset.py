@@ -3,29 +3,28 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
+import os
 import pickle
 import zlib
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from hvd_cluster.data.cache import source_of
+from hvd_cluster.data.files.filesystems import is_local
 from hvd_cluster.data.filters import RowFilter, Statistics
 from hvd_cluster.data.optional import load_pyarrow
 from hvd_cluster.data.reading.common_schema import keeps_values
 from hvd_cluster.data.reading.footers import memory_bytes, row_group_bytes
 from hvd_cluster.data.reading.hive import Partition
-from hvd_cluster.data.reading.parquet_files import NUM_THREADS, leaves_of, require_plain, statistics_of
+from hvd_cluster.data.reading.parquet_files import NUM_THREADS, leaves_of, statistics_of, tables_above
 from hvd_cluster.data.row_group import RowGroup
 from hvd_cluster.data.tables.table_source import FragmentReader, TableSource
 from hvd_cluster.errors import DataError
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-logger = logging.getLogger(__name__)
 
 
 class ArrowFragments(FragmentReader):
@@ -96,7 +95,8 @@ class ArrowDataset(TableSource):
     """A ``pyarrow.dataset.Dataset``.
 
     Raises:
-        DataError: it has a filter or columns of its own, or its rows are in this process's memory.
+        DataError: it has a filter or columns of its own, its rows are in this process's memory, or its files are those
+            of a table and perhaps not live.
     """
 
     def __init__(self, dataset: Any) -> None:
@@ -112,7 +112,7 @@ class ArrowDataset(TableSource):
         self.name = f"the pyarrow data set of {first!r}"
         if not all(hasattr(fragment, "path") for fragment in self._reader.fragments.values()):
             raise DataError("the pyarrow data set holds rows in memory: give the pyarrow.Table itself, or write files")
-        _warn_of_tables(map(self._reader.file, self._reader.fragments))
+        _require_live_files([*map(self._reader.file, self._reader.fragments)])
         self._footers: dict[str, Any] = {}
         self._types = {field.name: field.type for field in dataset.schema}
 
@@ -170,24 +170,40 @@ class ArrowDataset(TableSource):
         return tuple(keys.items())
 
 
-def _warn_of_tables(files: Iterable[tuple[Any, str]]) -> None:
-    """Log that files belong to a table that lists its live files elsewhere: whether these are live is not known.
+def _require_live_files(files: Sequence[tuple[Any, str]]) -> None:
+    """Refuse files of a table, which lists its live ones elsewhere, unless all of them are live in one version.
 
     deltalake makes data sets of the live files, in a filesystem of its own that shows the log beside them.
     """
-    folders = {
-        (filesystem.type_name, path.rpartition("/")[0]): filesystem
+    plain = [
+        (filesystem, path)
         for filesystem, path in files
         if not type(getattr(filesystem, "handler", None)).__module__.startswith("deltalake.")
-    }
+    ]
+    folders = {(filesystem.type_name, path.rpartition("/")[0]): filesystem for filesystem, path in plain}
     checked: dict[str, set[str]] = defaultdict(set)
-    try:
-        with ThreadPoolExecutor(NUM_THREADS) as pool:  # object stores are far away
-            for _ in pool.map(lambda one: require_plain(one[1], one[0][1], (), checked[one[0][0]]), folders.items()):
-                pass
-    except DataError as error:
-        logger.warning(
-            "a pyarrow data set is read as it is, and %s: unless these are the files of one version, rows that were "
-            "deleted or replaced are among them",
-            str(error).partition(": its files")[0],
+    with ThreadPoolExecutor(NUM_THREADS) as pool:  # object stores are far away
+        tables = pool.map(
+            lambda one: [(one[1], *table) for table in tables_above(one[1], one[0][1], checked[one[0][0]])],
+            folders.items(),
+        )
+        found = [table for each in tables for table in each]
+    for filesystem, root, table_format in found:
+        spellings = (os.path.abspath, os.path.realpath) if is_local(filesystem) else ()
+        inside = {
+            spelling
+            for other, path in plain
+            if other.type_name == filesystem.type_name
+            for spelling in (path, *(of(path) for of in spellings))
+            if spelling.startswith(f"{root}/")
+        }
+        if inside and table_format == "Delta" and is_local(filesystem):
+            from hvd_cluster.data.tables import delta
+
+            if delta.are_live(root, inside):
+                continue
+        raise DataError(
+            f"the pyarrow data set has files of the {table_format} table in {root!r}, and it is not known that all of "
+            "them are live, without deleted rows, in one version: give the path of the table, or its object in the "
+            "format's library"
         )

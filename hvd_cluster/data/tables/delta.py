@@ -12,6 +12,7 @@ import re
 import zlib
 from collections.abc import Collection, Mapping
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -79,6 +80,35 @@ def of_object(table: Any, version: int | str | None, moment: dt.datetime | None)
     place, path = object_store.place_of((url if is_local else unquote(url)).rstrip("/"), options)
     _require_not_later(opened, place, path, moment)
     return _source(opened, place, path)
+
+
+def are_live(folder: str, paths: Collection[str]) -> bool:
+    """Whether all rows of local files, under the names of their columns, are rows of one version of a table.
+
+    If they are, then of the newest one, or of the one that added the last of them.
+
+    Args:
+        folder: the table's folder.
+        paths: the files, as paths that begin with it.
+    """
+    if _all_live(table := _opened(folder, None, None, None), folder, paths):
+        return True
+    for commit in sorted(Path(folder, "_delta_log").glob("*.json"), reverse=True):
+        adds = [json.loads(line).get("add") for line in commit.read_text().splitlines() if '"add"' in line]
+        if any(add and _inside(add["path"], folder, table.table_uri) in paths for add in adds):
+            return _all_live(_opened(folder, int(commit.stem), None, None), folder, paths)
+    return False
+
+
+def _all_live(table: Any, folder: str, paths: Collection[str]) -> bool:
+    configuration, features = table.metadata().configuration, set(table.protocol().reader_features or ())
+    if configuration.get(_MAPPING_MODE, "none") != "none" or features - _FEATURES:
+        return False
+    given = load_pyarrow().table(table.get_add_actions(flatten=False)).column("path").to_pylist()
+    deleted = _deleted(table)
+    return set(paths) <= {
+        _inside(one, folder, table.table_uri) for one in given if _url(one, table.table_uri) not in deleted
+    }
 
 
 def _opened(url: str, version: int | str | None, moment: dt.datetime | None, options: Any) -> Any:
@@ -199,14 +229,14 @@ def _files(
         The files, and for each of them what identifies its rows: path, size, and a checksum of the deleted ones.
     """
     pyarrow = load_pyarrow()
-    deleted = _deleted(table) if "deletionVectors" in (table.protocol().reader_features or ()) else {}
+    deleted = _deleted(table)
     found, listed = [], []
     actions = pyarrow.table(table.get_add_actions(flatten=False)).sort_by(
         [("modification_time", "ascending"), ("path", "ascending")]
     )
     for action in actions.to_pylist():
         given = action["path"]
-        rows = deleted.pop(unquote(given if _is_absolute(given) else f"{table.table_uri.rstrip('/')}/{given}"), None)
+        rows = deleted.pop(_url(given, table.table_uri), None)
         listed.append([given, action["size_bytes"], None if rows is None else zlib.crc32(rows.tobytes())])
         found.append(
             ListedFile(
@@ -243,6 +273,11 @@ def _inside(path: str, folder: str, url: str) -> str:
     return inner if (own.scheme or "file") == "file" else f"{other.netloc}{inner}"
 
 
+def _url(path: str, url: str) -> str:
+    """The URL of a file that the log names, without its encoding."""
+    return unquote(path if _is_absolute(path) else f"{url.rstrip('/')}/{path}")
+
+
 def _is_absolute(path: str) -> bool:
     return "://" in path or path.startswith(("/", "file:"))
 
@@ -253,7 +288,9 @@ def _rows(action: Mapping[str, Any]) -> int:
 
 def _deleted(table: Any) -> dict[str, npt.NDArray[np.int64]]:
     """URL of a file without its encoding -> the numbers of its rows that deletion vectors delete."""
-    found = {}
+    found: dict[str, npt.NDArray[np.int64]] = {}
+    if "deletionVectors" not in (table.protocol().reader_features or ()):
+        return found
     try:
         vectors = load_pyarrow().table(table.deletion_vectors())
     except Exception as error:  # as above: whatever deltalake raises

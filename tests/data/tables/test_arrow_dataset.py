@@ -7,7 +7,9 @@ import pickle
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
+import delta_log
 import deltalake
 import numpy as np
 import pyarrow as pa
@@ -175,25 +177,41 @@ def test_files_that_are_mapped_into_memory_are_never_written_to(tmp_path: Path, 
         assert batch["l"].sum() == 36
 
 
-@pytest.mark.parametrize("table_format", ["Delta", "Lance"])
-def test_files_of_a_table_may_also_hold_deleted_rows(
-    tmp_path: Path, table_format: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    path = tmp_path / "t"
-    ids = pa.table({"id": [*range(10)], "k": [0, 1] * 5})
-    deltalake.write_deltalake(path, ids, partition_by=["k"])
+def test_files_of_a_delta_table_are_read_if_one_version_has_all_of_them(tmp_path: Path) -> None:
+    path = tmp_path / "a b"
+    deltalake.write_deltalake(path, pa.table({"id": [*range(10)], "k": [0, 1] * 5}), partition_by=["k"])
     deltalake.DeltaTable(path).delete("id >= 5")
-    live = deltalake.DeltaTable(path).to_pyarrow_dataset()
-    assert rows_read(live, ["id"]) == expected([{"id": i} for i in range(5)], ["id"])
-    assert not caplog.messages
-    if table_format == "Lance":  # a folder of its own in the table stands for the format
-        (path / "_delta_log").rename(path / "_versions")
-    files = ds.dataset(path, format="parquet", exclude_invalid_files=True)
-    (file, *_) = files.files
-    for dataset in (files, ds.dataset(file), ds.dataset([ds.dataset(file), files])):
-        caplog.clear()
-        open_table(dataset)
-        assert f"belongs to the {table_format} table in '{path}': unless these are the files of one" in caplog.text
+    deltalake.write_deltalake(path, pa.table({"id": [5], "k": [0]}), mode="append")
+    wanted = {0: range(10), 1: range(5), 2: range(6)}
+    for version, ids in wanted.items():
+        table = deltalake.DeltaTable(path, version=version)
+        files = ds.dataset([unquote(uri) for uri in table.file_uris()])
+        for dataset in (table.to_pyarrow_dataset(), files, ds.dataset(files.files[0])):
+            whole = dataset.files == files.files or dataset.filesystem.type_name != "local"
+            rows = [{"id": i} for i in ids] if whole else dataset.to_table(columns=["id"]).to_pylist()
+            assert rows_read(dataset, ["id"]) == expected(rows, ["id"])
+    every = ds.dataset(path, format="parquet", exclude_invalid_files=True)
+    (tmp_path / "link").symlink_to(path)
+    linked = ds.dataset(tmp_path / "link", format="parquet", exclude_invalid_files=True)
+    for dataset in (every, linked, ds.dataset([every, ds.dataset(every.files[0])])):
+        with pytest.raises(DataError, match="files of the Delta table in .*give the path of the table"):
+            open_table(dataset)
+
+
+def test_files_with_deletion_vectors_are_refused(tmp_path: Path) -> None:
+    deltalake.write_deltalake(tmp_path / "t", pa.table({"id": [1, 2]}))
+    (file,) = delta_log.live_adds(tmp_path / "t")
+    assert open_table(ds.dataset(tmp_path / "t" / file)).fragments(["id"])
+    delta_log.delete_rows(tmp_path / "t", file, [0])
+    with pytest.raises(DataError, match="files of the Delta table"):
+        open_table(ds.dataset(tmp_path / "t" / file))
+
+
+def test_files_of_other_tables_are_refused(tmp_path: Path) -> None:
+    ds.write_dataset(pa.table({"id": [1]}), tmp_path / "t", format="parquet")
+    (tmp_path / "t" / "_versions").mkdir()  # a folder of its own in the table stands for the format
+    with pytest.raises(DataError, match="files of the Lance table"):
+        open_table(ds.dataset(tmp_path / "t", format="parquet"))
 
 
 def test_rows_in_memory_are_refused_with_what_to_give_instead() -> None:
