@@ -152,7 +152,8 @@ class _Files:
             table = pyarrow.Table.from_pylist(rows, schema=self._schema)
         except (pyarrow.ArrowException, TypeError, OverflowError) as error:
             raise DataError(f"the encoded rows do not fit {self._schema}: {error}") from error
-        self._file.writer.write_table(table, row_group_size=max(1, len(rows)))
+        with self._file.writing():
+            self._file.writer.write_table(table, row_group_size=max(1, len(rows)))
         self._rows += len(rows)
         if self._rows_per_file is not None and self._rows >= self._rows_per_file:
             self.close()

@@ -43,8 +43,11 @@ FOREIGN_VARIABLES = (
     "ENABLE_RUNTIME_UPTIME_TELEMETRY",
     "HDF5_PLUGIN_PATH",  # h5py's, which Keras imports
 )
-#: Threads of these packages serve a whole process, not one call.
-FOREIGN_THREADS = ("py4j", "pyspark", "grpc", "tqdm", "pytest_timeout", "torch._inductor", "ray.")
+#: Threads of these packages serve a whole process, not one call. The last one is ours: it watches all reads and writes.
+FOREIGN_THREADS = (
+    *("py4j", "pyspark", "grpc", "tqdm", "pytest_timeout", "torch._inductor", "ray."),
+    "hvd_cluster.monitor.activities",
+)
 #: Processes that outlive one call by design: Spark's Python daemons and JVMs, multiprocessing's trackers, Ray's nodes
 #: and the workers that it keeps for the next task (the fixture ``ray_cluster`` looks for actors of ours).
 FOREIGN_PROCESSES = (

@@ -228,7 +228,7 @@ class Store:
             OSError: what the filesystem says.
         """
         content = data.encode() if isinstance(data, str) else data
-        write_file(self.fs, self.get_localized_path(path), content, atomic_upload=self.uploads_whole, warns=True)
+        write_file(self.fs, self.get_localized_path(path), content, atomic_upload=self.uploads_whole)
 
     def write_text(self, path: str, text: str) -> None:
         """Write text as UTF-8; see :meth:`write`."""

@@ -10,13 +10,14 @@ import os
 import re
 import uuid
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from hvd_cluster.data.optional import load_fsspec, load_pyarrow
 from hvd_cluster.errors import DataError
+from hvd_cluster.monitor.activities import activity
 
 #: Uploads to these become visible as a whole when the stream closes, and a rename is a copy: no temporary name.
 OBJECT_STORES = frozenset({"s3", "s3a", "s3n", "gs", "gcs", "abfs", "abfss", "adl"})
@@ -256,15 +257,21 @@ class UnfinishedFile:
         folder, name = path.rsplit("/", 1)
         self._filesystem, self._path = filesystem, path
         self._hidden = path if atomic_upload else f"{folder}/_{name}"  # readers ignore names with "_"
-        self._stream = filesystem.open_output_stream(self._hidden)
-        self.writer = make_writer(self._stream)
+        with self.writing():
+            self._stream = filesystem.open_output_stream(self._hidden)
+            self.writer = make_writer(self._stream)
+
+    def writing(self) -> AbstractContextManager[None]:
+        """Report a write that takes long; enter it to use :attr:`writer`."""
+        return activity(f"writing {self._path}")
 
     def complete(self) -> None:
         """Close the file and give it its name."""
-        self.writer.close()
-        self._stream.close()
-        if self._hidden != self._path:
-            self._filesystem.move(self._hidden, self._path)
+        with self.writing():
+            self.writer.close()
+            self._stream.close()
+            if self._hidden != self._path:
+                self._filesystem.move(self._hidden, self._path)
 
     def abandon(self) -> None:
         """Remove the file."""

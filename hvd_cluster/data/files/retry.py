@@ -36,7 +36,7 @@ _LASTING_TEXTS = re.compile(
 
 
 def retried(
-    call: Callable[[], T], filesystem: Any, what: str, num_attempts: int = NUM_ATTEMPTS, *, warns: bool | None = None
+    call: Callable[[], T], filesystem: Any, what: str, num_attempts: int = NUM_ATTEMPTS, *, warns: bool = True
 ) -> T:
     """The result of a call that only reads, or that may be made twice.
 
@@ -50,10 +50,10 @@ def retried(
         filesystem: the ``pyarrow.fs.FileSystem`` that it asks.
         what: names the call in the log, e.g. "reading s3://b/x".
         num_attempts: calls at most, >= 1.
-        warns: log a warning if it takes long (:mod:`hvd_cluster.monitor.activities`); by default for remote ones.
+        warns: log a warning if it takes long (:mod:`hvd_cluster.monitor.activities`). A local path may be a mount.
     """
     local = is_local(filesystem)
-    with activity(what, warns=not local if warns is None else warns):
+    with activity(what, warns=warns):
         for attempt in range(1, num_attempts):
             try:
                 return call()
@@ -82,13 +82,12 @@ def read_file(filesystem: Any, path: str) -> bytes:
     return retried(read, filesystem, f"reading {path}")
 
 
-def write_file(filesystem: Any, path: str, data: bytes, *, atomic_upload: bool, warns: bool | None = None) -> None:
+def write_file(filesystem: Any, path: str, data: bytes, *, atomic_upload: bool) -> None:
     """:func:`hvd_cluster.data.files.filesystems.write_whole`, repeated after temporary errors."""
     retried(
         lambda: filesystems.write_whole(filesystem, path, data, atomic_upload=atomic_upload),
         filesystem,
         f"writing {path}",
-        warns=warns,
     )
 
 

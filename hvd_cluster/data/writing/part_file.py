@@ -94,7 +94,7 @@ class PartFile:
         self._waiting.append(pyarrow.RecordBatch.from_arrays(arrays, schema=self._schema))
         self._waiting_rows += batch.num_rows
         if self._waiting_rows >= self._group_rows:
-            self._flush(self._file.writer, self._waiting_rows - self._waiting_rows % self._group_rows)
+            self._flush(self._file, self._waiting_rows - self._waiting_rows % self._group_rows)
 
     def close(self) -> list[RowGroup]:
         """Write what waits, and give the file its name.
@@ -104,7 +104,7 @@ class PartFile:
         """
         if self._file is None:
             return []
-        self._flush(self._file.writer, self._waiting_rows)
+        self._flush(self._file, self._waiting_rows)
         self._file.complete()
         self._file = None
         return self._groups
@@ -149,17 +149,18 @@ class PartFile:
             stream, self._schema, use_dictionary=texts, **since_pyarrow(15, write_page_checksum=True)
         )
 
-    def _flush(self, writer: Any, rows: int) -> None:
+    def _flush(self, file: UnfinishedFile, rows: int) -> None:
         """Write the first ``rows`` waiting rows as row groups."""
         if not rows:
             return
         table = load_pyarrow().Table.from_batches(self._waiting)
         for begin in range(0, rows, self._group_rows):
             group = table.slice(begin, min(self._group_rows, rows - begin)).combine_chunks()
-            if self._plan.format == "arrow":
-                writer.write_batch(group.to_batches()[0])
-            else:
-                writer.write_table(group)
+            with file.writing():
+                if self._plan.format == "arrow":
+                    file.writer.write_batch(group.to_batches()[0])
+                else:
+                    file.writer.write_table(group)
             self._groups.append(RowGroup(self._path, len(self._groups), len(group), size_bytes=group.nbytes))
         rest = table.slice(rows)
         self._waiting = rest.to_batches() if rest.num_rows else []
