@@ -23,6 +23,7 @@ from hvd_cluster.engine.execution import Execution
 from hvd_cluster.engine.host_memory import has_core_per_rank
 from hvd_cluster.engine.loop import SHUTDOWN_TIMEOUT_S, Loop
 from hvd_cluster.engine.messages import Abort, TimelineSwitch
+from hvd_cluster.engine.peer_state import PeerState
 from hvd_cluster.engine.progress_lock import ProgressLock
 from hvd_cluster.engine.request import Handle, Request
 from hvd_cluster.engine.shared_memory.arena import Arena
@@ -249,7 +250,9 @@ class Engine:
                 self._submissions.command(Leave())
                 if has_ended.wait(self._settings.gloo_timeout_s + SHUTDOWN_TIMEOUT_S):
                     self._progress_lock.thread.join(SHUTDOWN_TIMEOUT_S)
-                reason = "shutdown() was called, but another rank did not answer"
+                else:
+                    peers = PeerState(self.world, self.process_sets, self._submissions)
+                    reason = f"shutdown() was called, but no answer came from {peers.needed_to_leave()}"
             finally:
                 if not has_ended.is_set():
                     logger.warning("rank %d: the engine's connections are cut: %s", self._rank, reason)

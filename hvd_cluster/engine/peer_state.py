@@ -41,6 +41,19 @@ class PeerState:
             for rank, state in states.items()
         )
 
+    def needed_to_leave(self) -> str:
+        """The ranks through which this one leaves the world: those above it in the tree, at the root its children.
+
+        If the processes of some are known not to run, only these.
+        """
+        positions = tree_positions(self._world.host_keys)
+        above, position = [], positions[self._world.topology.rank]
+        while position.parent is not None:
+            above.append(position.parent)
+            position = positions[position.parent]
+        ranks = above or list(position.children)
+        return self.named([rank for rank in ranks if self.process(rank)] or ranks)
+
     def last_operation(self, rank: int) -> str:
         """The last operation that this rank has finished together with ``rank``, as the end of a sentence."""
         last = self._submissions.last_finished.items()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -101,6 +102,30 @@ def test_shutdown_with_an_operation_in_flight_fails_it_on_the_others(shares: str
     for text in others:
         assert text.startswith("Horovod has been shut down.")
         assert "rank 0" in text
+
+
+def test_a_rank_whose_shutdown_is_not_answered_names_the_rank_that_is_stopped() -> None:
+    def fn() -> None:
+        import hvd_cluster.torch as hvd
+        from hvd_cluster.engine import engine
+
+        engine.SHUTDOWN_TIMEOUT_S = 1.0
+        hvd.init()
+        root = hvd.allgather_object(os.getpid())[0]
+        if hvd.rank() == 0:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        else:
+            while "(stopped)" not in Path(f"/proc/{root}/status").read_text():
+                time.sleep(0.01)
+            hvd.shutdown()
+            os.kill(root, signal.SIGCONT)
+
+    errors = io.StringIO()
+    local.run(fn, num_proc=2, env={**ENV, "HOROVOD_GLOO_TIMEOUT_SECONDS": "1"}, stderr=errors)
+    assert (
+        "rank 1: the engine's connections are cut: shutdown() was called, but no answer came from "
+        "rank 0 on 127.0.0.1 (it is stopped (SIGSTOP or SIGTSTP))\n"
+    ) in errors.getvalue()
 
 
 def test_an_operation_that_all_had_agreed_on_is_finished_before_the_world_ends() -> None:
