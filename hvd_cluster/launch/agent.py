@@ -120,7 +120,8 @@ class Agent:
         def on_change() -> None:
             worker = self._workers.get(request.key)
             if worker is not None:
-                self._send(WorkerStatus(request.key, worker.ready, worker.reported, worker.outcome))
+                state = (worker.ready, worker.reported, worker.outcome, worker.place)
+                self._send(WorkerStatus(request.key, *state))
 
         def on_line(_rank: int, stream: str, text: str) -> None:
             line = pickle.dumps(OutputLine(request.key, stream, text))

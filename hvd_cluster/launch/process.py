@@ -45,6 +45,10 @@ class ChildWorker(Worker):
         self.topology = topology
         self._stopping = False
 
+    @property
+    def place(self) -> str:
+        return f"process {self._child.pid} on {self.topology.host}"
+
     def write_stack(self) -> None:
         self._child.write_stack()
 

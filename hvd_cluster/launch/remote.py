@@ -46,8 +46,13 @@ class RemoteWorker(Worker):
         self._host = host
         self._key = key
         self._host_name = topology.host
+        self._place = f"not started yet on {topology.host}"
         self._lock = threading.Lock()
         self._ended = threading.Event()
+
+    @property
+    def place(self) -> str:
+        return self._place
 
     def write_stack(self) -> None:
         self._host.send(SignalWorker(self._key, WorkerSignal.WRITE_STACK))
@@ -76,7 +81,7 @@ class RemoteWorker(Worker):
         if isinstance(message, StartFailed):
             self.lose(f"could not be started on {self._host_name}: {message.why}")
             return
-        self.ready = message.ready
+        self.ready, self._place = message.ready, message.place
         self.reported = message.reported and replace(message.reported, output_tail=self.output_tail)
         if message.outcome is not None:
             self._set_outcome(replace(message.outcome, output_tail=self.output_tail))

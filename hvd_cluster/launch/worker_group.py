@@ -93,6 +93,11 @@ class Worker(ABC):
             self.stop_call = stop
             self._callbacks.on_change()
 
+    @property
+    @abstractmethod
+    def place(self) -> str:
+        """Its process and host for messages, e.g. "process 407 on node-b"."""
+
     @abstractmethod
     def write_stack(self) -> None:
         """Have it write its Python stack to its standard error, if it can; :meth:`terminate` lets it finish."""
@@ -247,9 +252,13 @@ class WorkerGroup(Generic[W]):
         if failed is not None and self._on_failure is not None:
             self._on_failure(failed)
         if not self._wait_until(complete, time.monotonic() + self._failure_grace_s):
-            for worker in self._living():
-                if worker.reported is None:  # what it waits for may be the cause
-                    worker.write_stack()
+            hanging = [worker for worker in self._living() if worker.reported is None]
+            if hanging:
+                logger.warning(
+                    "stopping what still runs %g s after the first failure: %s", self._failure_grace_s, _named(hanging)
+                )
+            for worker in hanging:  # what it waits for may be the cause
+                worker.write_stack()
             self.stop()
 
     def _wait_until(self, condition: Callable[[], bool], deadline_s: float | None) -> bool:
@@ -262,10 +271,13 @@ class WorkerGroup(Generic[W]):
             self._changed.notify_all()
 
 
+def _named(workers: Sequence[Worker]) -> str:
+    return ", ".join(f"rank {worker.rank} ({worker.place})" for worker in workers)
+
+
 def _timeout_text(late: Sequence[Worker], size: int, timeout_s: float) -> str:
-    ranks = ", ".join(str(worker.rank) for worker in late)
     text = (
-        f"{len(late)} of {size} workers did not start within {timeout_s:g} s: rank{'s'[: len(late) - 1]} {ranks}. "
+        f"{len(late)} of {size} workers did not start within {timeout_s:g} s: {_named(late)}. "
         f"If this host is slow or busy, raise start_timeout (now {timeout_s:g}) or HOROVOD_START_TIMEOUT."
     )
     for worker in late:

@@ -127,6 +127,11 @@ class ActorWorker(Worker):
         """``outcome`` in a form that stays valid after this worker's end."""
         return outcome if self.handshake is None else detached(outcome, self.handshake.worker_id)
 
+    @property
+    def place(self) -> str:
+        at = self.handshake
+        return "not placed by Ray yet" if at is None else f"process {at.pid} on {at.hostname}"
+
     def write_stack(self) -> None:
         """Do nothing: a signal would have to be sent on the actor's node."""
 

@@ -69,7 +69,10 @@ class TaskWorkers:
                     self._stop()
                 elif time.monotonic() >= end_tracker.deadline_s():
                     for worker in self._workers:
-                        worker.write_stack()
+                        if worker.outcome is None:
+                            text = f"stopping {worker.place}, which still runs after the first failure"
+                            self._driver.send(OutputLine(worker.rank, "stderr", text))
+                            worker.write_stack()
                     self._stop()
         finally:
             for worker in self._workers:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import ctypes
 import io
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -99,7 +100,9 @@ def test_the_first_failure_stops_the_others_and_begins_with_the_users_traceback(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("holds_lock", [False, True], ids=["sleeps", "holds the interpreter lock"])
-def test_a_rank_that_never_calls_init_is_named_and_its_stack_is_in_the_output(holds_lock: bool) -> None:
+def test_a_rank_that_never_calls_init_is_named_and_its_stack_is_in_the_output(
+    holds_lock: bool, caplog: pytest.LogCaptureFixture
+) -> None:
     def load_data(holds_lock: bool) -> None:
         (ctypes.PyDLL(None).sleep if holds_lock else time.sleep)(60)
 
@@ -117,6 +120,9 @@ def test_a_rank_that_never_calls_init_is_named_and_its_stack_is_in_the_output(ho
         run(train, num_proc=2, env={"HOROVOD_GLOO_TIMEOUT_SECONDS": "1"}, stderr=errors)
     line = next(line for line in errors.getvalue().splitlines() if line.endswith(" in load_data"))
     assert line.startswith('[1]<stderr>:  File "')
+    assert re.search(
+        r"still runs 3 s after the first failure: rank 1 \(process \d+ on 127\.0\.0\.1\)$", caplog.text, re.M
+    )
 
 
 @pytest.mark.parametrize(
@@ -156,7 +162,11 @@ def test_workers_that_do_not_report_in_time_are_named(tmp_path: Path) -> None:
     slow.chmod(0o755)
     with pytest.raises(StartTimeoutError) as caught:
         run(rank, num_proc=2, executable=str(slow), start_timeout=0.5, verbose=0)
-    assert "2 of 2 workers did not start within 0.5 s: ranks 0, 1." in str(caught.value)
+    assert re.search(
+        r"2 of 2 workers did not start within 0\.5 s: rank 0 \(process \d+ on 127\.0\.0\.1\), "
+        r"rank 1 \(process \d+ on 127\.0\.0\.1\)\. ",
+        str(caught.value),
+    )
     assert "raise start_timeout (now 0.5)" in str(caught.value)
     assert "Last output of rank 1:\n  waiting for a licence" in str(caught.value)
 

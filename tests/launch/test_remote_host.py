@@ -56,6 +56,16 @@ def test_an_agent_that_cannot_be_understood_loses_its_workers(agent: tuple[Remot
     assert "a message of its agent cannot be handled: AttributeError" in outcome.ending_text
 
 
+def test_the_process_and_host_of_a_worker_are_those_that_its_agent_says(agent: tuple[RemoteHost, Channel]) -> None:
+    host, channel = agent
+    worker = started(host, channel, 0)
+    assert worker.place == f"not started yet on {Topology().host}"
+    ended = WorkerStatus(0, ready=True, reported=None, outcome=Outcome(0, "elsewhere"), place="process 7 on elsewhere")
+    channel.send(pickle.dumps(ended))
+    worker.wait()
+    assert worker.place == "process 7 on elsewhere"
+
+
 def test_nothing_is_kept_of_a_worker_that_has_ended_nor_of_a_host_that_has_gone(
     agent: tuple[RemoteHost, Channel],
 ) -> None:

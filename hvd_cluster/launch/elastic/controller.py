@@ -271,7 +271,7 @@ class ElasticController:
 
     def _apply(self, decision: Decision, usable: Mapping[str, int]) -> None:
         for key in decision.stop:
-            self._members[key].stop()
+            self._members[key].stop(shows_stack=True)
         for key in decision.leave:
             self._members[key].expect_exit()
             self._announcer.dismiss(self._members[key])

@@ -66,9 +66,16 @@ class ElasticWorker:
         """What the policy needs to know."""
         return WorkerView(self.key, self.host, self.phase, self.rank, self.has_state)
 
-    def stop(self) -> None:
-        """End it: SIGTERM now, SIGKILL after the grace period, which is the same for a worker that is leaving."""
+    def stop(self, *, shows_stack: bool = False) -> None:
+        """End it: SIGTERM now, SIGKILL after the grace period, which is the same for a worker that is leaving.
+
+        Args:
+            shows_stack: if it is still in a world, it writes its Python stack to its output before.
+        """
         if self.worker is not None and not self._is_stopping:
+            if shows_stack and self.phase is Phase.RUNNING:
+                logger.warning("stopping rank %d (%s), which has not left its world", self.rank, self.worker.place)
+                self.worker.write_stack()
             self.is_leaving = self._is_stopping = True
             kill_at_s = time.monotonic() + STOP_GRACE_S
             self._kill_at_s = min(kill_at_s, self._kill_at_s or kill_at_s)

@@ -1,13 +1,16 @@
 # ruff: noqa: INP001 - its folder is an entry of sys.path, not a package
 """Python imports this module when a worker, or a child process of one, starts: its directory is on their PYTHONPATH.
 
-It makes ``Trainer(strategy="horovod")`` work in programs that do not import hvd_cluster. Other Pythons than the
-launcher's may import it too, so it uses only the standard library.
+It makes ``Trainer(strategy="horovod")`` work in programs that do not import hvd_cluster, and has the process write its
+stack when the launcher asks for it. Other Pythons than the launcher's may import it too, so it uses only the standard
+library.
 """
 
 from __future__ import annotations
 
 import contextlib
+import faulthandler
+import signal
 import sys
 from importlib.machinery import PathFinder
 from importlib.util import module_from_spec
@@ -36,5 +39,8 @@ def _run_the_next() -> None:
         spec.loader.exec_module(sys.modules[__name__])
 
 
+# The signal is hvd_cluster.launch.child.STACK_SIGNAL.
+with contextlib.suppress(AttributeError, RuntimeError):  # another interpreter, or one without a standard error
+    faulthandler.register(signal.SIGRTMIN + 9, all_threads=False)
 sys.meta_path.insert(0, _LightningWatch)
 _run_the_next()

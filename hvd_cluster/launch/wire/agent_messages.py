@@ -150,6 +150,8 @@ class WorkerStatus:
     ready: bool
     reported: Outcome | None
     outcome: Outcome | None
+    #: :attr:`Worker.place <hvd_cluster.launch.worker_group.Worker.place>`.
+    place: str = ""
 
 
 @dataclass(frozen=True)

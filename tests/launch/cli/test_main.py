@@ -126,6 +126,25 @@ def test_under_nohup_a_closed_terminal_does_not_end_the_job(tmp_path: Path) -> N
         launcher.wait()
 
 
+def test_a_program_that_never_calls_init_is_named_with_its_process_and_writes_its_stack(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import os, time\n"
+        "def load_data():\n"
+        "    time.sleep(60)\n"
+        "if os.environ['HOROVOD_RANK'] == '1':\n"
+        "    load_data()\n"
+        "import hvd_cluster.torch as hvd\n"
+        "hvd.init()\n"
+    )
+    env = {**os.environ, "HOROVOD_GLOO_TIMEOUT_SECONDS": "1"}
+    result = hvdrun("-np", "2", sys.executable, str(script), env=env)
+    assert "Missing: 1; " in result.stderr
+    named = r"still runs 1 s after the first failure: rank 1 \(process \d+ on 127\.0\.0\.1\)$"
+    assert re.search(named, result.stderr, re.M)
+    assert f'[1]<stderr>:  File "{script}", line 3 in load_data\n' in result.stderr
+
+
 def test_a_rank_that_merely_noticed_the_end_of_another_is_not_blamed() -> None:
     script = """if [ $RANK = 0 ]; then echo 'hvd_cluster.errors.HorovodInternalError: rank 1 left' >&2; exit 1; fi
     sleep 0.5; echo 'ValueError: the cause' >&2; exit 1"""

@@ -8,6 +8,7 @@ from typing import cast
 import pytest
 
 from hvd_cluster.launch.elastic.elastic_worker import LEAVE_GRACE_S, ElasticWorker
+from hvd_cluster.launch.elastic.policy import Phase
 from hvd_cluster.launch.worker_group import STOP_GRACE_S, Worker
 
 
@@ -16,6 +17,10 @@ class Signals:
 
     def __init__(self) -> None:
         self.received: list[str] = []
+        self.place = "process 407 on node-b"
+
+    def write_stack(self) -> None:
+        self.received.append("stack")
 
     def terminate(self) -> None:
         self.received.append("SIGTERM")
@@ -56,3 +61,16 @@ def test_a_stop_gives_a_leaving_worker_no_more_time(now_s: list[float]) -> None:
     now_s[0] += 1.1
     member.kill_if_overdue()
     assert signals.received == ["SIGTERM", "SIGKILL"]
+
+
+@pytest.mark.parametrize("phase", [Phase.RUNNING, Phase.WAITING])
+def test_a_worker_that_hangs_in_its_world_is_named_and_writes_its_stack(
+    phase: Phase, caplog: pytest.LogCaptureFixture
+) -> None:
+    signals = Signals()
+    member = ElasticWorker(0, "w", "localhost", 0, 0)
+    member.worker, member.rank, member.phase = cast(Worker, signals), 3, phase
+    member.stop(shows_stack=True)
+    hangs = phase is Phase.RUNNING
+    assert signals.received == ["stack"] * hangs + ["SIGTERM"]
+    assert caplog.messages == ["stopping rank 3 (process 407 on node-b), which has not left its world"] * hangs
