@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import socket
 import statistics
 import subprocess
 import sys
 import time
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ import torch
 
 from hvd_cluster.engine.step_reports import next_beat
 from hvd_cluster.launch import local
+from hvd_cluster.monitor.step_clock import ACTIVITIES
 
 ENV = {"OMP_NUM_THREADS": "1", "HOROVOD_MONITOR_INTERVAL_SECONDS": "0.2"}
 
@@ -51,6 +54,43 @@ def test_rank_0_writes_lines_and_a_table_that_name_the_late_rank_and_its_line(
     table = lines[lines.index("39 steps") :]
     assert [line.split()[1] for line in table[2:5]] == ["0", "1", "2"]
     assert "the cause is forward and backward: it was in train (tests/engine/test_step_reports.py:" in table[5]
+
+
+def scraped(port: int) -> dict[str, float]:
+    """The metrics of a job whose rank 1 is late, read during training, when they say so."""
+    import hvd_cluster.torch as hvd
+
+    hvd.init()
+    model = torch.nn.Linear(4, 4)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01), model.named_parameters())
+    values: dict[str, float] = {}
+    is_known = False
+    while not is_known:
+        optimizer.zero_grad()
+        time.sleep(0.02 * hvd.rank())
+        model(torch.ones(4)).sum().backward()
+        optimizer.step()
+        if hvd.rank() == 0:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+                lines = [line for line in answer.read().decode().splitlines() if line[0] != "#"]
+            values = {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines)}
+        is_known = hvd.broadcast_object(values.get('hvd_last_total{rank="1"}', 0) >= 5, root_rank=0)
+    hvd.shutdown()
+    return values
+
+
+def test_the_metrics_of_a_running_job_are_those_of_all_its_ranks(capfd: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    values, _ = local.run(scraped, (port,), num_proc=2, env={**ENV, "HOROVOD_METRICS_PORT": str(port)})
+    assert values['hvd_steps_total{rank="0"}'] >= 5 <= values['hvd_steps_total{rank="1"}']
+    seconds = [
+        [values[f'hvd_step_seconds_total{{activity="{activity}",rank="{rank}"}}'] for activity in ACTIVITIES]
+        for rank in (0, 1)
+    ]
+    assert [ACTIVITIES[each.index(max(each))] for each in seconds] == ["late", "compute"]
+    assert 0 < values['hvd_host_usage{host="127.0.0.1",resource="cpu"}'] <= 100
+    assert "[monitor]" not in capfd.readouterr().err
 
 
 @pytest.mark.slow
