@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import json
+from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -76,6 +78,16 @@ def test_the_last_state_says_how_the_fit_ended(display, error):
             raise error
     assert ("finished" if error is None else "failed") in display.states[-1]
     assert "20 of 20 steps" in display.states[-1]
+
+
+def test_an_executed_notebook_keeps_the_last_state_and_no_other():
+    notebook = json.loads((Path(__file__).parents[3] / "notebooks" / "1_spark_estimator.ipynb").read_text())
+    outputs = [output for cell in notebook["cells"] for output in cell.get("outputs", ())]
+    shown = ["".join(output.get("data", {}).get("text/html", "")) for output in outputs]
+    (card,) = [html for html in shown if any(f">{state}<" in html for state in ("training", "finished", "failed"))]
+    ET.fromstring(card)
+    for part in ("finished", "epoch 6/6", "rank 1"):
+        assert part in card
 
 
 def test_a_process_that_is_not_a_notebook_has_no_card():
