@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 from pathlib import Path
@@ -16,6 +17,7 @@ from hvd_cluster.estimators.keras.params import KERAS_MODEL_ROWS, KerasStage, wr
 from hvd_cluster.estimators.model import FittedModel
 from hvd_cluster.estimators.params import MODEL_ROWS, with_params
 from hvd_cluster.estimators.scoring.scorer import Framework
+from hvd_cluster.estimators.torch.export import example_arguments
 from hvd_cluster.estimators.typed_params import KerasModelParams
 
 if TYPE_CHECKING:
@@ -45,22 +47,47 @@ class KerasModel(KerasModelParams, KerasStage, FittedModel):
         return {name: [record["logged"][name] for record in records if name in record["logged"]] for name in names}
 
     def export(self, path: str, format: str = "onnx", example: Any = None) -> None:
-        """Write the model to a file or folder for other runtimes, through Keras's own ``Model.export``.
+        """Write the model to a file or folder that other runtimes load, once that has given the scores of the model.
+
+        Inputs and outputs have names, and any number of rows, as those of :meth:`TorchModel.export`.
 
         Args:
-            path: the local file or folder.
-            format: "onnx", "tf_saved_model", or another that Keras knows.
-            example: no effect: Keras knows the shapes of its inputs.
+            path: the file, a path or URL; the local folder of a "tf_saved_model".
+            format: on Keras's torch backend "onnx" (needs the extra ``onnx``) or "torch"; on TensorFlow and JAX
+                "tf_saved_model", or "onnx" with tf2onnx or jax2onnx installed.
+            example: a few rows of the feature columns, a pandas DataFrame or pyarrow Table; None for rows of the
+                training data, which a model has that was not loaded.
+
+        Raises:
+            ValueError: the backend does not write the format, or there are no example rows.
+            DataError: the model cannot be exported, or the file gives other values than the model.
+            MissingExtraError: ONNX's packages are not installed.
         """
-        self._value("model").export(path, format=format)
+        import keras
+
+        from hvd_cluster.estimators.keras.export import export, require_format
+
+        backend = keras.config.backend()
+        require_format(backend, format)
+        scorer = self._checked_scorer(list(self._value("feature_columns") or []), on_spark=False)
+        model = self._value("model")
+        if backend == "torch" and any(parameter.device.type != "cpu" for parameter in model.parameters()):
+            with keras.device("cpu"):
+                model = self._packed_model(model).load()
+        with keras.device("cpu") if backend == "torch" else contextlib.nullcontext():
+            _, values = example_arguments(scorer, model, self._example if example is None else example)
+            export(model, values, self._output_names(), self._output_order(), path, format)
 
     def _get_floatx(self) -> str | None:
         found: str | None = self._value("_floatx")
         return found
 
     def _framework(self) -> Framework:
-        order = tuple((self._get_metadata() or {}).get("output_keys") or self._value("label_columns") or ())
-        return dataclasses.replace(self.framework, predict=functools.partial(predict, order=order))
+        return dataclasses.replace(self.framework, predict=functools.partial(predict, order=self._output_order()))
+
+    def _output_order(self) -> tuple[str, ...]:
+        """The order of outputs that have names: that of the training."""
+        return tuple((self._get_metadata() or {}).get("output_keys") or self._value("label_columns") or ())
 
     def _wrong_model(self) -> str:
         return wrong_model(self._value("model"))

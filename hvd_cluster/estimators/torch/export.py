@@ -14,9 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hvd_cluster.data.columns.pandas_table import to_table
 from hvd_cluster.data.store import Store
 from hvd_cluster.errors import DataError, MissingExtraError
-from hvd_cluster.estimators.spec import called
+from hvd_cluster.estimators.frames import Frame, kind_of
+from hvd_cluster.estimators.scoring.scorer import Scorer
+from hvd_cluster.estimators.spec import Inputs, called
 from hvd_cluster.estimators.torch.objective import as_outputs
 
 logger = logging.getLogger(__name__)
@@ -59,6 +62,28 @@ class NamedModule(torch.nn.Module):
         return dict(zip(self._names, as_outputs(raw, self._output_fn, self._order), strict=True))
 
 
+def example_arguments(scorer: Scorer, model: Any, rows: Any) -> tuple[Inputs, dict[str, Tensor]]:
+    """The inputs of a model, and what it gets of some rows, by name.
+
+    Args:
+        scorer: calls the model.
+        model: the model, in evaluation mode.
+        rows: a pandas DataFrame or pyarrow Table with the feature columns; None if there is none.
+
+    Raises:
+        ValueError: there are no rows.
+    """
+    if rows is None:
+        raise ValueError("example is required: give a few rows of the feature columns, to try the exported file on")
+    columns = list(dict.fromkeys(scorer.inputs.feature_cols))
+    if kind_of(rows) is Frame.PANDAS:
+        rows = to_table(rows, columns)
+    found = scorer.arguments_of(model, rows.select(columns))
+    found.inputs.require_whole(found.tensors)
+    values = found.inputs.tensors(found.tensors, torch.device("cpu"))
+    return found.inputs, dict(zip(found.inputs.arguments, values, strict=True))
+
+
 def export(module: NamedModule, inputs: Mapping[str, Tensor], path: str | os.PathLike[str], format: str) -> None:
     """Write a module to a file, once the file has been compared with the module.
 
@@ -73,7 +98,7 @@ def export(module: NamedModule, inputs: Mapping[str, Tensor], path: str | os.Pat
         DataError: the module cannot be exported, or the file gives other outputs.
         MissingExtraError: ONNX's packages are not installed.
     """
-    traced, compared = _rows(inputs, 0, _TRACED_ROWS), _rows(inputs, 1, _COMPARED_ROWS)
+    traced, compared = _rows(inputs, 0, _TRACED_ROWS), compared_rows(inputs)
     auto = torch.export.Dim.AUTO
     sizes = {"inputs": {name: dict.fromkeys(range(value.dim()), auto) for name, value in traced.items()}}
     with torch.no_grad(), tempfile.TemporaryDirectory() as folder:
@@ -89,20 +114,34 @@ def export(module: NamedModule, inputs: Mapping[str, Tensor], path: str | os.Pat
             raise
         except Exception as error:  # tracing runs the user's model, and exporters raise what they like
             raise DataError(f"the model cannot be exported as {format!r}: {type(error).__name__}: {error}") from error
-        for name, expected in module(compared).items():
-            if difference := _difference(found[name], expected):
-                raise DataError(
-                    f"the exported model gives other values than the model in output {name!r}, {difference}: "
-                    "something in it may depend on the rows that it was traced with"
-                )
+        require_equal(found, module(compared))
         if fixed := _fixed_sizes(program, module, traced):
             logger.warning(
                 "the exported model takes only one size in %s, while the model takes others: code that depends on the "
                 "size of its input, such as a loop over it, was traced for the example rows",
                 ", ".join(fixed),
             )
-        folder_of_target, _, _ = os.fspath(path).rpartition("/")
-        Store.create(folder_of_target or ".").write(os.fspath(path), file.read_bytes())
+        write_file(path, file)
+
+
+def write_file(path: str | os.PathLike[str], file: Path) -> None:
+    """Copy a local file to a path or URL."""
+    folder, _, _ = os.fspath(path).rpartition("/")
+    Store.create(folder or ".").write(os.fspath(path), file.read_bytes())
+
+
+def require_equal(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
+    """Check that a file gives the outputs of the model.
+
+    Raises:
+        DataError: it does not; the text names the output.
+    """
+    for name, value in expected.items():
+        if difference := _difference(found[name], value):
+            raise DataError(
+                f"the exported model gives other values than the model in output {name!r}, {difference}: something in "
+                "it may depend on the rows that it was traced with"
+            )
 
 
 def _difference(found: Tensor, expected: Tensor) -> str:
@@ -137,6 +176,11 @@ def _fixed_sizes(program: Any, module: NamedModule, traced: dict[str, Tensor]) -
     return found
 
 
+def compared_rows(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The rows on which a file is compared with the model."""
+    return _rows(inputs, 1, _COMPARED_ROWS)
+
+
 def _rows(inputs: Mapping[str, Tensor], first: int, count: int) -> dict[str, Tensor]:
     return {name: value[torch.arange(first, first + count) % len(value)] for name, value in inputs.items()}
 
@@ -151,7 +195,7 @@ def _write_torch(program: Any, file: Path, compared: dict[str, Tensor]) -> dict[
 
 def _write_onnx(program: Any, file: Path, names: list[str], compared: dict[str, Tensor]) -> dict[str, Tensor]:
     try:
-        import onnxruntime
+        import onnxruntime  # noqa: F401
         import onnxscript  # noqa: F401
     except ImportError as error:
         raise MissingExtraError("onnxruntime and onnxscript", "onnx", "to export a model as ONNX") from error
@@ -159,8 +203,15 @@ def _write_onnx(program: Any, file: Path, names: list[str], compared: dict[str, 
         made = torch.onnx.export(program, input_names=list(compared), output_names=names, verbose=False)
     assert made is not None
     made.save(file)
+    return run_onnx(file, names, compared)
+
+
+def run_onnx(file: Path, names: Sequence[str], inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The outputs of an ONNX file by name."""
+    import onnxruntime
+
     session = onnxruntime.InferenceSession(file.read_bytes())
-    values = session.run(names, {name: value.numpy() for name, value in compared.items()})
+    values = session.run(list(names), {name: value.numpy() for name, value in inputs.items()})
     return {name: torch.from_numpy(value) for name, value in zip(names, values, strict=True)}
 
 

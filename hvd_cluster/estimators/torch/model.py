@@ -9,15 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hvd_cluster.data.columns.pandas_table import to_table
 from hvd_cluster.engine.objects import dumps
-from hvd_cluster.estimators.frames import Frame, kind_of
 from hvd_cluster.estimators.model import FittedModel
 from hvd_cluster.estimators.params import MODEL_ROWS, TORCH_MODEL_ROWS, with_params
 from hvd_cluster.estimators.scoring.scorer import Framework
 from hvd_cluster.estimators.torch import model_pickling
 from hvd_cluster.estimators.torch.arguments import floating_dtype
-from hvd_cluster.estimators.torch.export import FORMATS, NamedModule, export
+from hvd_cluster.estimators.torch.export import FORMATS, NamedModule, example_arguments, export
 from hvd_cluster.estimators.torch.framework import TORCH, load, predict
 from hvd_cluster.estimators.torch.model_pickling import make_picklable, module_on_cpu
 from hvd_cluster.estimators.torch.portable_model import (
@@ -110,20 +108,13 @@ class TorchModel(TorchModelParams, FittedModel):
         """
         if format not in FORMATS:
             raise ValueError(f"format={format!r} is not one of {', '.join(map(repr, FORMATS))}")
-        rows = self._example if example is None else example
-        if rows is None:
-            raise ValueError("example is required: give a few rows of the feature columns, to try the exported file on")
         scorer = self._checked_scorer(list(self._value("feature_columns") or []), on_spark=False)
-        if kind_of(rows) is Frame.PANDAS:
-            rows = to_table(rows, list(scorer.inputs.feature_cols))
         model = self._portable_model()
         with self._framework().mode(model):
-            found = scorer.arguments_of(model, rows.select(list(dict.fromkeys(scorer.inputs.feature_cols))))
-            found.inputs.require_whole(found.tensors)
-            values = found.inputs.tensors(found.tensors, torch.device("cpu"))
+            inputs, values = example_arguments(scorer, model, self._example if example is None else example)
             names, order = self._output_names(), self._output_order()
-            module = NamedModule(model, found.inputs.by_keyword, names, self._value("output_fn"), order)
-            export(module, dict(zip(found.inputs.arguments, values, strict=True)), path, format)
+            module = NamedModule(model, inputs.by_keyword, names, self._value("output_fn"), order)
+            export(module, values, path, format)
 
     def _portable_model(self) -> torch.nn.Module:
         model: torch.nn.Module = self._value("model")
