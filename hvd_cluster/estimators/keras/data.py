@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 import torch
 
@@ -25,7 +26,7 @@ class KerasColumns:
     inputs: Inputs
     #: Shape of each label's batch, -1 for the rows; None: as stored.
     label_shapes: tuple[tuple[int, ...] | None, ...]
-    #: Names of the model's inputs and outputs, where it takes or returns dicts.
+    #: Names of the model's inputs and outputs, where it takes or returns dicts; those with a label come first.
     input_keys: tuple[str, ...] | None = None
     output_keys: tuple[str, ...] | None = None
 
@@ -38,10 +39,10 @@ class KerasColumns:
             for label, shape in zip(self.inputs.labels(batch, _CPU), self.label_shapes, strict=True)
         ]
         weights = self.inputs.sample_weights(batch, _CPU)
+        # Keras's metrics look for a label of each output, and use those that they are given for.
+        y += [np.zeros(len(y[0]), np.float32)] * (len(self.output_keys or y) - len(y))
         item = (structured(x, self.input_keys), structured(y, self.output_keys))
-        if weights is None:
-            return item
-        return (*item, structured([weights.numpy()] * len(y), self.output_keys))
+        return item if weights is None else (*item, structured([weights.numpy()] * len(y), self.output_keys))
 
 
 def as_taken(backend: str, first: Any, rest: Iterator[Any], prefetch: int = 0) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from hvd_cluster.data.store import Store
@@ -16,6 +16,7 @@ from hvd_cluster.estimators.keras.packed_model import PackedModel, compilation_o
 from hvd_cluster.estimators.keras.params import KERAS_ROWS, KerasStage, wrong_model
 from hvd_cluster.estimators.keras.spec import Extras, KerasSpec
 from hvd_cluster.estimators.keras.state import restore
+from hvd_cluster.estimators.keras.structure import keys_of, outputs_of
 from hvd_cluster.estimators.keras.train import train
 from hvd_cluster.estimators.params import ESTIMATOR_ROWS, with_params
 from hvd_cluster.estimators.run.checkpoint import Checkpoint, unpacked
@@ -121,7 +122,19 @@ class KerasEstimator(KerasEstimatorParams, KerasStage, DistributedEstimator):
         chosen = {name: value for name, value in given.items() if value is not None and value != []}
         if "optimizer" in chosen:
             chosen["optimizer"] = keras.optimizers.get(chosen["optimizer"])
-        return {**(compilation_of(self._given_model()) or {}), **chosen}
+        return {**(compilation_of(self._given_model()) or {}), **self._by_label(chosen)}
+
+    def _by_label(self, chosen: dict[str, Any]) -> dict[str, Any]:
+        """Losses and metrics by the names of their outputs, where a functional model has more outputs than labels."""
+        labels, names = self._value("label_cols") or [], keys_of(outputs_of(self._given_model())) or ()
+        if not set(labels) < set(names):
+            return chosen
+        given: dict[str, Any] = {name: chosen[name] for name in ("loss", "metrics") if name in chosen}
+        for name, value in given.items():
+            if not isinstance(value, Mapping):
+                several = isinstance(value, (list, tuple)) and len(value) == len(labels) > 1
+                given[name] = dict(zip(labels, value if several else [value] * len(labels), strict=True))
+        return {**chosen, **given}
 
     def _train_spec(self, trial: TrialRows, store: Store, run_id: str) -> KerasSpec:
         from hvd_cluster.estimators.keras.trial import try_model
@@ -156,6 +169,7 @@ class KerasEstimator(KerasEstimatorParams, KerasStage, DistributedEstimator):
             prefetch=value("tensorflow_dataset_prefetch_buffer_size"),
             inputs=columns.inputs,
             output_shapes=output_shapes,
+            output_names=() if len(output_shapes) == len(columns.inputs.label_cols) else columns.output_keys or (),
             **shared,
         )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hvd_cluster.estimators.keras.structure import flat
+from hvd_cluster.estimators.keras.structure import flat, outputs_of
 
 #: Keras's losses that take each number for that of a class of its own.
 _BINARY = {"BinaryCrossentropy", "BinaryFocalCrossentropy"}
@@ -20,8 +20,10 @@ def output_scales(model: Any, loss: Any, count: int, keys: Sequence[str] | None)
         count: the number of outputs.
         keys: their names in order, if the model returns a dict.
     """
-    losses = flat(loss, keys) if isinstance(loss, (list, tuple, Mapping)) else [loss] * count
-    known = getattr(getattr(model, "_functional", model), "_outputs_struct", None)
+    if isinstance(loss, Mapping):
+        loss = [loss.get(key) for key in keys or loss]
+    losses = flat(loss) if isinstance(loss, (list, tuple)) else [loss] * count
+    known = outputs_of(model)
     layers = [tensor._keras_history.operation for tensor in flat([] if known is None else known, keys)]
     if len(losses) != count:
         losses = [None] * count

@@ -34,18 +34,27 @@ def inputs_of(model: Any) -> Any:
     return getattr(getattr(model, "_functional", model), "_inputs_struct", None)
 
 
+def outputs_of(model: Any) -> Any:
+    """The same of its outputs."""
+    return getattr(getattr(model, "_functional", model), "_outputs_struct", None)
+
+
 def output_keys(outputs: Any, model: Any, order: Sequence[str] = ()) -> tuple[str, ...] | None:
-    """The names of a model's outputs, one for each label column in turn; None if it does not return a dict.
+    """The names of a model's outputs, those of the label columns first; None if it does not return a dict.
 
     An eager call, ``predict_on_batch`` and other backends return the same dict in different orders.
 
     Args:
         outputs: what the model returned.
-        order: the order, if these are the names; otherwise it is that of the functional model, or of ``outputs``.
+        order: the first of them, if they are names; the others are in the order of the functional model, or of
+            ``outputs``.
     """
     keys = keys_of(outputs)
-    defined = keys_of(getattr(getattr(model, "_functional", model), "_outputs_struct", None)) or ()
-    return next((tuple(names) for names in (order, defined) if keys and set(names) == set(keys)), keys)
+    defined = keys_of(outputs_of(model)) or ()
+    if keys is None:
+        return None
+    keys = defined if set(defined) == set(keys) else keys
+    return tuple(dict.fromkeys((*order, *keys))) if set(order) <= set(keys) else keys
 
 
 def keys_of(structure: Any) -> tuple[str, ...] | None:

@@ -14,6 +14,7 @@ from hvd_cluster.errors import DataError
 from hvd_cluster.estimators.keras.arguments import with_arguments, with_dtypes
 from hvd_cluster.estimators.keras.data import KerasColumns
 from hvd_cluster.estimators.keras.framework import predict
+from hvd_cluster.estimators.keras.packed_model import compilation_of
 from hvd_cluster.estimators.keras.structure import flat, inputs_of, keys_of, output_keys, structured
 from hvd_cluster.estimators.spec import Inputs, error_text, shapes_text
 from hvd_cluster.estimators.torch.probe import wrong_outputs
@@ -59,11 +60,14 @@ def try_model(
     named = output_keys(raw, model, inputs.label_cols)
     outputs = flat(raw, named)
     shapes = tuple(tuple(output.shape[1:]) for output in outputs)
-    if text := wrong_outputs(outputs, inputs):
+    has_more = named is not None and set(inputs.label_cols) < set(named)
+    if text := wrong_outputs(outputs[: len(inputs.label_cols)] if has_more else outputs, inputs):
         raise DataError(f"{text}\n{shapes_text(inputs, batch, schema)}")
+    if has_more and (text := _unassigned(compilation_of(model) or {}, inputs.label_cols, named or ())):
+        raise DataError(text)
     shaped = tuple(
         (-1, *shape) if math.prod(batch[name].shape[1:]) == math.prod(shape) else None
-        for name, shape in zip(inputs.label_cols, shapes, strict=True)
+        for name, shape in zip(inputs.label_cols, shapes, strict=False)
     )
     try:
         predict(model, inputs.tensors(batch, torch.device("cpu")), inputs.label_cols)
@@ -79,6 +83,17 @@ def try_model(
             "the loss or a metric does not take its output and label", error, inputs, batch, schema
         ) from error
     return columns, shapes
+
+
+def _unassigned(compilation: Mapping[str, Any], labels: Sequence[str], names: Sequence[str]) -> str:
+    """The mistake if losses or metrics would also be computed for outputs without a label; else empty."""
+    wrong = [
+        f"{param} must be a dict of the outputs that have a label, such as {{{labels[0]!r}: ...}}: the model also "
+        f"returns {', '.join(repr(name) for name in names if name not in labels)}"
+        for param in ("loss", "metrics")
+        if (given := compilation.get(param)) and not (isinstance(given, Mapping) and set(given) <= set(labels))
+    ]
+    return "\n".join(wrong)
 
 
 def _refused(

@@ -148,8 +148,11 @@ def metadata_of(spec: FitSpec) -> dict[str, Any]:
     shapes, transform = spec.output_shapes, spec.transformation_fn
     edits = transform if isinstance(transform, RowTransform) else RowTransform(transform, {}, frozenset())
     labels: list[Column] = [schema[name] for name in inputs.label_cols]
-    if len(shapes) != len(labels):  # outputs of a model that computes its own loss
-        labels = [Column(name, ColumnKind.NUMERIC, "float64") for name in spec.output_names]
+    if len(shapes) != len(labels):  # there are outputs without a label
+        labels = [
+            schema[name] if name in inputs.label_cols else Column(name, ColumnKind.NUMERIC, "float64")
+            for name in spec.output_names
+        ]
     return {
         "feature_cols": inputs.feature_cols,
         "label_cols": inputs.label_cols,

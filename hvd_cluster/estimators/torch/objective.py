@@ -21,12 +21,21 @@ def named_outputs(outputs: Any, order: Sequence[str] = ()) -> dict[str, Any]:
 
     Args:
         outputs: what the model returned.
-        order: the order of the outputs if these are their names; otherwise it is the model's.
+        order: these come first, if they are names of outputs; the others are in the model's order.
     """
     named = _named(outputs)
     if named is None:
         return {str(index): value for index, value in enumerate([outputs] if isinstance(outputs, Tensor) else outputs)}
-    return {name: named[name] for name in order} if set(order) == set(named) else named
+    return {name: named[name] for name in (*order, *named)} if set(order) <= set(named) else named
+
+
+def of_labels(named: Mapping[str, Any], label_cols: Sequence[str]) -> list[Any]:
+    """The outputs that have the names of the label columns, if all these are names of outputs; otherwise all outputs.
+
+    Args:
+        named: what :func:`named_outputs` returned.
+    """
+    return [named[name] for name in (label_cols if set(label_cols) <= set(named) and label_cols else named)]
 
 
 def _named(outputs: Any) -> dict[str, Any] | None:
@@ -105,7 +114,8 @@ class Objective:
 
     def listed(self, outputs: Any) -> list[Tensor]:
         """What the model returned, as a list with an output for each label column."""
-        return as_outputs(outputs, self.output_fn, self.label_cols)
+        counted = outputs if self.output_fn is None else self.output_fn(outputs)
+        return of_labels(named_outputs(counted, self.label_cols), self.label_cols)
 
     def shaped_labels(self, outputs: Sequence[Tensor], labels: Sequence[Tensor]) -> list[Tensor]:
         """The labels in the shape that the loss needs; see :meth:`transform_outputs`."""

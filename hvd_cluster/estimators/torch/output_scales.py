@@ -23,10 +23,11 @@ def output_scales(model: nn.Module, losses: Sequence[Any], count: int) -> tuple[
 
     Args:
         model: the fitted module.
-        losses: one for each output, or none.
+        losses: one for each of the first outputs, or none.
         count: the number of outputs.
     """
-    scales = [_scale_of(loss) for loss in losses] if len(losses) == count else [""] * count
+    scales = [_scale_of(loss) for loss in losses]
+    scales += [""] * (count - len(scales))
     last = model
     while isinstance(last, nn.Sequential) and len(last):
         last = last[-1]

@@ -30,7 +30,7 @@ from hvd_cluster.estimators.run.random_state import set_aside
 from hvd_cluster.estimators.spec import Inputs, called, shapes_text
 from hvd_cluster.estimators.torch.arguments import floating_dtype
 from hvd_cluster.estimators.torch.model_pickling import copied
-from hvd_cluster.estimators.torch.objective import Objective, as_outputs, named_outputs, own_loss, per_row
+from hvd_cluster.estimators.torch.objective import Objective, as_outputs, named_outputs, of_labels, own_loss, per_row
 
 logger = logging.getLogger(__name__)
 
@@ -259,8 +259,7 @@ def _try(
         _OUTPUTS_TEXT if output_fn is None else _OUTPUT_FN_TEXT,
         1,
     )
-    outputs = list(named.values())
-    for output in outputs:
+    for output in named.values():
         if not isinstance(output, Tensor) or not output.dim() or len(output) != rows:
             shown = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
             raise _Refused(
@@ -269,6 +268,7 @@ def _try(
     shapes = {name: tuple(output.shape[1:]) for name, output in named.items()}
     if make_objective is None:
         return shapes
+    outputs = of_labels(named, inputs.label_cols)
     objective = _attempt(make_objective, "the loss cannot be constructed", 2)
     objective = dataclasses.replace(objective, losses=tuple(_as_new(fn) for fn in objective.losses))
     if (objective.losses or metrics) and (text := wrong_outputs(outputs, inputs)):
@@ -304,7 +304,7 @@ def wrong_outputs(outputs: Sequence[Any], inputs: Inputs) -> str:
         return ""
     return (
         f"the model returns {len(outputs)} output(s) for {len(inputs.label_cols)} label column(s): it must return one "
-        "for each, in their order or in a dict under their names"
+        "for each, in their order or in a dict under their names, to which it may add others"
     )
 
 

@@ -90,6 +90,51 @@ def test_training_and_scoring_match_a_dicts_outputs_with_the_same_labels(driver,
     assert driver(fn, str(tmp_path / "model")) == ([0.0], [(20.0, -5.0)] * 2)
 
 
+@pytest.mark.parametrize("make", [functional, subclassed])
+def test_outputs_without_a_label_become_columns_too(driver, make):
+    def fn(workers):
+        import pandas as pd
+
+        from hvd_cluster.estimators import KerasEstimator
+
+        model = make(hidden=3.0, age=-5.0)
+        by_name = make.__name__ == "subclassed"  # before it is called, the names of its outputs are not known
+        fitted = KerasEstimator(
+            model=model,
+            optimizer="sgd",
+            loss={"age": "mse"} if by_name else "mse",
+            metrics={"age": ["mae"]} if by_name else ["mae"],
+            feature_cols=["x"],
+            label_cols=["age"],
+            batch_size=8,
+            verbose=0,
+            backend=workers(1),
+            custom_objects={"Own": type(model)},
+        ).fit(pd.DataFrame({"x": [[0.0]] * 8, "age": [-5] * 8}))
+        scored = fitted.transform(pd.DataFrame({"x": [[0.0]]}))
+        return fitted.getHistory(), scored.drop(columns="x").to_dict("records"), str(scored["age__output"].dtype)
+
+    history, scored, dtype = driver(fn)
+    assert history["loss"] == history["age_mae"] == [0.0]
+    assert (scored, dtype) == ([{"age__output": -5, "hidden__output": 3.0}], "int64")
+
+
+def test_a_loss_that_would_also_count_for_an_output_without_a_label_is_refused(driver):
+    def fn(workers):
+        import pandas as pd
+
+        from hvd_cluster.estimators import KerasEstimator
+
+        model = subclassed(hidden=3.0, age=-5.0)
+        given = {"feature_cols": ["x"], "label_cols": ["age"], "verbose": 0, "backend": workers(1)}
+        estimator = KerasEstimator(model=model, optimizer="sgd", loss="mse", **given)
+        estimator.setCustomObjects({"Own": type(model)})
+        with pytest.raises(ValueError, match=r"loss must be a dict .* \{'age': ...\}: the model also returns 'hidden'"):
+            estimator.fit(pd.DataFrame({"x": [[0.0]] * 8, "age": [-5] * 8}))
+
+    driver(fn)
+
+
 @pytest.mark.parametrize("input_dtype", ["float32", "bfloat16"])
 def test_a_model_that_returns_bfloat16_scores(driver, input_dtype):
     """NumPy has no bfloat16 of its own."""

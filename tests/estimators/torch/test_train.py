@@ -495,6 +495,24 @@ def test_string_columns_reach_the_model_through_the_users_transform(frame, two_w
     assert np.isfinite(model.getHistory()[0]["train"]["loss"])
 
 
+class Named(Net):
+    """Its outputs have names, of which one is that of the label."""
+
+    def forward(self, x, a):
+        hidden = torch.tanh(self.first(torch.cat([x, a.reshape(-1, 1)], dim=1)))
+        return {"hidden": hidden, "y": self.last(hidden)}
+
+
+def test_losses_go_to_the_outputs_of_their_labels_and_other_outputs_become_columns(frame, one_worker):
+    trained = [fit(frame, one_worker, net, metrics={"mse": F.mse_loss}, epochs=1) for net in (Net(), Named())]
+    assert difference(*trained) == 0.0
+    assert trained[0].history["train_mse"].equals(trained[1].history["train_mse"])
+    plain, named = (model.transform(frame) for model in trained)
+    assert list(named)[-2:] == ["y__output", "hidden__output"]
+    assert named["y__output"].equals(plain["y__output"])
+    assert np.stack(named["hidden__output"]).shape == (len(frame), 8)
+
+
 @pytest.mark.parametrize("workers", ["one_worker", "two_workers"])
 def test_the_users_own_traceback_comes_first(frame, workers, request):
     def broken(output, label):
