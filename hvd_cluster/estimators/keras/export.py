@@ -127,8 +127,7 @@ def _named(model: Any, inputs: Mapping[str, Tensor], names: Sequence[str], order
 
 def _served(folder: Path, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The outputs of a SavedModel by name."""
-    import tensorflow as tf
+    from hvd_cluster.keras.saved_model import serve
 
-    serve = tf.saved_model.load(str(folder)).signatures["serving_default"]
-    found = serve(**{name: tf.constant(value.numpy()) for name, value in inputs.items()})
-    return {name: as_tensor(value.numpy()) for name, value in found.items()}
+    found = serve(folder, {name: value.numpy() for name, value in inputs.items()})
+    return {name: as_tensor(value) for name, value in found.items()}
