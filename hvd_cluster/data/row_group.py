@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -33,11 +33,22 @@ class RowGroup:
     stored_names: tuple[tuple[str, str], ...] = ()
     #: Which rows of the row group are deleted, as :func:`pack_deleted` returns them.
     deleted: bytes = b""
+    #: Of a file that is written for one fit and removed after it: the row of the user's data that is the file's first
+    #: row in this row group, -1 where that is not known. None for a file that stays.
+    source_row: int | None = field(default=None, compare=False)
 
     @property
     def place(self) -> str:
         """Where the rows are, for messages."""
         return f"row group {self.index} of {self.path}"
+
+    def place_of(self, row: int) -> str:
+        """Where a row is, counted from the row group's own first row, for messages."""
+        if self.source_row is None:
+            return f"row {row} of {self.place}"
+        if self.source_row < 0:
+            return f"row {row} of row group {self.index} of the data that was written for this fit"
+        return f"row {self.source_row + row} of the data"
 
     @property
     def read_bytes(self) -> int:

@@ -40,7 +40,7 @@ class BlockChunk:
             if row < piece.rows:
                 break
             row -= piece.rows
-        return f"row {row + piece.row_group.start + piece.start} of {piece.row_group.place}"
+        return piece.row_group.place_of(row + piece.row_group.start + piece.start)
 
 
 def chunks_of(block: Block, max_bytes: int, row_bytes: int) -> list[BlockChunk]:

@@ -78,7 +78,7 @@ class RawBlockReader:
         group, number = divmod(table.column(_PLACE)[row].as_py(), 1 << _ROW_BITS)
         found = self._groups[group]
         # Files of that suffix are temporary ones of this package.
-        return f"row {number} of {'the data' if found.path.endswith(ARROW_SUFFIX) else found.place}"
+        return f"row {number} of the data" if found.path.endswith(ARROW_SUFFIX) else found.place_of(number)
 
     def _places(self, piece: RowRange) -> npt.NDArray[np.int64]:
         group = piece.row_group

@@ -53,7 +53,19 @@ def assembled(
         replace(Split.of(itertools.chain.from_iterable(groups), lanes), reader=reader)
         for groups in ([part.train for part in parts], [part.validation for part in parts])
     )
+    if folders:  # no user sees their files
+        train, held_out = _with_sources(train, len(parts) == 1 and not held_out.rows), _with_sources(held_out, False)
     return checked(Dataset(store, seen.with_lengths(plan.schema), train, held_out, tuple(folders)), plan.validation)
+
+
+def _with_sources(split: Split, is_in_order: bool) -> Split:
+    """The split of temporary files, which knows the rows of the user's data if it has all of them in their order."""
+    firsts = itertools.accumulate((group.rows for group in split.row_groups), initial=0)
+    groups = zip(split.row_groups, firsts, strict=False)
+    return replace(
+        split,
+        row_groups=tuple(replace(group, source_row=first if is_in_order else -1) for group, first in groups),
+    )
 
 
 def _reader_of(plan: PartPlan, parts: Sequence[PartReport], store: Store) -> ParquetFragments | None:

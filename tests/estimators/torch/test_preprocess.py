@@ -551,6 +551,25 @@ def test_the_fields_of_a_transformation_are_edited_in_scoring_too(one_worker, tm
     assert np.allclose(scored["y__output"], expected, atol=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("validation", "place"),
+    [(None, "row 431 of the data"), (0.1, r"row \d+ of row group \d+ of the data that was written")],
+)
+def test_a_bad_row_of_a_frame_is_named_without_the_file_of_the_fit(one_worker, tmp_path, validation, place):
+    def lengths(batch):
+        if "bad" in list(batch["text"]):
+            raise ValueError("not this one")
+        return np.array([[float(len(text))] for text in batch["text"]])
+
+    frame = pd.DataFrame({"text": ["a", "bb"] * 400, "y": 1.0})
+    frame.loc[431, "text"] = "bad"
+    given = {"feature_cols": ["text"], "label_cols": ["y"], "preprocess": lengths, "loss": F.mse_loss, "epochs": 1}
+    given |= {"store": str(tmp_path), "validation": validation}
+    with pytest.raises(WorkerFailedError, match=f"preprocess failed on {place}") as caught:
+        estimator(one_worker, torch.nn.Linear(1, 1), **given).fit(frame)
+    assert "intermediate" not in str(caught.value).partition("Traceback")[0]
+
+
 @pytest.mark.parametrize("way", ["transform", "predictor", "export"])
 def test_a_model_fitted_on_transformed_rows_says_so_once(frame, two_workers, caplog, tmp_path, way):
     def scaled(row):
