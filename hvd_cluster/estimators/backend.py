@@ -6,10 +6,11 @@ import inspect
 import sys
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 from hvd_cluster.errors import LaunchError, WorkerFailedError
+from hvd_cluster.estimators.logged_model.requirements import imports_of
 from hvd_cluster.estimators.values import whole
 from hvd_cluster.launch.pickling import dumps, modules_in
 from hvd_cluster.launch.run_options import checked_arguments
@@ -268,20 +269,25 @@ class SparkBackend(LauncherBackend):
     def check_unpickles(self, name: str, values: Mapping[str, Any]) -> None:
         """Unpickle ``values`` in the workers of one task, unless a task of this session has imported their modules.
 
+        These include the modules that their functions import when they are called, as they were in this process.
+
         Raises:
             LaunchError: unpickling fails, or the executor has another version of Python or of this package.
         """
-        wanted = _modules_to_find(values)
+        imports = _without_present(imports_of(values) & sys.modules.keys())
+        wanted = _without_present(modules_in(dumps(dict(values))[0])) | imports
         known = _found_modules.setdefault(self._session().spark, set())
         if not wanted <= known:
-            self._unpickle_there(name, values, self._per_task)
+            # Unpickling a module imports it.
+            modules = {"imports": [sys.modules[module] for module in sorted(imports)]}
+            self._unpickle_there(name, {**values, **modules}, self._per_task)
             known |= wanted
 
 
-def _modules_to_find(values: Mapping[str, Any]) -> set[str]:
-    """The modules of ``values`` that a worker may lack although it has this package."""
+def _without_present(modules: Iterable[str]) -> set[str]:
+    """The modules that a worker may lack although it has this package."""
     present = {*sys.stdlib_module_names, *_PRESENT}
-    return {name for name in modules_in(dumps(dict(values))[0]) if name.partition(".")[0] not in present}
+    return {name for name in modules if name.partition(".")[0] not in present}
 
 
 def takes_rows(backend: Backend) -> bool:

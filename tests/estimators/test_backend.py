@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import inspect
 import os
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -28,6 +29,34 @@ def test_local_workers_get_the_environment_and_report():
         (11, "green"),
     ]
     assert sorted(seen) == [(0, 10), (1, 10)]
+
+
+class Cluster(SparkBackend):
+    """Its tasks are processes of this machine."""
+
+    def _launch(self):
+        return LocalBackend(1)._launch()
+
+    def _session(self):
+        return SimpleNamespace(spark=self)
+
+
+def test_a_module_that_a_function_imports_when_it_is_called_is_missed_before_data_is_written(tmp_path, monkeypatch):
+    (tmp_path / "only_here.py").write_text(
+        "import os\nif 'RANK' in os.environ:\n    raise ModuleNotFoundError('absent', name='only_here')\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def imports(batch):
+        import only_here
+
+        return only_here
+
+    backend = Cluster(1)
+    backend.check_unpickles("fit", {"preprocess": imports})  # it was not called here, so it may not need the module
+    imports({})
+    with pytest.raises(LaunchError, match=r"(?s)only_here.*install.*No data has been written"):
+        backend.check_unpickles("fit", {"preprocess": imports})
 
 
 @pytest.mark.parametrize("verbose", [0, 1])

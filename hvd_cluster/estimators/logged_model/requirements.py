@@ -114,6 +114,11 @@ def _pickled(value: Any) -> tuple[bytes, set[str], set[str]]:
     return sink.getvalue(), pickler.imports, pickler.named
 
 
+def imports_of(value: Any) -> set[str]:
+    """The modules that functions in ``value`` import when they are called, without those that travel with it."""
+    return {name for name in _pickled(value)[1] if not _is_by_value(name)}
+
+
 def _is_by_value(module: str) -> bool:
     """Whether cloudpickle puts the module's functions into the pickle, so that it and its package are not needed."""
     registered = cloudpickle.list_registry_pickle_by_value()
