@@ -37,7 +37,8 @@ from hvd_cluster.estimators.trial_rows import TrialRows
 
 _LBFGS_TEXT = "optimizer: LBFGS needs a closure in each step, which distributed training does not have; use another"
 _OPTIMIZER_FUNCTION = "a function that makes it, such as lambda model: torch.optim.AdamW(model.parameters(), lr=1e-4)"
-
+#: A smaller frozen part is not worth a factory.
+_MIN_FROZEN_BYTES = 1 << 20
 
 logger = logging.getLogger(__name__)
 
@@ -71,6 +72,20 @@ class ModuleEstimator(DistributedEstimator):
         if isinstance(model, torch.nn.Module) and (text := unpicklable_text("model", model)):
             raise LaunchError(text)
         super()._check_picklable()
+        if isinstance(model, torch.nn.Module):
+            self._say_frozen(model)
+
+    def _say_frozen(self, model: torch.nn.Module) -> None:
+        """Name the factory, if most of a large module does not train: checkpoints and results hold all of it."""
+        sizes = {True: 0, False: 0}
+        for parameter in model.parameters():
+            if not torch.nn.parameter.is_lazy(parameter):
+                sizes[parameter.requires_grad] += parameter.nbytes
+        if sizes[False] > max(sizes[True], _MIN_FROZEN_BYTES):
+            self._say(
+                f"model: {sizes[False] / sum(sizes.values()):.0%} of its bytes are frozen, and each checkpoint holds "
+                "all of it; model=ModelFactory(fn, *args) sends and stores only what trains"
+            )
 
     def _as_saved(self, name: str, value: Any) -> Any:
         make_picklable(value)

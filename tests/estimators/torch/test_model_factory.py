@@ -122,6 +122,15 @@ def test_the_checkpoint_of_a_frozen_base_of_300_mb_with_an_adapter_of_1_mb_has_1
     assert 1_000_000 < (tmp_path / "runs" / "r" / "checkpoint").stat().st_size < 1_100_000
 
 
+@pytest.mark.parametrize(
+    ("model", "count"), [(Adapted(100_000), 1), (ModelFactory(Adapted, 100_000), 0), (Adapted(5000), 0)]
+)
+def test_a_large_frozen_base_as_an_instance_names_the_factory_once(frame, one_worker, capsys, model, count):
+    optimizer = adam(model) if isinstance(model, torch.nn.Module) else adam
+    estimator(one_worker, model, optimizer=optimizer, epochs=1, verbose=1).fit(frame)
+    assert capsys.readouterr().err.count("100% of its bytes are frozen") == count
+
+
 @pytest.mark.parametrize("steps", [None, 2])
 def test_a_resumed_run_ends_with_the_weights_of_an_undisturbed_one(frame, two_workers, tmp_path, steps):
     params = {"checkpoint_every_steps": steps, "validation": 0.2, "run_id": "r", "return_best": steps is None}
