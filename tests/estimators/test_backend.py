@@ -35,7 +35,9 @@ class Cluster(SparkBackend):
     """Its tasks are processes of this machine."""
 
     def _launch(self):
-        return LocalBackend(1)._launch()
+        launch = LocalBackend(1)._launch()
+        taken = inspect.signature(launch).parameters
+        return lambda *args, **more: launch(*args, **{name: more[name] for name in more if name in taken})
 
     def _session(self):
         return SimpleNamespace(spark=self)
