@@ -36,8 +36,8 @@ class KerasEstimator(KerasEstimatorParams, KerasStage, DistributedEstimator):
 
     Each feature column is one input of the model, in order (by name if the model takes a dict), in the input's shape
     and dtype; each label column belongs to one output. The model may be compiled; ``optimizer``, ``loss``, ``metrics``
-    and ``loss_weights`` then replace what it was compiled with. The learning rate is multiplied by the number of
-    workers unless ``scale_lr=False``.
+    and ``loss_weights`` then replace what it was compiled with. A model with its own ``compute_loss`` needs no loss.
+    The learning rate is multiplied by the number of workers unless ``scale_lr=False``.
 
     ``model`` may be a function without parameters (or :class:`ModelFactory`) that makes a model with weights, as for
     :class:`TorchEstimator`: weights that do not train and keep the values of the function are not stored.
@@ -95,8 +95,12 @@ class KerasEstimator(KerasEstimatorParams, KerasStage, DistributedEstimator):
         compiled = (compilation_of(self._given_model()) or {}) if not wrong else {}
         if value("optimizer") is None and compiled.get("optimizer") is None:
             wrong.append("optimizer is required: give a Keras optimizer, or compile the model with one")
-        if value("loss") is None and compiled.get("loss") is None:
-            wrong.append("loss is required: give a Keras loss, or compile the model with one")
+        has_loss = value("loss") is not None or compiled.get("loss") is not None
+        if not has_loss and not (wrong_model(self._given_model()) == "" and _computes_loss(self._given_model())):
+            wrong.append(
+                "loss is required: give a Keras loss, or compile the model with one, or give a model with a "
+                "compute_loss() of its own"
+            )
         labels = value("label_cols") or []
         counted = {name: value(name) for name in ("loss", "loss_weights", "label_shapes")}
         wrong += wrong_counts(counted, len(labels), "label columns") if labels else []
@@ -213,6 +217,12 @@ class KerasEstimator(KerasEstimatorParams, KerasStage, DistributedEstimator):
             "custom_objects": self._value("custom_objects"),
             "_floatx": keras.config.floatx(),
         }
+
+
+def _computes_loss(model: Any) -> bool:
+    import keras
+
+    return type(model).compute_loss is not keras.Model.compute_loss
 
 
 def _backend() -> str:

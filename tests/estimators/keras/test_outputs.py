@@ -181,3 +181,24 @@ def test_a_model_that_cannot_score_is_refused_before_the_fit(driver):
     text = driver(fn)
     assert text.startswith("the model cannot score rows as transform does: RuntimeError: ")
     assert "not for scoring" in text
+
+
+def test_a_model_that_computes_its_own_loss_needs_no_other(driver):
+    def fn(workers):
+        import keras
+        import pandas as pd
+
+        from hvd_cluster.estimators import KerasEstimator
+
+        class Distance(keras.Model):
+            def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+                return keras.ops.mean(keras.ops.abs(y_pred - y))
+
+        given = keras.Input((1,))
+        model = Distance(given, constant(3.0)(given))
+        frame = pd.DataFrame({"x": [[0.0]] * 8, "y": [1.0] * 8})
+        params = {"optimizer": keras.optimizers.SGD(0.0), "feature_cols": ["x"], "label_cols": ["y"], "batch_size": 8}
+        estimator = KerasEstimator(model=model, custom_objects={"Distance": Distance}, verbose=0, **params)
+        return estimator.setBackend(workers(1)).fit(frame).getHistory()["loss"]
+
+    assert driver(fn) == [2.0]
