@@ -32,9 +32,9 @@ def around(*centres: int, low: int, high: int) -> Any:
     return st.sampled_from(sorted(number for number in near if low <= number <= high))
 
 
-def typed(arrow_type: Any, cells: Any, unit: Any) -> Any:
+def typed(arrow_type: Any, cells: Any, unit: Any, marks: Any = ()) -> Any:
     """(Arrow type, strategy of its cells, the number that a cell is)."""
-    return pytest.param(arrow_type, cells, unit, id=str(arrow_type))
+    return pytest.param(arrow_type, cells, unit, id=str(arrow_type), marks=marks)
 
 
 def moment(ns: int, tz: Any = None) -> list[Any]:
@@ -125,7 +125,7 @@ FLOATS = [0.0, -0.0, 0.5, 2.5, 0.1, 1.0, 3.0, math.inf, -math.inf, math.nan]
 TYPES = [
     *(typed(arrow_type, whole_numbers(arrow_type), 1) for arrow_type in INTEGERS),
     typed(pa.bool_(), st.booleans(), 1),
-    typed(pa.float16(), st.sampled_from([*map(np.float16, FLOATS)]), None),
+    typed(pa.float16(), st.sampled_from([*map(np.float16, FLOATS)]), None, pytest.mark.needs("pyarrow>=16")),
     typed(pa.float32(), st.sampled_from([float(np.float32(value)) for value in FLOATS]), None),
     typed(pa.float64(), st.sampled_from([*FLOATS, 2.0**53, 2.0**63, 1.75e18, 1e300, 1.7976931348623157e308]), None),
     *(

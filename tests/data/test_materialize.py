@@ -470,7 +470,7 @@ def test_everything_that_is_wrong_with_the_columns_is_told_at_once(tmp_path: Pat
 
 
 def test_nulls_of_a_sample_are_told_as_those_of_the_first_rows(tmp_path: Path) -> None:
-    batch = pa.record_batch({"x": pa.array([None, 1.0]), "s": ["a", "b"]})
+    batch = pa.RecordBatch.from_pydict({"x": pa.array([None, 1.0]), "s": ["a", "b"]})
     with pytest.raises(DataError) as raised:
         write_arrow([batch], tmp_path, tensors_only=True, first_rows=2)
     assert "column 'x' holds 1 null in the first 2 rows" in str(raised.value)

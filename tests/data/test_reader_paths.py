@@ -205,6 +205,7 @@ def test_readers_read_ahead_in_threads_that_close_with_the_iteration(folder: Pat
     assert len(rows(reader)) == 116
 
 
+@pytest.mark.needs("pyarrow>=15")
 def test_a_byte_that_has_changed_on_the_disk_is_noticed(tmp_path: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -236,11 +237,11 @@ def table_of(folder: Path, markers: str) -> Path:
 @pytest.mark.parametrize(
     ("marker", "name"),
     [
-        ("_delta_log/00000000000000000000.json", "Delta"),
-        ("metadata/snap-1-abc.avro", "Iceberg"),
-        ("metadata/v1.metadata.json", "Iceberg"),
+        pytest.param("_delta_log/00000000000000000000.json", "Delta", marks=pytest.mark.needs("deltalake")),
+        pytest.param("metadata/snap-1-abc.avro", "Iceberg", marks=pytest.mark.needs("pyiceberg")),
+        pytest.param("metadata/v1.metadata.json", "Iceberg", marks=pytest.mark.needs("pyiceberg")),
         (".hoodie/hoodie.properties", "Hudi"),
-        ("_versions/1.manifest", "Lance"),
+        pytest.param("_versions/1.manifest", "Lance", marks=pytest.mark.needs("pylance")),
     ],
 )
 def test_a_table_of_another_format_is_refused_by_every_entry(tmp_path: Path, marker: str, name: str) -> None:
@@ -287,6 +288,7 @@ def test_a_table_of_another_format_is_refused_by_every_entry(tmp_path: Path, mar
     assert not store.is_parquet_dataset(str(table))
 
 
+@pytest.mark.needs("deltalake")
 def test_a_delta_table_behind_an_fsspec_url_is_refused() -> None:
     memory = fsspec.filesystem("memory")
     with memory.open("/lake/t/part.parquet", "wb") as file:

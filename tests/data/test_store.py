@@ -345,13 +345,16 @@ def test_a_saved_model_is_read_as_text(tmp_path: Path) -> None:
 # --- other filesystems ----------------------------------------------------------------------------------------------
 
 
+AZURE = pytest.mark.needs("pyarrow>=16")
+
+
 @pytest.mark.parametrize(
     ("url", "family", "inner"),
     [
         ("gs://anonymous@bucket/x", "gcs", "bucket/x"),
         ("gcs://anonymous@bucket/x", "gcs", "bucket/x"),
-        ("abfss://container@account.dfs.core.windows.net/x", "abfs", "container/x"),
-        ("abfs://container@account.dfs.core.windows.net/x", "abfs", "container/x"),
+        pytest.param("abfss://container@account.dfs.core.windows.net/x", "abfs", "container/x", marks=AZURE),
+        pytest.param("abfs://container@account.dfs.core.windows.net/x", "abfs", "container/x", marks=AZURE),
         ("memory://bucket/x", "py::fsspec+memory", "/bucket/x"),
     ],
 )

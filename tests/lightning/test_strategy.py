@@ -204,6 +204,7 @@ def test_the_monitor_of_learning_rates_sees_one_optimizer(two: Any, tmp_path: Pa
     assert two(fn, str(tmp_path)) == [["lr-SGD"]] * 2
 
 
+@pytest.mark.needs("torch>=2.6")
 def test_bfloat16_is_reduced_too(two: Any) -> None:
     def fn(hvd: Any) -> list[float]:
         found = []

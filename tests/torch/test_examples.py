@@ -34,7 +34,7 @@ def test_the_digits_are_learned(tmp_path: Path) -> None:
     found = accuracies(output)
     assert len(found) == 3
     assert found[-1] > 85
-    saved = torch.load(tmp_path / "digits.pt")
+    saved = torch.load(tmp_path / "digits.pt", weights_only=True)
     assert saved["optimizer"]["param_groups"][0]["lr"] == pytest.approx(0.1)
     assert saved["model"]["norm.num_batches_tracked"] == 3 * 23
 
@@ -93,7 +93,7 @@ def test_the_digits_are_learned_by_an_elastic_job(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert len(re.findall(r"Train Epoch: \d on 2 workers", done.stdout)) == 5
     assert accuracies(done.stdout)[0] > 85
-    assert torch.load(tmp_path / "digits.pt")["2.weight"].shape == (10, 64)
+    assert torch.load(tmp_path / "digits.pt", weights_only=True)["2.weight"].shape == (10, 64)
 
 
 @pytest.mark.slow

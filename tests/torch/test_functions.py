@@ -373,6 +373,7 @@ def test_expanded_buffers_are_broadcast(two: Any) -> None:
     assert two(fn) == [[[1.0, 1.0], [[1.0] * 3, [2.0] * 3]]] * 2
 
 
+@pytest.mark.needs("torch>=2.6")
 def test_a_default_device_of_the_program_is_not_where_we_work(two: Any) -> None:
     def fn(hvd: Any) -> list[Any]:
         weight = torch.nn.Parameter(torch.zeros(2))

@@ -60,6 +60,7 @@ def test_row_groups_with_nan_for_a_bound_are_not_passed_over(tmp_path: Path) -> 
         assert ParquetReader(path, batch_size=1, filters=[condition]).rows == rows
 
 
+@pytest.mark.needs("fsspec>=2026.9")  # whose memory has such keys
 def test_keys_with_an_empty_part_are_read_as_others(tmp_path: Path) -> None:
     pq.write_table(pa.table({"x": [1, 2]}), tmp_path / "a.parquet")
     content = (tmp_path / "a.parquet").read_bytes()

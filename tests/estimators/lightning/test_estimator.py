@@ -677,6 +677,7 @@ def test_a_short_last_group_of_batches_is_averaged_over_its_own_batches(frame, t
     assert difference(fitted(LightningEstimator), fitted(TorchEstimator)) < 1e-6
 
 
+@pytest.mark.needs("torch>=2.6")
 def test_no_code_in_the_best_checkpoint_is_executed(frame, one_worker, tmp_path):
     class Settings:
         """A hyperparameter of a class of the user's own."""

@@ -90,6 +90,7 @@ class Share(pl.Callback):
         pl_module.log("share", local / sum(one.numel() for one in pl_module.parameters()))
 
 
+@pytest.mark.needs("torch>=2.6")
 @pytest.mark.parametrize("sharding", [DIVIDED, "zero1"])
 def test_weights_and_logged_numbers_are_those_without_sharding(frame, two_workers, sharding):
     params = {
@@ -118,11 +119,13 @@ def test_each_update_is_one_step_in_which_computation_is_not_the_optimizer(frame
         assert shares["compute"] > shares["optimizer"]
 
 
+@pytest.mark.needs("torch>=2.6")
 def test_a_worker_holds_its_part_of_the_layers(frame, two_workers):
     model = fit(frame, two_workers, DIVIDED, callbacks=[Share()], epochs=1)
     assert 0.4 < model.getHistory()[0]["logged"]["share"] < 0.6
 
 
+@pytest.mark.needs("torch>=2.6")
 @pytest.mark.slow
 @pytest.mark.parametrize("sharding", [DIVIDED, "zero1"])
 def test_a_run_on_three_workers_continues_on_two(frame, two_workers, three_workers, tmp_path, sharding):
@@ -134,6 +137,7 @@ def test_a_run_on_three_workers_continues_on_two(frame, two_workers, three_worke
     assert_same(run(two_workers, sharding, "divided"), run(two_workers, "none", "plain"))
 
 
+@pytest.mark.needs("torch>=2.6")
 @pytest.mark.parametrize("sharding", [DIVIDED, "zero1"])
 def test_a_plain_net_is_trained_with_its_optimizer(frame, two_workers, sharding):
     def net():
@@ -197,6 +201,7 @@ class VersionedLayers(torch.nn.Sequential):
         super()._load_from_state_dict(state, prefix, metadata, *more)
 
 
+@pytest.mark.needs("torch>=2.6")
 @pytest.mark.parametrize("sharding", [DIVIDED, "zero1"])
 @pytest.mark.parametrize("is_plain", [True, False], ids=["a plain net", "a LightningModule"])
 def test_modules_learn_the_version_of_their_state(frame, two_workers, tmp_path, sharding, is_plain):
@@ -239,12 +244,14 @@ class WithOptimizer(Net):
         return self.make(self.parameters())
 
 
+@pytest.mark.needs("torch>=2.6")
 @pytest.mark.parametrize("sharding", [DIVIDED, "zero1"])
 def test_options_of_an_optimizer_outside_of_its_defaults_are_kept(frame, two_workers, sharding):
     fits = [fit(frame, two_workers, each, WithOptimizer(Signed, sign=-1.0)) for each in (sharding, "none")]
     assert_same(*fits)
 
 
+@pytest.mark.needs("torch>=2.6")
 def test_an_optimizer_that_needs_whole_parameters_is_refused(frame, two_workers):
     with pytest.raises(WorkerFailedError, match="Adafactor of torch does not work on divided parameters"):
         fit(frame, two_workers, DIVIDED, WithOptimizer(torch.optim.Adafactor))
@@ -257,6 +264,7 @@ class Kinds(pl.Callback):
         pl_module.log("parts", float(all(hasattr(one, "to_local") for one in pl_module.parameters())))
 
 
+@pytest.mark.needs("torch>=2.6")
 def test_callbacks_see_parts_of_parameters_after_a_validation(frame, two_workers):
     model = fit(frame, two_workers, DIVIDED, validation=0.2, callbacks=[Kinds()])
     assert [record["logged"]["parts"] for record in model.getHistory()] == [1.0, 1.0]
@@ -274,6 +282,7 @@ class TwoDtypes(Net):
         return self.last(self.layers[1](hidden.double()).float())
 
 
+@pytest.mark.needs("torch>=2.6")
 def test_layers_of_two_dtypes_are_trained_apart(frame, two_workers):
     fits = [fit(frame, two_workers, each, TwoDtypes()) for each in (FSDP2(), "none")]
     assert_same(*fits)
@@ -302,6 +311,7 @@ class Tanh(torch.nn.Linear):
     """A class of modules that only ``configure_model()`` makes."""
 
 
+@pytest.mark.needs("torch>=2.6")
 def test_a_class_may_come_from_configure_model(frame, two_workers):
     fits = [fit(frame, two_workers, each, Configured()) for each in (FSDP2(wrap=Tanh), "none")]
     assert_same(*fits)

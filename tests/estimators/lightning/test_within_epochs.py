@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from needs import missing
 
 from hvd_cluster.data.store import LocalStore
 from hvd_cluster.errors import WorkerFailedError
@@ -228,9 +229,11 @@ def test_a_fit_that_failed_in_mid_epoch_continues_as_if_it_had_not(frame, two_wo
     assert (found.epochs, found.partial_epoch.rows) == (where["epoch"], at * 8 * 2)
     resumed = fitted(frame, tmp_path, "interrupted", two_workers, **params)
     assert what_was_learned(resumed) == what_was_learned(undisturbed)
-    assert counts(tmp_path, "interrupted") == counts(tmp_path, "undisturbed")
+    expected = counts(tmp_path, "undisturbed")
+    expected["epochs begun"] += missing("lightning>=2.5") is not None  # an older one begins the epoch again
+    assert counts(tmp_path, "interrupted") == expected
     if case == "as it comes":
-        assert counts(tmp_path, "interrupted") == {
+        assert counts(tmp_path, "undisturbed") == {
             "epochs begun": 3,
             **{f"batch {index}": 3 for index in range(11)},
             "last batches": 3,

@@ -63,11 +63,13 @@ def sgd(lr, **more):
 ONE_STEP = {"batch_size": ROWS // 2, "epochs": 6}
 
 
+@pytest.mark.needs("torch>=2.6")
 def test_the_mean_of_weights_after_one_step_is_a_step_with_the_mean_of_gradients(frame, two_workers):
     model = fit(frame, two_workers, LocalSGD(every=2), sgd(0.05), **ONE_STEP)
     assert_same(model, fit(frame, two_workers, "every_step", sgd(0.05), **ONE_STEP))
 
 
+@pytest.mark.needs("torch>=2.6")
 def test_the_outer_optimizer_is_sgd_with_nesterovs_momentum(frame, two_workers):
     """After rounds of one step of SGD, it gets the mean gradient times the inner learning rate."""
     model = fit(frame, two_workers, DiLoCo(every=2, outer_lr=0.7, outer_momentum=0.6), sgd(0.05), **ONE_STEP)
@@ -75,6 +77,7 @@ def test_the_outer_optimizer_is_sgd_with_nesterovs_momentum(frame, two_workers):
     assert_same(model, fit(frame, two_workers, "every_step", equal, **ONE_STEP), atol=1e-5)
 
 
+@pytest.mark.needs("torch>=2.6")
 def test_an_outer_rate_of_one_without_momentum_is_local_sgd(frame, two_workers):
     outer = DiLoCo(every=3, outer_lr=1.0, outer_momentum=0.0)
     assert_same(fit(frame, two_workers, outer), fit(frame, two_workers, LocalSGD(every=3)))
@@ -98,6 +101,7 @@ class Watch:
         record["equal"] = list(self.equal)
 
 
+@pytest.mark.needs("torch>=2.6")
 def test_weights_are_equal_after_each_round_and_each_epoch_only(frame, two_workers):
     watch = Watch()
     params = {"lr_scheduler": watch.scheduler, "lr_scheduler_interval": "step", "callbacks": [watch]}
@@ -107,15 +111,18 @@ def test_weights_are_equal_after_each_round_and_each_epoch_only(frame, two_worke
     assert model.getHistory()[1]["train"]["loss"] < model.getHistory()[0]["train"]["loss"]
 
 
+@pytest.mark.needs("torch>=2.6")
 def test_gradients_are_complete_before_the_first_approximate_step(frame, two_workers):
     assert_same(fit(frame, two_workers, PowerSGD(start_step=1000)), fit(frame, two_workers, "every_step"))
 
 
+@pytest.mark.needs("torch>=2.6")
 def test_an_approximation_of_full_rank_is_exact(frame, two_workers):
     full = PowerSGD(rank=8, start_step=2, min_compression_rate=0.01)
     assert_same(fit(frame, two_workers, full, sgd(0.05)), fit(frame, two_workers, "every_step", sgd(0.05)), atol=1e-5)
 
 
+@pytest.mark.needs("torch>=2.6")
 def test_what_an_approximation_leaves_out_is_sent_later(frame, two_workers):
     """One of rank 1 alone would leave the other directions of the first layer as they are."""
     params = {"epochs": 12, "gradient_clip_norm": 5.0, "backward_passes_per_step": 2}
@@ -139,6 +146,7 @@ class Spectral(nn.Module):
         return self.last(torch.fft.irfft(torch.fft.rfft(x) * self.spectrum, n=5)) * self.scale
 
 
+@pytest.mark.needs("torch>=2.6")
 def test_complex_and_scalar_gradients_are_approximated_too(frame, two_workers):
     full = PowerSGD(rank=8, start_step=2, min_compression_rate=0.01)
     expected = fit(frame, two_workers, "every_step", sgd(0.01), net=Spectral)
@@ -148,6 +156,7 @@ def test_complex_and_scalar_gradients_are_approximated_too(frame, two_workers):
 LOW_RANK = PowerSGD(rank=1, start_step=2, min_compression_rate=1)
 
 
+@pytest.mark.needs("torch>=2.6")
 @pytest.mark.parametrize("communication", [LocalSGD(every=3), DiLoCo(every=3), LOW_RANK])
 def test_parameters_that_a_callback_unfreezes_are_exchanged(frame, two_workers, communication):
     def half_frozen():
@@ -168,6 +177,7 @@ def test_parameters_that_a_callback_unfreezes_are_exchanged(frame, two_workers, 
     assert history[1]["weight"] != history[0]["weight"]
 
 
+@pytest.mark.needs("torch>=2.6")
 @pytest.mark.parametrize("communication", [LocalSGD(every=3), DiLoCo(every=3), LOW_RANK])
 def test_parameters_that_a_callback_freezes_do_not_move(frame, two_workers, communication):
     def freeze(record, model):
@@ -181,6 +191,7 @@ def test_parameters_that_a_callback_freezes_do_not_move(frame, two_workers, comm
     assert trained[0] != trained[1]
 
 
+@pytest.mark.needs("torch>=2.6")
 @pytest.mark.parametrize("communication", [LocalSGD(every=3), DiLoCo(every=3), LOW_RANK])
 def test_a_run_that_was_interrupted_ends_with_the_same_weights(frame, two_workers, tmp_path, communication):
     """Adam's state differs between the ranks."""
@@ -201,6 +212,7 @@ def test_a_run_that_was_interrupted_ends_with_the_same_weights(frame, two_worker
     assert_same(continued, undisturbed, atol=0)
 
 
+@pytest.mark.needs("torch>=2.6")
 @pytest.mark.parametrize("communication", [DiLoCo(every=3), LOW_RANK])
 def test_another_number_of_workers_continues(frame, two_workers, three_workers, tmp_path, communication):
     params = {"store": str(tmp_path), "run_id": "r"}

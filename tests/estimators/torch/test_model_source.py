@@ -69,7 +69,7 @@ def test_a_factory_must_return_a_module(result, what):
 
 def test_a_factory_that_fails_is_named_with_its_arguments():
     with pytest.raises(DataError, match=r"model: ModelFactory\(load, '/no/such'\) failed: FileNotFoundError"):
-        state_of(ModelFactory(torch.load, "/no/such"))
+        state_of(ModelFactory(np.load, "/no/such"))
     with pytest.raises(TypeError, match="takes a function that makes a model, not int"):
         ModelFactory(3)
 

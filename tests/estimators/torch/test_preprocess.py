@@ -215,6 +215,7 @@ def test_augmentation_is_the_same_to_the_bit_after_a_resume(images, two_workers,
     assert twice[0].equals(twice[1])
 
 
+@pytest.mark.needs("pandas>=2.2")  # an older one makes objects of nullable columns
 def test_many_kinds_of_columns_become_the_arguments_of_a_tabular_net(two_workers):
     rows = 80
     frame = pd.DataFrame(

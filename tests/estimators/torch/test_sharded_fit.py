@@ -24,6 +24,8 @@ from hvd_cluster.estimators.torch.strategies.shards import Shards
 # The workers cannot import a test module.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
+pytestmark = pytest.mark.needs("torch>=2.6")
+
 DIVIDED = FSDP2(min_num_params=20)
 
 

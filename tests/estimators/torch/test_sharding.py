@@ -95,6 +95,7 @@ def test_frozen_complex_parameters_are_allowed():
     assert not any("complex:" in text for text in wrong)
 
 
+@pytest.mark.needs("torch>=2.6")
 @pytest.mark.parametrize(
     ("config", "outer_names"),
     [(FSDP2(wrap=nn.Linear), ("",)), (FSDP2(min_num_params=1), ("",)), (FSDP2(), ("0", "1"))],
@@ -121,6 +122,7 @@ def test_torchscript_cannot_be_divided(frame, tmp_path):
         estimator(str(tmp_path), net, sharding="fsdp2").fit(frame)
 
 
+@pytest.mark.needs("torch>=2.6")
 def test_a_store_that_keeps_no_runs_is_refused(frame, tmp_path):
     with pytest.raises(ValueError, match=r"keeps runs \(save_runs=True\)"):
         estimator(Store.create(tmp_path, save_runs=False), sharding="zero1").fit(frame)

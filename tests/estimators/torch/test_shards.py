@@ -13,6 +13,8 @@ from hvd_cluster.data.store import Store
 from hvd_cluster.errors import DataError
 from hvd_cluster.estimators.torch.strategies.shards import Shards, shards_path
 
+pytestmark = pytest.mark.needs("torch>=2.6")
+
 TENSORS = {"a": torch.arange(6.0).reshape(2, 3), "step": torch.tensor(3), "half": torch.ones(2, dtype=torch.bfloat16)}
 
 
