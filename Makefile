@@ -98,7 +98,7 @@ matrix-pyfunc: $(READY) .venv-pyfunc/.ready
 OLD_SPARK := -W ignore::ResourceWarning -W ignore::pytest.PytestUnraisableExceptionWarning -W "ignore:distutils Version"
 matrix-spark35 matrix-spark40: matrix-%: .venv-%/.ready
 	@failed=0; \
-	for kind in local local-cluster; do \
+	for kind in local local-cluster $(if $(filter spark40,$*),connect); do \
 		PYTHONPATH=$(CURDIR) OMP_NUM_THREADS=1 .venv-$*/bin/python -m pytest tests/spark \
 			tests/estimators/test_spark_estimator.py -m "spark and not slow" --spark-master=$$kind $(OLD_SPARK) || failed=1; \
 	done; \
