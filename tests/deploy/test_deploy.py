@@ -57,13 +57,18 @@ def test_a_manifest_is_what_its_kind_allows(name: str, of: str) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize(("name", "of"), MANIFESTS.items())
 def test_the_schemas_find_what_is_wrong(name: str, of: str) -> None:
-    for change in ({"replicas": 2}, {"suspend": "yes"}):
-        wrong = copy.deepcopy(manifest(name))
-        wrong["spec"].update(change) if "replicas" in change else wrong["spec"].setdefault("runPolicy", {}).update(
-            change
-        )
-        with pytest.raises(jsonschema.ValidationError):
-            jsonschema.validate(wrong, schema(of))
+    changed = copy.deepcopy(manifest(name))
+    spec = changed["spec"]
+    with_suspend = spec["runPolicy"] if changed["kind"] == "MPIJob" else spec
+    with_suspend["suspend"] = True
+    jsonschema.validate(changed, schema(of))
+    with_suspend["suspend"] = "yes"
+    with pytest.raises(jsonschema.ValidationError, match="'yes' is not of type 'boolean'"):
+        jsonschema.validate(changed, schema(of))
+    with_suspend["suspend"] = True
+    spec["replicas"] = 2
+    with pytest.raises(jsonschema.ValidationError, match="'replicas' was unexpected"):
+        jsonschema.validate(changed, schema(of))
 
 
 def test_the_launcher_of_the_mpi_operator_understands_its_hostfile_and_its_flags() -> None:
