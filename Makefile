@@ -166,13 +166,15 @@ notebooks: $(READY) ## the notebooks, executed; outputs and pictures are kept in
 	@$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[notebook]'
 	@OMP_NUM_THREADS=1 $(PY) notebooks/execute.py
 
-docs: $(READY) ## the guides and the API reference as HTML, in site/; fails on a broken link
+docs: $(READY) ## the guides and the API reference as HTML, in site/, and their tests; fails on a broken link
 	@echo "Installing what the documentation needs into $(VENV)."
 	@$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
 	@$(PY) -m mkdocs build --strict
+	@$(PYTEST) tests/docs/test_site.py
 
 docs-version: docs ## the documentation of this version beside those before it, in the local branch gh-pages; nothing is published
-	@PATH=$(CURDIR)/$(VENV)/bin:$$PATH mike deploy --update-aliases $$($(PY) -c "import hvd_cluster; print(hvd_cluster.__version__)") latest
+	@export PATH=$(abspath $(VENV))/bin:$$PATH; \
+	mike deploy --update-aliases $$(python -c "import hvd_cluster; print(hvd_cluster.__version__)") latest && mike set-default latest
 
 bench: $(READY) ## ours and the peers in one run; writes benchmarks/README.md
 	@OMP_NUM_THREADS=1 $(PY) -m benchmarks

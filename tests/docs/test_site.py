@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ast
+import json
+import os
 import re
+import shutil
 import subprocess
 import sys
 from dataclasses import fields
@@ -12,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from hvd_cluster import __version__
 from hvd_cluster.estimators import params
 from hvd_cluster.estimators.keras.params import KERAS_ROWS
 from hvd_cluster.estimators.lightning.params import LIGHTNING_ROWS
@@ -55,6 +59,33 @@ def imported_by_the_guides() -> set[str]:
     return {name for name in found if name.startswith("hvd_cluster.")}
 
 
+def test_the_root_of_the_published_site_leads_to_the_latest_version(tmp_path: Path) -> None:
+    clone = str(tmp_path / "clone")
+    subprocess.run(["git", "clone", "--quiet", str(ROOT), clone], check=True)
+    shutil.copy(ROOT / "Makefile", clone)
+    environ = os.environ | {
+        f"GIT_{who}_{what}": "me@host" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")
+    }
+    environ["PYTHONPATH"] = clone
+    made = subprocess.run(
+        ["make", "docs-version", "--old-file=docs", f"VENV={sys.prefix}"],
+        cwd=clone,
+        env=environ,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert made.returncode == 0, made.stdout + made.stderr
+
+    def published(page: str) -> str:
+        show = ["git", "-C", clone, "show", f"gh-pages:{page}"]
+        return subprocess.run(show, capture_output=True, text=True, check=True).stdout
+
+    assert 'href="latest/"' in published("index.html")
+    assert json.loads(published("versions.json"))[0]["aliases"] == ["latest"]
+    assert published(f"{__version__}/index.html")
+
+
 def test_functions_have_their_arguments(reference: dict[str, str]) -> None:
     assert "DistributedOptimizer" in reference["torch"]
     assert "backward_passes_per_step" in reference["torch"]
@@ -94,6 +125,18 @@ def test_every_name_that_a_guide_imports_is_in_the_reference(reference: dict[str
     assert {"hvd_cluster.torch.elastic.ElasticSampler", "hvd_cluster.ray.train.HorovodTrainer"} <= anchors
     assert {"hvd_cluster.keras.callbacks.MetricAverageCallback", "hvd_cluster.keras.elastic.KerasState"} <= anchors
     assert sorted(imported_by_the_guides() - anchors) == []
+
+
+def test_every_public_name_is_in_the_reference(reference: dict[str, str]) -> None:
+    record, missing, num_names = (ROOT / "tests/house/public_api.txt").read_text(), [], 0
+    for module, listed in re.findall(r"^\[(.+)\]\n((?:.+\n)+)", record, re.MULTILINE):
+        page = reference.get((module + ".").split(".")[1], reference["index"])
+        for name in re.findall(r"^(?:class )?(\w+)\b(?!\.)", listed, re.MULTILINE):
+            num_names += 1
+            if f'id="{module}.{name}"' not in page and f"<code>{name}</code>" not in page:
+                missing.append(f"{module}.{name}")
+    assert num_names > 250
+    assert missing == []
 
 
 def test_every_param_of_an_estimator_is_in_the_reference(reference: dict[str, str]) -> None:
