@@ -1,4 +1,4 @@
-# Every target makes its own environment: .venv, made anew only when pyproject.toml or constraints.txt changes.
+# Every target makes its own environment: .venv, which it rebuilds only when pyproject.toml or constraints.txt changes.
 
 VENV := .venv
 PY := $(VENV)/bin/python

@@ -69,7 +69,7 @@ def worker(log: str) -> list[tuple[str, list[float]]]:
     hvd.init()
     ranked = hvd.broadcast_object(ranked, root_rank=0)
     hvd.shutdown()
-    # The best of nine is the luckiest of nine too: it is measured anew, beside what it is held against.
+    # The best of nine is the luckiest of nine too: it is measured again, beside what it is held against.
     last = {
         f"autotuned: {int(best[5]) / MIB:.2f} MiB, {float(best[4]):g} ms": {
             "FUSION_THRESHOLD": best[5],

@@ -404,7 +404,7 @@ def sizes(costs: Costs, ranks_per_host: int = 8) -> Report:
         for num_ranks in (8, 64, 512, 4096):
             hosts = [rank // ranks_per_host for rank in range(num_ranks)]
             for num_requests in (1, 64):
-                if votes or (num_ranks, num_requests) != (4096, 64):  # a minute for a shape that nobody would choose
+                if votes or (num_ranks, num_requests) != (4096, 64):  # a minute, for a shape that no job has
                     result = simulate(hosts, num_requests, costs, votes=votes)
                     rows.append(row(name, num_ranks, num_requests, result))
     return Report(

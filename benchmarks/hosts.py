@@ -1,8 +1,8 @@
 """Hosts that are none: network namespaces on one machine, with their own /dev/shm and a slow link between them.
 
 Each host is a process that holds a network, a mount and a UTS namespace; they have no names, so nothing is left when it
-ends. The hosts hang on a switch (a bridge in one more namespace), each by a veth pair whose ends both let through so
-many bits per second (``tc tbf``). Root alone may make them.
+ends. The hosts hang on a switch (a bridge in one more namespace), each by a veth pair, and both of its ends limit
+the bits per second (``tc tbf``). Only root may make them.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ class Table:
     rows: Sequence[Row]
 
     def markdown(self) -> str:
-        """The table as it stands in benchmarks/README.md."""
+        """The table of this run for benchmarks/README.md."""
         lines = [
             f"## {self.title}",
             "",

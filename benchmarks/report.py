@@ -20,7 +20,7 @@ class Report:
     notes: Sequence[str] = ()
 
     def markdown(self) -> str:
-        """The table as it stands in benchmarks/README.md."""
+        """The table of this run for benchmarks/README.md."""
         lines = [f"## {self.title}", "", "| " + " | ".join(self.columns) + " |", "|" + "---|" * len(self.columns)]
         lines += ["| " + " | ".join(row) + " |" for row in self.rows]
         for note in self.notes:

@@ -95,7 +95,7 @@ def step_s(step: Step, gathering: Gathering, allreduce_s: Callable[[float], floa
     Args:
         step: what one rank does.
         gathering: how its gradients become buckets.
-        allreduce_s: seconds that one reduction of so many bytes takes.
+        allreduce_s: seconds that one reduction of that number of bytes takes.
         wire: bytes on the wire for each byte of a gradient; 0.5 for bfloat16.
     """
     order = iter(range(1 << 30))

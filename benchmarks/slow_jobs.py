@@ -152,7 +152,7 @@ class Job:
 
 
 def jobs(number: int, seed: int = SEED) -> Iterator[Job]:
-    """Run so many slow jobs, one after the other; those that need hosts only where hosts can be made."""
+    """Run ``number`` slow jobs, one after the other; those that need hosts only where hosts can be made."""
     kinds = [kind for kind in EXPECTED if not (missing() and kind in ("slow link", "slow loader on another host"))]
     choose = random.Random(seed)
     with tempfile.TemporaryDirectory() as folder:

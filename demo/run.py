@@ -106,7 +106,7 @@ def main() -> int:
     scored = TorchModel.load(str(OUT / "model")).setOutputKinds(["argmax"]).transform(data)
     scored = scored.toPandas() if spark else scored
     right = scored["label__output"] == scored["label"]
-    print(f"the model, saved and loaded again, tells {right.sum()} of {len(right)} digits")
+    print(f"the model, saved and loaded again, recognises {right.sum()} of {len(right)} digits")
     print(f"written: {OUT / 'history.png'}, {timeline} (open it at https://ui.perfetto.dev), {OUT / 'model'}")
     programs, example = Path(sys.executable).parent, ROOT / "examples" / "torch_digits.py"
     print(

@@ -64,7 +64,7 @@ def main() -> None:
 
     @hvd.elastic.run
     def train(state: hvd.elastic.TorchState) -> None:
-        # Where the workers have changed this is called again, and goes on from the last commit.
+        # After a change of the workers it is called again, and continues from the last commit.
         while state.epoch < args.epochs:
             model.train()
             loader = DataLoader(train_set, batch_size=args.batch_size, sampler=state.sampler)

@@ -3,7 +3,7 @@
 
     python examples/ray/keras_digits.py --num-workers 2
 
-Each worker makes one ``Digits``, which keeps its data and its model from call to call: training goes on where it was.
+Each worker makes one ``Digits``, which keeps its data and its model from call to call: training continues where it was.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Digits:
         self.model.compile(optimizer, loss, metrics=["accuracy"])
 
     def train(self, epochs: int) -> float:
-        """Go on for ``epochs`` epochs; the mean loss of the last one over all workers."""
+        """Train ``epochs`` more epochs; returns the mean loss of the last one over all workers."""
         from horovod.ray import ray_logger
 
         def log(epoch: int, logs: dict[str, Any]) -> None:

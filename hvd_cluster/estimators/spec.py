@@ -70,7 +70,7 @@ class Inputs:
 
     @property
     def unnamed(self) -> bool:
-        """Whether ``preprocess`` returns one array, to which it gives no name, as far as that can be told."""
+        """Whether ``preprocess`` returns one array, to which it gives no name, as far as that is known."""
         return self.made is not None and len(self.made) == 1 and self.made[0] in {*UNNAMED, *self.feature_cols}
 
     def checked(self, batch: Batch) -> Batch:

@@ -1,4 +1,4 @@
-"""Words that are banned from the package, its documentation, its messages and the names of tests."""
+"""Words that are banned from the package, its documentation and scripts, and the names of tests."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+FOLDERS = ("benchmarks", "examples", "deploy", "demo", "notebooks", ".github")
+TEXTS = {"", ".bsub", ".def", ".ipynb", ".md", ".py", ".sbatch", ".sh", ".yaml", ".yml"}
 
 #: What must not be written, and what to write.
 BANNED = {
-    r"told of": "reported to",
+    r"told (?:of|to)": "reported to, asked to, must",
     r"tells?": "says, reports or returns; a program does not tell",
     r"whoever": "name the subject",
     r"nobody": "no rank, no user, nothing",
@@ -41,9 +43,16 @@ def found_in(text: str) -> Iterator[tuple[int, str, str]]:
 
 
 def texts() -> Iterator[tuple[Path, str]]:
-    """What is read by people: sources and pages whole, and of the tests their names."""
-    for path in [*(ROOT / "hvd_cluster").rglob("*.py"), *(ROOT / "docs").rglob("*.md"), *ROOT.glob("*.md")]:
-        yield path.relative_to(ROOT), path.read_text()
+    """What people read: sources, scripts, manifests and pages in full, and of the tests the names."""
+    pages = [
+        ROOT / "Makefile",
+        *ROOT.glob("*.md"),
+        *(ROOT / "hvd_cluster").rglob("*.py"),
+        *(ROOT / "docs").rglob("*.md"),
+    ]
+    for path in [ROOT / "Makefile", *pages, *(path for folder in FOLDERS for path in (ROOT / folder).rglob("*"))]:
+        if path.suffix in TEXTS and path.is_file():
+            yield path.relative_to(ROOT), path.read_text()
     for path in (ROOT / "tests").rglob("test_*.py"):
         # As many lines as the file has, so that what is found is found where it stands.
         names = [(re.match(r"\s*def (test_\w+)", line) or [""])[0] for line in path.read_text().splitlines()]

@@ -12,7 +12,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--store", required=True, help="a folder that all executors see, such as /Volumes/...")
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--run-id", default="train", help="a retry with the same id goes on from the last checkpoint")
+    parser.add_argument("--run-id", default="train", help="a retry with the same id continues from the last checkpoint")
     arguments = parser.parse_args()
 
     spark = SparkSession.builder.getOrCreate()

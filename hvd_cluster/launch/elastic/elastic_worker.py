@@ -15,7 +15,7 @@ from hvd_cluster.launch.worker_group import STOP_GRACE_S, Worker
 from hvd_cluster.rendezvous.client import KeyValueClient
 from hvd_cluster.rendezvous.membership import host_update_box, topology_box
 
-#: Seconds that a worker gets to exit after it was told to leave.
+#: Seconds that a worker gets to exit when it must leave.
 LEAVE_GRACE_S = 30.0
 
 
@@ -46,7 +46,7 @@ class ElasticWorker:
         #: It said in that request that its state is equal to that of the others that leave for the same reason.
         self.skips_sync = False
         self.worker: Worker | None = None
-        #: It was told to exit, so its end needs no reaction.
+        #: It must exit, so its end needs no reaction.
         self.is_leaving = False
         self._is_stopping = False
         self._kill_at_s: float | None = None
@@ -82,7 +82,7 @@ class ElasticWorker:
             self.worker.terminate()
 
     def expect_exit(self) -> None:
-        """It was told to leave; kill it if it has not exited after the grace period."""
+        """It must leave: kill it if it has not exited after the grace period."""
         self.is_leaving = True
         self._kill_at_s = time.monotonic() + LEAVE_GRACE_S
 

@@ -51,7 +51,7 @@ class Action(Enum):
 
 @dataclass(frozen=True)
 class WorkerView:
-    """A living worker that was not told to leave."""
+    """A living worker that was not asked to leave."""
 
     key: int
     host: str
@@ -110,7 +110,7 @@ class Decision:
     start: tuple[str, ...] = ()
     #: Workers to stop.
     stop: tuple[int, ...] = ()
-    #: Workers that requested a rank and are told to exit instead.
+    #: Workers that requested a rank and must exit instead.
     leave: tuple[int, ...] = ()
     #: The members of a new world, in the order of their ranks.
     world: tuple[int, ...] = ()

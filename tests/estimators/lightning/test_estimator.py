@@ -318,7 +318,7 @@ def test_what_the_trainer_is_told_arrives_there(frame, two_workers, tmp_path):
     assert "train_loss" in next((tmp_path / "csv").rglob("metrics.csv")).read_text()
 
 
-def test_a_trainer_may_be_told_to_write_no_checkpoints_of_its_own(frame, one_worker, tmp_path):
+def test_a_trainer_may_be_asked_to_write_no_checkpoints_of_its_own(frame, one_worker, tmp_path):
     off = {"trainer_args": {"enable_checkpointing": False}, "store": str(tmp_path), "run_id": "one"}
     estimator(one_worker, epochs=1, **off).fit(frame)
     assert len(estimator(one_worker, epochs=2, **off).fit(frame).getHistory()) == 2
