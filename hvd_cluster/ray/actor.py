@@ -52,7 +52,10 @@ def ignore_log(info: dict[str, Any]) -> None:
 
 @dataclass(frozen=True)
 class ActorCall:
-    """A method of :class:`hvd_cluster.ray.worker.BaseHorovodWorker` and its arguments."""
+    """A method of a worker's actor, and its arguments.
+
+    The actor is a :class:`hvd_cluster.ray.worker.BaseHorovodWorker`.
+    """
 
     method: str
     arguments: tuple[Any, ...]
@@ -62,7 +65,10 @@ class ActorCall:
         return getattr(handle, self.method).remote(*self.arguments)
 
     def numbered(self, number: int) -> ActorCall:
-        """The same call of a method that returns an outcome; the actor reports its end with ``number``."""
+        """The same call, whose end the actor reports with a number.
+
+        The method returns an outcome.
+        """
         return ActorCall("run_call", (number, self.method, *self.arguments))
 
 
@@ -119,7 +125,10 @@ class ActorWorker(Worker):
         return self._submit(call)
 
     def forget_report(self) -> None:
-        """Clear the report of the last call: a worker that ends from now on has not answered the next call."""
+        """Clear the report of the last call.
+
+        A worker that ends from now on has not answered the next call.
+        """
         with self._lock:
             self.reported = None
 
@@ -181,7 +190,10 @@ class ActorWorker(Worker):
             channel = result
 
     def _get(self, ref: Any) -> Any:
-        """The value of ``ref``; polls, because in Ray 2.40 a wait never ends after a ``ray.shutdown()``."""
+        """The value of a reference, polled.
+
+        In Ray 2.40 a wait never ends after a ``ray.shutdown()``.
+        """
         timeout = load_ray().exceptions.GetTimeoutError
         while True:
             with contextlib.suppress(timeout):
@@ -296,7 +308,7 @@ class ActorWorker(Worker):
         return self._failure(full_store("what the function returned", error) or error)
 
     def _reconnect(self, handshake: ActorHandshake) -> Outcome | Channel:
-        """The connection has ended: return the worker's outcome, or a new connection if the worker still runs.
+        """A new connection if the worker still runs, else the worker's outcome.
 
         The connection breaks if this process is stopped for a while, or its output is not read. Only lines of output
         are lost.
@@ -325,7 +337,7 @@ class ActorWorker(Worker):
         return self.outcome or replace(self._ended(), stopped=True)
 
     def _answers(self) -> bool:
-        """Whether it lives and is idle, with the report of its last call taken; False while it is busy."""
+        """Whether the actor lives and is idle, with its last report taken."""
         ray = self._connection.ray()
         try:
             if self._pending is not None:

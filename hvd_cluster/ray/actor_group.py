@@ -1,4 +1,4 @@
-"""A fixed number of workers that start together and keep their state between calls."""
+"""A fixed number of workers that keep their state between calls."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ class ActorGroup:
             self.close("a worker died or hung in an earlier call")
 
     def call_remote(self, call: ActorCall) -> list[Any]:
-        """Start ``call`` on every worker. Returns the ``ObjectRef`` of each result, by rank."""
+        """Start a call on every worker; return the ``ObjectRef`` of each by rank."""
         workers, call = self._workers(), shared(call)
         self._callbacks.on_call()
         for worker in workers:
@@ -138,7 +138,9 @@ class ActorGroup:
         return [worker.submit_remote(call) for worker in workers]
 
     def _settle(self) -> None:
-        """Wait for the calls of :meth:`call_remote`, so that no rank begins a call while others are in an earlier one.
+        """Wait for the calls of :meth:`call_remote`.
+
+        So no rank begins a call while others are in an earlier one.
 
         Raises:
             WorkerFailedError: one of them failed on a rank, and did not end on another one; all workers have ended.

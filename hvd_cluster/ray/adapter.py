@@ -1,4 +1,7 @@
-"""The interface behind RayExecutor: a fixed number of workers, an elastic job, or an executor in the cluster."""
+"""The interface behind RayExecutor, for its three kinds of workers.
+
+They are a fixed number, an elastic job, or those of an executor in the cluster.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,10 @@ Callback = Callable[[dict[str, Any]], Any]
 
 
 class Adapter(ABC):
-    """The methods of :class:`hvd_cluster.ray.executor.RayExecutor`, which documents them, on packed calls."""
+    """The methods of RayExecutor, on packed calls.
+
+    :class:`hvd_cluster.ray.executor.RayExecutor` documents them.
+    """
 
     def start(
         self,
@@ -65,7 +71,9 @@ class Adapter(ABC):
 def packed(
     fn: Callable[..., Any], args: Sequence[Any] | None = None, kwargs: Mapping[str, Any] | None = None
 ) -> PackedCall:
-    """A call for workers on other machines; what they cannot import is pickled by value.
+    """A call for workers on other machines.
+
+    What they cannot import is pickled by value.
 
     Raises:
         TypeError: ``args`` is not a list or tuple, ``kwargs`` not a dict, or ``fn`` not a function.

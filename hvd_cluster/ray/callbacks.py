@@ -36,7 +36,7 @@ class CallbackLoop:
             self._waiting.put(info)
 
     def until(self, job: Callable[[], T], stop: Callable[[], object]) -> T:
-        """Run ``job`` and return its result; in a thread of its own if there are callbacks."""
+        """Run ``job``, in a thread if there are callbacks, and return its result."""
         if not self._callbacks:
             return job()
         future: Future[T] = Future()

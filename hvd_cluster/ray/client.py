@@ -1,6 +1,7 @@
-"""An executor for a Ray Client process (``ray.init("ray://...")``): it runs in an actor of the cluster.
+"""An executor for a Ray Client process, which runs in an actor of the cluster.
 
-Workers and driver connect to each other, which a client outside the cluster's network cannot do.
+A client has called ``ray.init("ray://...")``. Workers and driver connect to each other, which a client outside the
+cluster's network cannot do.
 """
 
 from __future__ import annotations
@@ -27,9 +28,10 @@ _POLL_S = 0.5
 
 
 class ClientAdapter(Adapter):
-    """Forwards every call to an executor in the cluster. Its workers' lines have Ray's prefix before ours.
+    """Forwards every call to an executor in the cluster.
 
-    The placement group belongs to the client: one created by the executor would remain until the client ends.
+    Its workers' lines have Ray's prefix before ours. The placement group belongs to the client: one created by the
+    executor would remain until the client ends.
     """
 
     def __init__(self, spec: ExecutorSpec, executor_class: type[Any]) -> None:
@@ -81,7 +83,10 @@ class ClientAdapter(Adapter):
             self._drop()
 
     def _drop(self) -> None:
-        """Kill the executor in the cluster, which ends its workers, and remove the placement group."""
+        """Kill the executor in the cluster, and remove the placement group.
+
+        Its workers end with it.
+        """
         actor, self._actor = self._actor, None
         reservation, self._reservation = self._reservation, None
         if actor is not None:
@@ -118,7 +123,10 @@ class ClientAdapter(Adapter):
         return result
 
     def _result(self, ref: Any) -> Any:
-        """The result of the executor in the cluster; its exceptions without Ray's wrapper."""
+        """The result of the executor in the cluster.
+
+        Its exceptions come without Ray's wrapper.
+        """
         ray = load_ray()
         try:
             return ray.get(ref)

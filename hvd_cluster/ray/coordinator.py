@@ -1,4 +1,7 @@
-"""Places workers that a program has started itself, as Horovod's programs for other schedulers do."""
+"""Places workers that a program has started itself.
+
+Horovod's programs for other schedulers do so.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,9 @@ _OF_ONE_WORKER = [
 
 
 class Coordinator:
-    """Collects where workers run, and assigns their local and cross ranks. The ranks of a node may be any.
+    """Collects where workers run, and assigns their local and cross ranks.
+
+    The ranks of a node may be any.
 
     Args:
         settings: those of ``RayExecutor`` or of ``ray.train.horovod``, or any object with ``nics``. If it has a
@@ -73,7 +78,7 @@ class Coordinator:
         }
 
     def establish_rendezvous(self) -> dict[str, str]:
-        """Open the job's key-value store in this process. Returns the variables with which workers find it."""
+        """Open the job's key-value store here; return the variables that lead to it."""
         secret = new_secret()
         address = nodes.own_address()
         self._server = KeyValueServer(secret, address)

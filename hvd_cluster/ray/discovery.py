@@ -18,7 +18,9 @@ logger = logging.getLogger(__name__)
 
 
 class NodeDiscovery(HostDiscovery):
-    """The nodes by their ids, which do not change when other nodes join. Resources that others use are not offered.
+    """The nodes by their ids, which do not change when other nodes join.
+
+    Resources that others use are not offered.
 
     Args:
         num_own: returns how many workers of this job are on a node.
@@ -88,7 +90,10 @@ class RayHostDiscovery(HostDiscovery):
         self.gpus_per_slot = _first(gpus_per_worker, gpus_per_slot, 1)
 
     def find_available_hosts_and_slots(self) -> Mapping[str, int]:
-        """Address -> number of workers that fit. Nodes that share an address are listed by their ids."""
+        """Address -> number of workers that fit.
+
+        Nodes that share an address are listed by their ids.
+        """
         resources = WorkerResources(self.cpus_per_slot, self.gpus_per_slot if self.use_gpu else 0)
         living = nodes.living()
         shared = Counter(node.address for node in living)
@@ -100,7 +105,7 @@ class RayHostDiscovery(HostDiscovery):
 
 
 class TestDiscovery(RayHostDiscovery):
-    """Simulates nodes that come and go, to test whether a training function handles that.
+    """Simulates nodes that come and go, to test a training function with them.
 
     Args:
         min_hosts: the minimum number of nodes, if there are that many.

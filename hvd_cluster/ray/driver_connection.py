@@ -1,4 +1,4 @@
-"""A worker's connection to the driver, for output, progress, and the ends of calls."""
+"""A worker's connection to the driver: output, progress, ends of calls."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ _STREAMS = {"stdout": 1, "stderr": 2}
 
 
 class DriverConnection:
-    """Waits for the driver to connect. From then on, this process's stdout and stderr are sent to the driver."""
+    """Waits for the driver to connect, then sends it this process's output.
+
+    That is its stdout and stderr.
+    """
 
     def __init__(self, secret: bytes, address: str) -> None:
         self._lock = threading.Lock()
@@ -32,7 +35,10 @@ class DriverConnection:
         self.port = self._listener.port
 
     def send(self, message: Message) -> None:
-        """Send ``message``. Without a driver, lines go to Ray's own log, and other messages are dropped."""
+        """Send a message to the driver.
+
+        Without a driver, lines go to Ray's own log, and other messages are dropped.
+        """
         channel = self._channel
         if channel is not None:
             try:
@@ -67,7 +73,10 @@ class DriverConnection:
         return True
 
     def _capture(self) -> None:
-        """Replace Ray's log files by pipes; native code and child processes write to them too."""
+        """Replace Ray's log files by pipes.
+
+        Native code and child processes write to them too.
+        """
         flush_prints()
         pipes = {}
         for stream, descriptor in _STREAMS.items():

@@ -1,4 +1,7 @@
-"""ElasticRayExecutor: the older way to run an elastic job; ``RayExecutor(min_workers=...)`` is the other."""
+"""ElasticRayExecutor: the older way to run an elastic job.
+
+``RayExecutor(min_workers=...)`` is the other.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,9 @@ __all__ = ["ElasticRayExecutor", "RayHostDiscovery", "TestDiscovery"]
 
 
 class ElasticRayExecutor:
-    """Runs a function on workers that are replaced when they are lost, and joined by others when nodes join.
+    """Runs a function on workers that are replaced when they are lost.
+
+    Others join when nodes join.
 
     Args:
         settings: from :meth:`create_settings`.
@@ -79,9 +84,10 @@ class ElasticRayExecutor:
         cooldown_range: tuple[float, float] | None = None,
         discovery: HostDiscovery | None = None,
     ) -> ElasticSettings:
-        """The settings of an executor; :class:`~hvd_cluster.ray.settings.ElasticSettings` describes them.
+        """The settings of an executor.
 
-        ``min_np`` and ``max_np`` are the old names of ``min_num_proc`` and ``max_num_proc``.
+        :class:`~hvd_cluster.ray.settings.ElasticSettings` describes them. ``min_np`` and ``max_np`` are the old names
+        of ``min_num_proc`` and ``max_num_proc``.
 
         Raises:
             TypeError: an argument does not exist; the message suggests a similar one.
@@ -104,7 +110,9 @@ class ElasticRayExecutor:
         self._adapter.start(extra_env_vars=self._env)
 
     def run(self, worker_fn: Callable[[], Any], callbacks: Sequence[Callback] | None = None) -> list[Any]:
-        """Run ``worker_fn()`` on every worker; it trains inside a function decorated with ``hvd.elastic.run``.
+        """Run ``worker_fn()`` on every worker.
+
+        It trains inside a function decorated with ``hvd.elastic.run``.
 
         Args:
             worker_fn: what every worker calls, including those that join later.

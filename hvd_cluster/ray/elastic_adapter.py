@@ -1,4 +1,7 @@
-"""A RayExecutor with an elastic number of workers: each call is an elastic job of its own."""
+"""A RayExecutor whose number of workers is elastic.
+
+Each call is an elastic job of its own.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +48,10 @@ class ElasticAdapter(Adapter):
         self._connection = Connection()
 
     def start_packed(self, executable: PackedCall | None, env: Mapping[str, str | None]) -> None:
-        """Wait for room for ``min_num_proc`` workers. They start, and create their executables, with each call."""
+        """Wait for room for ``min_num_proc`` workers.
+
+        They start, and create their executables, with each call.
+        """
         self._settings.options(env)  # reports invalid settings now
         self._connection = Connection.current()
         self._group = group_to_use(self._use_current_group)
@@ -137,7 +143,9 @@ class ElasticAdapter(Adapter):
 
 
 def fatal_reason(outcome: Outcome, has_world: bool, has_other_nodes: bool) -> str:
-    """Why a job should end because of one worker's failure: another node would not help. Empty if it might. Pure.
+    """Why one worker's failure should end the job; empty if it should not.
+
+    It should where another node would not help. Pure.
 
     Args:
         has_other_nodes: there are usable nodes on which no worker has failed.

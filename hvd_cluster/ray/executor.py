@@ -1,4 +1,4 @@
-"""RayExecutor: runs functions, or the methods of a class, on several Ray actors that form one world."""
+"""RayExecutor: runs functions, or a class's methods, on actors of one world."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from hvd_cluster.ray.static import StaticAdapter
 
 
 class RayExecutor:
-    """Runs functions on Ray actors; each actor is a worker, and all of them form one world.
+    """Runs functions on Ray actors, which form one world.
 
-    Also a context manager: ``with RayExecutor(settings, num_workers=4) as executor: executor.run(train)``.
+    Each actor is a worker. Also a context manager: ``with RayExecutor(settings, num_workers=4) as executor:
+    executor.run(train)``.
 
     Pass ``num_workers``; or ``num_hosts`` and ``num_workers_per_host``; or, for a job that may lose and gain workers,
     ``min_workers`` and optionally ``max_workers``. Inside a placement group (for example in a Tune trial) the workers
@@ -181,7 +182,10 @@ class RayExecutor:
         return self.adapter.execute_single(fn)
 
     def shutdown(self) -> None:
-        """End the workers, and remove the placement group if it was created for them. :meth:`start` starts new ones."""
+        """End the workers; :meth:`start` starts new ones.
+
+        The placement group is removed if it was created for them.
+        """
         self.adapter.shutdown()
 
     def __enter__(self) -> RayExecutor:

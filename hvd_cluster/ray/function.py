@@ -1,4 +1,7 @@
-"""``hvd_cluster.ray.run``: runs a function on the workers of a Ray cluster and returns the results by rank."""
+"""``hvd_cluster.ray.run``: runs a function on workers of a Ray cluster.
+
+It returns the results by rank.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,9 @@ def run(
     on_event: OnEvent | None = None,
     torch_backend: str | None = None,
 ) -> list[Any]:
-    """Run ``fn(*args, **kwargs)`` in ``num_proc`` actors that form one world, and end them.
+    """Run a function in ``num_proc`` actors that form one world, and end them.
+
+    Each calls ``fn(*args, **kwargs)``.
 
     Args:
         fn: what every worker calls. Functions of scripts and notebooks and local functions are pickled by value.

@@ -15,10 +15,10 @@ def detect_nics(
     all_host_names: Sequence[str] | None = None,  # noqa: ARG001 - Horovod's signature
     node_workers: Sequence[Any] | None = None,
 ) -> set[str]:
-    """The interfaces that all nodes have, with different addresses; or those of ``settings.nics`` among them.
+    """The interfaces that all nodes have, with different addresses.
 
-    An executor does not need this function: workers use the interface on the route to the driver's node, or that of
-    ``nics``.
+    If ``settings.nics`` names some, only those among them. An executor does not need this function: workers use the
+    interface on the route to the driver's node, or that of ``nics``.
 
     Args:
         settings: any object with ``nics``; see :class:`~hvd_cluster.ray.coordinator.Coordinator`.
@@ -50,6 +50,6 @@ def detect_nics(
 
 
 def map_blocking(fn: Callable[[Any], Any], collection: Iterable[Any]) -> list[Any]:
-    """Call ``fn``, which returns an ``ObjectRef``, for each of ``collection``, and return the results."""
+    """Call ``fn``, which returns an ``ObjectRef``, on each item; return the results."""
     results: list[Any] = load_ray().get([fn(each) for each in collection])
     return results

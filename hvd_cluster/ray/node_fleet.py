@@ -1,4 +1,7 @@
-"""The hosts of an elastic job on Ray: its nodes, or those of a placement group. Ray starts the workers on them."""
+"""The hosts of an elastic job on Ray: its nodes, or a placement group's.
+
+Ray starts the workers on them.
+"""
 
 from __future__ import annotations
 
@@ -133,7 +136,10 @@ class NodeFleet(Fleet):
     def start(
         self, name: str, task: Task, topology: Topology, env: Mapping[str, str | None], callbacks: Callbacks
     ) -> Worker:
-        """Have Ray start an actor on the host ``name``; it becomes a worker after its handshake."""
+        """Have Ray start an actor on a host.
+
+        It becomes a worker after its handshake.
+        """
         entry = self._nodes[name]
         topology = replace(topology, host=entry.node.address)
 

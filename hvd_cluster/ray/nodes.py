@@ -12,7 +12,10 @@ from hvd_cluster.ray.session import load_ray
 
 @dataclass(frozen=True)
 class Node:
-    """A node. Several nodes may have one address if they run on one machine, as in a test cluster."""
+    """A node.
+
+    Several nodes may have one address if they run on one machine, as in a test cluster.
+    """
 
     node_id: str
     #: Its address for the other nodes.
@@ -38,7 +41,10 @@ def living() -> list[Node]:
 
 
 def is_alive(entry: Mapping[str, Any]) -> bool:
-    """Whether an entry of ``ray.nodes()`` is alive; the spelling of the key depends on Ray's version."""
+    """Whether an entry of ``ray.nodes()`` is alive.
+
+    The spelling of the key depends on Ray's version.
+    """
     return bool(entry.get("Alive", entry.get("alive", False)))
 
 
@@ -48,7 +54,10 @@ def own_address() -> str:
 
 
 def free_by_node() -> Mapping[str, Mapping[str, float]]:
-    """Node id -> its free resources, by Ray's names; all its resources if this Ray does not report free ones."""
+    """Node id -> its free resources, by Ray's names.
+
+    They are all its resources if this Ray does not report free ones.
+    """
     free: defaultdict[str, Mapping[str, float]] = defaultdict(dict, {node.node_id: node.resources for node in living()})
     ask = getattr(load_ray()._private.state, "available_resources_per_node", None)
     if ask is not None:

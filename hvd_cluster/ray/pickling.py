@@ -28,7 +28,9 @@ MODULE_REMEDY = (
 
 
 def dumps(value: Any) -> tuple[bytes, References]:
-    """Pickle ``value`` like Ray, with Ray's serializers (``ray.util.register_serializer``).
+    """Pickle a value like Ray, with Ray's serializers.
+
+    They are registered by ``ray.util.register_serializer``.
 
     Returns:
         The bytes, and Ray's objects in ``value``, which must be sent in an argument or a result of a Ray call.
@@ -41,14 +43,20 @@ def dumps(value: Any) -> tuple[bytes, References]:
 
 
 def dumps_out_of_band(value: Any) -> bytes:
-    """Pickle ``value`` for a connection other than Ray's. Ray keeps the objects in it until this process ends."""
+    """Pickle a value for a connection other than Ray's.
+
+    Ray keeps the objects in it until this process ends.
+    """
     with _by_value_in_ray():
         data: bytes = load_ray().cloudpickle.dumps(value)
     return data
 
 
 def detached(outcome: Outcome, worker_id: str) -> Outcome:
-    """``outcome`` of a worker that ends with its call: objects that it owns are copied, because Ray drops them."""
+    """The outcome of a worker that ends with its call, with its objects copied.
+
+    Ray drops the objects that the worker owns.
+    """
     error = outcome.error
     if error is not None and error.references:
         error = replace(error, references=_copied(error.references, worker_id))
@@ -101,7 +109,10 @@ def _of_a_client() -> tuple[type, ...]:
 
 @contextlib.contextmanager
 def _by_value_in_ray() -> Iterator[None]:
-    """Make Ray's copy of cloudpickle pickle by value what is registered with cloudpickle itself."""
+    """Make Ray's copy of cloudpickle pickle by value as cloudpickle itself does.
+
+    It then knows what is registered there.
+    """
     rays = load_ray().cloudpickle
     with contextlib.ExitStack() as stack:
         for name in cloudpickle.list_registry_pickle_by_value() & sys.modules.keys():

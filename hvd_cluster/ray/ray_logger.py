@@ -1,4 +1,7 @@
-"""``ray_logger.log({"loss": 0.1})`` in a worker: calls each of the driver's callbacks with the dict."""
+"""``ray_logger.log({"loss": 0.1})``: passes a worker's dict to the driver.
+
+Each of the driver's callbacks is called with it.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,9 @@ _has_warned = False
 
 
 def log(info: dict[str, Any]) -> None:
-    """Send ``info`` to the callbacks of ``run``, ``execute`` or ``ElasticRayExecutor.run``; outside a run, warn once.
+    """Send values to the callbacks of the run; outside a run, warn once.
+
+    The run is one of ``run``, ``execute`` or ``ElasticRayExecutor.run``.
 
     Args:
         info: a dict of values that can be pickled.

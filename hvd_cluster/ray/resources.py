@@ -1,4 +1,4 @@
-"""The resources of a worker, and the bundles of the placement group that a program runs in."""
+"""The resources of a worker, and the bundles of the placement group around it."""
 
 from __future__ import annotations
 
@@ -25,13 +25,19 @@ class WorkerResources:
         return {name: amount for name, amount in wanted.items() if amount}
 
     def slots(self, resources: Mapping[str, float]) -> int:
-        """How many workers fit into ``resources``; the number of CPUs if a worker needs nothing."""
+        """The number of workers that fit into ``resources``.
+
+        It is the number of CPUs if a worker needs nothing.
+        """
         counts = [resources.get(name, 0) / amount for name, amount in self.bundle().items()]
         return math.floor(min(counts, default=math.ceil(resources.get("CPU", 0))) + 1e-9)
 
 
 def device_env(gpus: Sequence[str]) -> dict[str, str]:
-    """Variables that make only these GPUs visible to a worker; Ray hides none from a worker without GPUs."""
+    """Variables that make only these GPUs visible to a worker.
+
+    Ray hides none from a worker without GPUs.
+    """
     return {"CUDA_VISIBLE_DEVICES": ",".join(gpus)}
 
 
@@ -47,9 +53,10 @@ def listed(resources: Mapping[str, float]) -> str:
 
 
 def shortage(needed: Mapping[str, float], total: Mapping[str, float], free: Mapping[str, float]) -> str:
-    """What a cluster lacks: "needs 8 GPUs; the cluster has 4, 2 free", a clause for each missing resource.
+    """What a cluster lacks, with a clause for each missing resource.
 
-    Empty if all resources are there and free: then they do not fit together on the nodes.
+    For example "needs 8 GPUs; the cluster has 4, 2 free". Empty if all resources are there and free: then they do not
+    fit together on the nodes.
     """
     parts = [
         f"needs {number(amount)} {name}{'' if amount == 1 else 's'}; the cluster has {number(total.get(name, 0))}, "

@@ -57,10 +57,10 @@ def connect(address: str | None = None) -> Any:
 
 
 def runtime_env(base: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """A ``runtime_env`` for ``ray.init`` that makes ``import horovod`` work in all of the job's processes.
+    """A ``runtime_env`` that makes ``import horovod`` work in a job's processes.
 
-    :class:`RayExecutor` and ``hvd_cluster.ray.run`` do not need it: their workers do what the driver does. Workers of
-    other libraries, such as ``ray.train.horovod``, do not know ``horovod`` otherwise.
+    It is for ``ray.init``. :class:`RayExecutor` and ``hvd_cluster.ray.run`` do not need it: their workers do what the
+    driver does. Workers of other libraries, such as ``ray.train.horovod``, do not know ``horovod`` otherwise.
 
     Args:
         base: entries of your own, such as ``pip`` or ``env_vars``.
@@ -78,7 +78,10 @@ def runtime_env(base: Mapping[str, Any] | None = None) -> dict[str, Any]:
 
 
 def is_client() -> bool:
-    """Whether this process uses its cluster through Ray Client (``ray.init("ray://...")``)."""
+    """Whether this process uses its cluster through Ray Client.
+
+    It has then called ``ray.init("ray://...")``.
+    """
     if "ray" not in sys.modules:
         return False
     from ray.util.client import ray as client
@@ -87,7 +90,9 @@ def is_client() -> bool:
 
 
 def refuse_client(what: str) -> None:
-    """Raise in a process that is only a Ray Client, because workers and their driver connect to each other.
+    """Raise in a process that is only a Ray Client.
+
+    Workers and their driver connect to each other.
 
     Raises:
         LaunchError: this process is a Ray Client.
@@ -100,7 +105,10 @@ def refuse_client(what: str) -> None:
 
 
 def is_loss(error: BaseException) -> bool:
-    """Whether Ray raises ``error`` because it has lost an actor: it died, cannot start, or Ray cannot reach it."""
+    """Whether Ray raises an error because it has lost an actor.
+
+    The actor died, cannot start, or cannot be reached.
+    """
     errors = load_ray().exceptions
     lost = (
         errors.RayActorError,
@@ -114,7 +122,10 @@ def is_loss(error: BaseException) -> bool:
 
 
 def full_store(what: str, error: BaseException) -> LaunchError | None:
-    """The error for an object that did not fit into Ray's object store; None if ``error`` has another cause."""
+    """The error for an object that did not fit into Ray's object store.
+
+    None if ``error`` has another cause.
+    """
     ray = load_ray()
     if not isinstance(error, (ray.exceptions.ObjectStoreFullError, ray.exceptions.OutOfDiskError)):
         return None
@@ -143,10 +154,11 @@ class ConnectionEndedError(ConnectionError):
 
 @dataclass(frozen=True)
 class Connection:
-    """It ends with ``ray.shutdown()``; a later ``ray.init()`` makes another one with new actors and objects.
+    """This process's connection to Ray, which ends with ``ray.shutdown()``.
 
-    Ray does not check this: without a connection its functions start a new cluster, and the program's next
-    ``ray.init()`` fails; a handle or a reference of an earlier connection may even end the process.
+    A later ``ray.init()`` makes another one with new actors and objects. Ray does not check this: without a connection
+    its functions start a new cluster, and the program's next ``ray.init()`` fails; a handle or a reference of an
+    earlier connection may even end the process.
     """
 
     #: The node of this process, whose id Ray never uses twice; empty without a connection.

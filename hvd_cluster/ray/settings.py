@@ -92,7 +92,7 @@ nics_to_env_var = interface_variables
 
 
 def store_key(ssh_str: str | None, ssh_identity_file: str | None) -> None:
-    """Write the text of an ssh key to a file that only this user can read, as Horovod's settings do."""
+    """Write an ssh key to a file that only this user can read, as Horovod does."""
     if not ssh_str or not ssh_identity_file:
         return
     path = Path(ssh_identity_file)

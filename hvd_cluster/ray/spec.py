@@ -1,4 +1,7 @@
-"""The checked arguments of a RayExecutor, the placement strategy that follows from them, and how many workers fit."""
+"""The checked arguments of a RayExecutor, and what follows from them.
+
+That is the placement strategy, and how many workers fit.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,10 @@ _OF_ELASTIC_JOBS = {"reset_limit": None, "cooldown_range": None, "elastic_timeou
 
 @dataclass(frozen=True, kw_only=True)
 class ExecutorSpec:
-    """The arguments of :class:`hvd_cluster.ray.executor.RayExecutor`, which describes them."""
+    """The arguments of a RayExecutor.
+
+    :class:`hvd_cluster.ray.executor.RayExecutor` describes them.
+    """
 
     settings: Any
     num_workers: int | None = None
@@ -59,7 +65,10 @@ class ExecutorSpec:
         return worker_resources(self.cpus_per_worker, self.use_gpu, self.gpus_per_worker)
 
     def strategy(self) -> Strategy:
-        """The strategy of a job with a fixed number of workers; asks Ray for the placement group of this program."""
+        """The strategy of a job with a fixed number of workers.
+
+        Asks Ray for the placement group of this program.
+        """
         if self.num_hosts is not None:
             group = group_to_use(self.use_current_placement_group)
             return ColocatedStrategy(self.num_hosts, self.num_workers_per_host, self.resources, group)
@@ -145,7 +154,7 @@ def packed_strategy(
 
 
 def group_to_use(use_current: bool) -> Any:
-    """The placement group that this program runs in, if it is wanted and exists; otherwise None."""
+    """The placement group that this program runs in, if it is wanted; else None."""
     connect()
     return current_group() if use_current else None
 
@@ -180,7 +189,7 @@ def num_workers_that_fit(
     gpus_per_worker: float | None = None,
     use_current_placement_group: bool = True,
 ) -> int:
-    """How many workers fit now, in the placement group that the program runs in, or else in the cluster.
+    """How many workers fit now, in the program's placement group or the cluster.
 
     It returns at once if the whole cluster is free; otherwise it takes a few seconds, since another job may just have
     ended.
@@ -206,7 +215,9 @@ def require_capacity(
     gpus_per_worker: float | None = None,
     use_current_placement_group: bool = True,
 ) -> None:
-    """Check that the workers can ever fit: a cluster may grow, but the placement group of the program does not.
+    """Check that the workers can ever fit into the program's placement group.
+
+    A cluster may grow, but that group does not.
 
     Raises:
         NotEnoughSlotsError: that group is too small.
@@ -225,7 +236,7 @@ def require_capacity(
 
 
 def _settled_capacity(resources: WorkerResources) -> int:
-    """How many workers fit into the cluster once the resources of ended jobs are returned."""
+    """How many workers fit into the cluster once ended jobs have left it."""
     now_s = time.monotonic()
     deadline_s, still_until_s, room = now_s + _MAX_WAIT_S, now_s + _STABLE_S, _capacity(resources)
     maximum = _maximum(resources)

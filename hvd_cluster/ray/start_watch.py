@@ -25,7 +25,10 @@ def late_text(timeout_s: float, parts: Sequence[str]) -> str:
 
 
 def slow_parts() -> list[str]:
-    """The parts of this program's ``runtime_env`` that a node must download or install before a worker starts."""
+    """The parts of this program's ``runtime_env`` that delay a worker's start.
+
+    A node must download or install them first.
+    """
     ray = load_ray()
     with contextlib.suppress(Exception):  # only for an error message, so any error of Ray is ignored
         if ray.is_initialized():
@@ -34,7 +37,7 @@ def slow_parts() -> list[str]:
 
 
 class StartWatch:
-    """Watches, in a thread of its own, until as many workers as the job starts with have reported."""
+    """Watches, in a thread, until the workers that the job starts with have reported."""
 
     def __init__(
         self,

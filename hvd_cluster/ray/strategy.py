@@ -1,4 +1,4 @@
-"""Where the workers' resources come from: a new placement group, or the one that the program runs in."""
+"""Where the workers' resources come from: a new or present placement group."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ class Strategy(ABC):
 
 
 class PGStrategy(Strategy):
-    """Workers packed onto as few nodes as possible, or in an existing placement group.
+    """Workers packed onto few nodes, or in a placement group that exists.
 
     Args:
         num_workers: how many; with ``placement_group`` None means as many as fit.
@@ -172,7 +172,10 @@ class ColocatedStrategy(Strategy):
         )
 
     def _fit(self, room: Callable[[Bundle], int]) -> list[list[int]]:
-        """The nodes with room for all of their workers: for each node the bundle of each worker."""
+        """The nodes with room for all of their workers.
+
+        For each node, the bundle of each worker.
+        """
         slots: dict[str, list[int]] = {}
         for bundle in bundles_of(self._group):
             if bundle.node_id:
@@ -196,7 +199,7 @@ def too_small(group: Any, resources: WorkerResources, needed: str) -> NotEnoughS
 
 
 def in_use(group: Any, resources: WorkerResources, needed: str, timeout_s: float) -> StartTimeoutError:
-    """The error if others use the program's placement group, such as another executor."""
+    """The error if others, such as an executor, use the program's placement group."""
     free = sum(bundle.slots(resources) for bundle in bundles_of(group))
     return StartTimeoutError(
         f"{described(group, resources)}. Others use it: there is room for {free} after {timeout_s:g} s, but {needed}. "

@@ -60,7 +60,7 @@ class HorovodConfig(BackendConfig):
             raise ValueError("; ".join(wrong))
 
     def timeout(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """The variable for :attr:`timeout_s` in a worker with the environment ``environ``; none if it is set."""
+        """The variable for :attr:`timeout_s` in a worker; none if it is set already."""
         if self.timeout_s is None and environ.get(_TIMEOUT):
             return {}
         return {_TIMEOUT: f"{_TIMEOUT_S if self.timeout_s is None else self.timeout_s:g}"}
@@ -117,7 +117,7 @@ def _by_node(slots: list[Slot]) -> list[list[Slot]]:
 
 
 def _where() -> tuple[str, str, tuple[str, ...]]:
-    """In a worker: the id and the address of its node, and the GPUs that Ray assigned to it."""
+    """A worker's node, by id and address, and the GPUs that Ray assigned to it."""
     import ray
 
     context = ray.get_runtime_context()
@@ -125,7 +125,10 @@ def _where() -> tuple[str, str, tuple[str, ...]]:
 
 
 def _serve(secret: bytes, address: str) -> tuple[int, int]:
-    """In rank 0: open the job's key-value store at its node's address. Returns its port and one for torch."""
+    """Open the job's key-value store at the node's address, in rank 0.
+
+    Returns its port and one for torch.
+    """
     _stop_serving()
     _held[:] = [KeyValueServer(secret, address), ReservedPort(ANY)]
     server, master = _held

@@ -38,7 +38,9 @@ class WorkerAssignment:
 
 
 class BaseHorovodWorker:
-    """The class of the actors. A program may create some itself, for a cluster manager of its own.
+    """The class of the actors.
+
+    A program may create some itself, for a cluster manager of its own.
 
     Args:
         world_rank: its rank, until a launcher assigns another one.
@@ -102,7 +104,7 @@ class BaseHorovodWorker:
     # --- the launcher's methods --------------------------------------------------------------------------------------
 
     def handshake(self, secret: bytes) -> ActorHandshake:
-        """Describe this actor; from now on it waits for a driver that knows the job's ``secret``."""
+        """Describe this actor, which then waits for a driver with the job's secret."""
         import ray
 
         address = str(ray.util.get_node_ip_address())
@@ -121,7 +123,10 @@ class BaseHorovodWorker:
         )
 
     def assign(self, assignment: WorkerAssignment) -> None:
-        """Become the worker that ``assignment`` describes; called after :meth:`handshake`."""
+        """Become the worker that an assignment describes.
+
+        Called after :meth:`handshake`.
+        """
         inherited_job = {name: None for name in inherited_env() if is_job_variable(name)}
         self._topology = assignment.topology  # not read back later, because the user may change the environment
         threads = thread_variables(inherited_env(), assignment.topology.local_size)
@@ -135,7 +140,10 @@ class BaseHorovodWorker:
         ray_logger.attach(lambda info: driver.send(LogRecord(info)))
 
     def run_call(self, number: int, method: str, *arguments: Any) -> Outcome:
-        """Return the outcome of a method, after all output and a message with ``number`` were sent to the driver."""
+        """Return the outcome of a method, after its output was sent.
+
+        A message with ``number`` goes to the driver after the output.
+        """
         driver = self._driver
         assert driver is not None
         try:
@@ -162,11 +170,14 @@ class BaseHorovodWorker:
         return perform(call, self._own_topology(), *more, dumps=dumps)
 
     def perform_alone(self, call: PackedCall) -> Outcome:
-        """Run a packed call with the executable, on this rank only, and return its outcome."""
+        """Run a packed call on this rank only, and return its outcome."""
         return perform(call, self._own_topology(), self.executable, dumps=dumps, is_alone=True)
 
     def call(self, call: PackedCall) -> Any:
-        """Run a packed call; Ray transports its result or exception, which is also kept for :meth:`settle`."""
+        """Run a packed call; Ray transports its result or exception.
+
+        It is also kept for :meth:`settle`.
+        """
         try:
             function = unpack(call)
             with torch_group():
@@ -179,7 +190,10 @@ class BaseHorovodWorker:
                 self._driver.catch_up()
 
     def settle(self) -> Outcome:
-        """The outcome of all uses of :meth:`call` since this was last called: the first failure, if there was one."""
+        """The outcome of all uses of :meth:`call` since the last call of this method.
+
+        It is the first failure, if there was one.
+        """
         failure, self._remote_failure = self._remote_failure, None
         topology = self._own_topology()
         value, _ = dumps(None)

@@ -1,4 +1,4 @@
-"""Workers on Spark: ``hvd_cluster.spark.run(fn)`` on classic and on Connect sessions."""
+"""Workers on Spark: ``hvd_cluster.spark.run(fn)``, classic and Connect."""
 
 from __future__ import annotations
 

@@ -15,7 +15,9 @@ NO_SESSION_TEXT = "Could not find an active SparkContext, are you running in a P
 
 
 def active(spark: Any = None) -> Session:
-    """The session to run on: ``spark`` if given, else the active session of this process, classic or Connect.
+    """The session to run on: the given one, else this process's active session.
+
+    It may be a classic or a Connect session.
 
     Raises:
         LaunchError: there is no session.
@@ -30,7 +32,10 @@ def active(spark: Any = None) -> Session:
 
 
 def spark_url(path: str) -> str:
-    """A path or URL with scheme and host, as the classic session of this process resolves it; unchanged without one."""
+    """A path or URL with scheme and host, as the classic session resolves it.
+
+    Unchanged if this process has no such session.
+    """
     try:
         spark = None if connect_session() is not None else classic_session()
     except ImportError:  # no pyspark, or one that is a client of Connect servers alone

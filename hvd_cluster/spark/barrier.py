@@ -1,4 +1,7 @@
-"""A barrier task: agrees on ranks with the other tasks, runs its workers as child processes, returns their outcomes."""
+"""A barrier task: agrees on ranks, runs its workers, returns their outcomes.
+
+The workers are its child processes.
+"""
 
 from __future__ import annotations
 
@@ -80,7 +83,10 @@ def perform(
 
 
 def receive(call: Any) -> bytes:
-    """The packed call, from what :meth:`Session.ship` returned: bytes, the name of an artifact, or a broadcast."""
+    """The packed call, from what :meth:`Session.ship` returned.
+
+    That is bytes, the name of an artifact, or a broadcast.
+    """
     if isinstance(call, bytes):
         return call
     if isinstance(call, str):
@@ -98,7 +104,10 @@ def _problems(task: int, texts: Sequence[str]) -> list[Row]:
 def _run_workers(
     task: int, job: TaskPlan, handshakes: Sequence[TaskHandshake], call: Any, driver: DriverConnection
 ) -> dict[int, Outcome]:
-    """Run the workers of this task in the world that all tasks have agreed on. Returns outcomes by slot."""
+    """Run the workers of this task, and return their outcomes by slot.
+
+    All tasks have agreed on the world.
+    """
     placements = place(handshake.slots(handshakes, job.workers_per_task))
     mine = [one for one in placements if one.slot.index // job.workers_per_task == task]
     first = placements[0].slot

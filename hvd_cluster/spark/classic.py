@@ -25,7 +25,10 @@ _keep_lock = threading.Lock()
 
 
 class ClassicSession(Session):
-    """Cancels by job group; knows the exact number of slots where Spark's private methods provide it."""
+    """A classic session, which cancels by job group.
+
+    It knows the exact number of slots where Spark's private methods provide it.
+    """
 
     @property
     def _context(self) -> Any:
@@ -84,7 +87,10 @@ class ClassicSession(Session):
         return spark_jobs.running_tasks(self.spark, tag)
 
     def url_of(self, path: str) -> str:
-        """``path`` with scheme and host, on the default filesystem if it has neither; unchanged if Spark hides them."""
+        """A path with scheme and host, on the default filesystem if it has neither.
+
+        Unchanged if Spark hides them.
+        """
         try:
             java = self._context._jvm.org.apache.hadoop.fs.Path(path)
             filesystem = java.getFileSystem(self._context._jsc.hadoopConfiguration())

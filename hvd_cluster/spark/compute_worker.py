@@ -13,7 +13,9 @@ from collections.abc import Sequence
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Run as many workers as the session runs tasks at once, until the training job ends the service.
+    """Run as many workers as the session runs tasks at once.
+
+    They run until the training job ends the service.
 
     Raises:
         WorkerFailedError: a worker failed; with a ValueError if the workers cannot be divided equally among

@@ -1,4 +1,6 @@
-"""Settings of a Spark session that decide what happens to failing tasks, as ``(name, value)`` pairs.
+"""Settings of a Spark session that decide what happens to failing tasks.
+
+They are ``(name, value)`` pairs.
 
 Use them with ``SparkConf().setAll([...])`` or ``SparkSession.builder.config(*pair)`` before the session starts. They
 matter to :func:`hvd_cluster.spark.run_elastic`. An executor or node that has failed too often is *excluded*, or

@@ -1,4 +1,4 @@
-"""A Spark Connect session: the driver is a client without a JVM, and the server may be remote."""
+"""A Spark Connect session: a client without a JVM, perhaps of a remote server."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ _upload_lock = threading.Lock()
 
 
 class ConnectSession(Session):
-    """Cancels by tag; knows the slots only from settings; uploads large calls as artifacts."""
+    """A Connect session, which cancels by tag.
+
+    It knows the slots only from settings, and uploads large calls as artifacts.
+    """
 
     def __init__(self, spark: Any) -> None:
         super().__init__(spark)

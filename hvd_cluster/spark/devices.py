@@ -10,11 +10,11 @@ from hvd_cluster.settings import Settings
 
 
 def get_available_devices() -> list[str]:
-    """The addresses of the GPUs of this worker's Spark task, or of the task itself; none without GPU scheduling.
+    """The addresses of the GPUs of this worker's Spark task, or of the task itself.
 
-    These are Spark's addresses, as ``spark.executor.resource.gpu.discoveryScript`` reports them. In a worker
-    CUDA_VISIBLE_DEVICES lists the job's GPUs of the host in the order of local ranks, so a program must select its
-    device with ``torch.cuda.set_device(hvd.local_rank())`` and not by these addresses.
+    Empty without GPU scheduling. These are Spark's addresses, as ``spark.executor.resource.gpu.discoveryScript``
+    reports them. In a worker CUDA_VISIBLE_DEVICES lists the job's GPUs of the host in the order of local ranks, so a
+    program must select its device with ``torch.cuda.set_device(hvd.local_rank())`` and not by these addresses.
     """
     assigned = Settings.from_env().spark_gpus
     if assigned:

@@ -1,4 +1,7 @@
-"""A task's connection to the driver, for messages while the task runs. A task also works without it."""
+"""A task's connection to the driver, for messages while the task runs.
+
+A task also works without it.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,10 @@ class DriverConnection(Closing):
         return self._channel is not None and not self._broken
 
     def send(self, message: Message) -> None:
-        """Send ``message``. Without a driver a worker's line goes to the executor's log; other messages are dropped."""
+        """Send a message to the driver.
+
+        Without a driver a worker's line goes to the executor's log; other messages are dropped.
+        """
         channel = self._channel
         if channel is not None and not self._broken:
             try:
@@ -57,7 +63,10 @@ class DriverConnection(Closing):
             sys.stderr.flush()
 
     def close(self) -> None:
-        """Close the connection; nothing of it remains in the task's process, which Spark reuses."""
+        """Close the connection.
+
+        Nothing of it remains in the task's process, which Spark reuses.
+        """
         self._closing = True
         channel, self._channel = self._channel, None
         if channel is not None:
@@ -84,7 +93,10 @@ class DriverConnection(Closing):
 def reach_driver(
     addresses: Sequence[str], secret: bytes, prepare: Callable[[socket.socket], None] = keep_alive
 ) -> tuple[Channel | None, str]:
-    """Connect to the driver. Returns the channel and the address at which it answered, or None and ""."""
+    """Connect to the driver.
+
+    Returns the channel and the address at which the driver answered, or None and "".
+    """
     deadline_s = time.monotonic() + _PROBE_S
     for position, address in enumerate(addresses):
         left_s = deadline_s - time.monotonic()

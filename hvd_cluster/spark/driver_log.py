@@ -1,4 +1,7 @@
-"""Messages from a training function to the process that started it: ``log_to_driver("epoch 3: loss 0.12")``."""
+"""Messages from a training function to the process that started it.
+
+For example ``log_to_driver("epoch 3: loss 0.12")``.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ _FIELD = "log_to_driver"
 
 
 def log_to_driver(message: object) -> None:
-    """Show ``message`` where the job was started: in the notebook's cell, or on the driver's stdout.
+    """Show a message in the notebook's cell, or on the driver's stdout.
 
     It is meant for a few words now and then, such as the loss at the end of an epoch. Outside a worker the message is
     shown here. If the workers do not reach the driver (a remote Spark Connect server), it is dropped.
@@ -29,7 +32,10 @@ def log_to_driver(message: object) -> None:
 
 
 def show(rank: int, fields: dict[str, Any]) -> None:
-    """The driver's ``on_event``: write the message; events of other kinds are ignored."""
+    """Write a worker's message; the driver's ``on_event``.
+
+    Events of other kinds are ignored.
+    """
     del rank
     if _FIELD in fields:
         sys.stdout.write(f"{fields[_FIELD]}\n")

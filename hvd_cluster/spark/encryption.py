@@ -28,7 +28,9 @@ def is_wanted(conf: Callable[[str], str | None]) -> bool:
 
 @contextlib.contextmanager
 def gloo_variables(certificate: bytes) -> Iterator[dict[str, str]]:
-    """A context whose variables make Gloo encrypt its connections; no variables if torch does not support it.
+    """A context whose variables make Gloo encrypt its connections.
+
+    There are none if torch does not support it.
 
     Args:
         certificate: the job's certificate with its key; empty for no encryption.
@@ -44,7 +46,10 @@ def gloo_variables(certificate: bytes) -> Iterator[dict[str, str]]:
 
 
 def _gloo_has_tls() -> bool:
-    """Whether torch's library contains Gloo's TLS. Searches its text: asking Gloo would load torch in the task."""
+    """Whether torch's library contains Gloo's TLS, found by searching its text.
+
+    Asking Gloo would load torch in the task.
+    """
     spec = importlib.util.find_spec("torch")
     folders = list(spec.submodule_search_locations or ()) if spec is not None else []
     for library in (Path(folder, "lib", "libtorch_cpu.so") for folder in folders):

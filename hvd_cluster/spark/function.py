@@ -1,4 +1,7 @@
-"""``hvd_cluster.spark.run``: runs a function on the workers of a Spark job and returns the results by rank."""
+"""``hvd_cluster.spark.run``: runs a function on the workers of a Spark job.
+
+It returns the results by rank.
+"""
 
 from __future__ import annotations
 
@@ -45,9 +48,10 @@ def run(
     rows: Rows | None = None,
     torch_backend: str | None = None,
 ) -> list[Any]:
-    """Run ``fn(*args, **kwargs)`` in ``num_proc`` workers, which are child processes of the tasks of one Spark job.
+    """Run a function in ``num_proc`` workers, on the tasks of one Spark job.
 
-    All workers start together (a barrier stage). It works on classic and on Spark Connect sessions.
+    Each worker calls ``fn(*args, **kwargs)``, in a child process of a task. All workers start together (a barrier
+    stage). It works on classic and on Spark Connect sessions.
 
     Args:
         fn: what every worker calls. Functions of scripts and notebooks and local functions are pickled by value.

@@ -1,4 +1,7 @@
-"""The one message that each task sends to all others before they agree on ranks: a round takes Spark a second."""
+"""The one message that each task sends to all others before ranks are agreed.
+
+One, because a round takes Spark a second.
+"""
 
 from __future__ import annotations
 
@@ -42,13 +45,16 @@ class TaskHandshake:
 
 
 def exchange(context: Any, handshake: TaskHandshake) -> list[TaskHandshake]:
-    """Send ``handshake`` to the other tasks and return theirs, in the order of the slots."""
+    """Send a handshake to the other tasks, and return theirs in order of slots."""
     texts = context.allGather(json.dumps(asdict(handshake)))
     return sorted((TaskHandshake(**json.loads(text)) for text in texts), key=lambda one: one.slot)
 
 
 def exchange_all(context: Any, job: TaskPlan, stack: contextlib.ExitStack) -> list[TaskHandshake]:
-    """Exchange handshakes; the task of slot 0, which will have rank 0, opens the job's key-value store on ``stack``."""
+    """Exchange handshakes; slot 0 opens the job's key-value store on ``stack``.
+
+    The task of slot 0 will have rank 0.
+    """
     infos = context.getTaskInfos()
     names = [split_address(info.address)[0] for info in infos]
     mine = _introduce(context, names[context.partitionId()], job)
@@ -61,7 +67,10 @@ def exchange_all(context: Any, job: TaskPlan, stack: contextlib.ExitStack) -> li
 
 
 def check_handshakes(job: TaskPlan, handshakes: Sequence[TaskHandshake]) -> tuple[list[str], list[str]]:
-    """The problems that keep these tasks from working together, and warnings; all tasks get the same result."""
+    """What keeps these tasks from working together, and warnings.
+
+    All tasks get the same result.
+    """
     problems = list(dict.fromkeys(one.problem for one in handshakes if one.problem))
     if problems:
         return problems, []
@@ -97,7 +106,7 @@ def slots(handshakes: Sequence[TaskHandshake], workers_per_task: int = 1) -> lis
 
 
 def refusal(slot: int, driver: Versions) -> TaskHandshake:
-    """The handshake of a task that cannot read its plan because another version wrote it."""
+    """The handshake of a task that cannot read its plan of another version."""
     errors, _ = disagreements(driver, {socket.gethostname(): Versions.here()})
     return TaskHandshake(slot=slot, problem="; ".join(errors))
 

@@ -18,7 +18,7 @@ _VERBOSITIES = ("all", "log_callback_only")
 
 
 class HorovodRunner:
-    """Runs a training function on Spark, or for debugging in processes on the driver's machine.
+    """Runs a training function on Spark, or for debugging on the driver's machine.
 
     Args:
         np: number of workers, each in a Spark task, once there are that many slots. A negative number runs ``-np``
@@ -45,7 +45,9 @@ class HorovodRunner:
         self.driver_log_verbosity = driver_log_verbosity
 
     def run(self, main: Callable[..., Any], **kwargs: Any) -> Any:
-        """Call ``main(**kwargs)`` on every worker. Prints first how much data is sent to the workers.
+        """Call ``main(**kwargs)`` on every worker.
+
+        It first prints how much data is sent to the workers.
 
         Returns:
             The return value of rank 0.

@@ -12,7 +12,9 @@ from hvd_cluster.rendezvous.sockets import LOOPBACK
 
 
 def addresses(known: Iterable[str] = (), towards: Iterable[str] = ()) -> list[str]:
-    """The addresses at which other hosts may reach this one, the most likely first; loopback addresses come last.
+    """The addresses at which other hosts may reach this one, the likeliest first.
+
+    Loopback addresses come last.
 
     Args:
         known: names or addresses that the cluster uses for this host. Names that do not resolve are left out.
@@ -56,7 +58,7 @@ def _resolve(name: str) -> list[str]:
 
 
 def _interface_towards(name: str) -> str:
-    """The address of this host on the route to ``name``, found without sending a packet."""
+    """The address of this host on its route to a name; no packet is sent."""
     for address in _resolve(name):
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:

@@ -1,4 +1,7 @@
-"""A Spark job whose barrier tasks run workers, as its driver sees it: start, receive messages, wait, cancel."""
+"""A Spark job of barrier tasks that run workers, as its driver sees it.
+
+The driver starts it, receives messages, waits and cancels.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,7 @@ _DONE = object()
 
 
 class Job:
-    """Runs a packed call on ``num_tasks`` tasks with ``workers_per_task`` workers each.
+    """Runs a packed call on some tasks, with the same number of workers in each.
 
     Args:
         options: the options of the run; their callbacks are called in the calling thread.
@@ -198,7 +201,10 @@ class Job:
                 return
 
     def _handle_last(self, server: MessageServer) -> None:
-        """Spark has given up: find out which task was lost first, then stop the others and handle their messages."""
+        """Find out which task was lost first, then stop the others.
+
+        Spark has given up; the tasks' messages are handled.
+        """
         deadline_s = time.monotonic() + 1.0
         while self._progress.host_of_task and not self._progress.lost and time.monotonic() < deadline_s:
             with contextlib.suppress(queue.Empty):

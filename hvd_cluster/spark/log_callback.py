@@ -11,7 +11,9 @@ from hvd_cluster.spark.driver_log import log_to_driver
 
 
 class LogCallback(keras.callbacks.Callback):
-    """Sends the metrics of each epoch to the driver with :func:`~hvd_cluster.spark.driver_log.log_to_driver`.
+    """Sends the metrics of each epoch to the driver.
+
+    It calls :func:`~hvd_cluster.spark.driver_log.log_to_driver`.
 
     Args:
         per_batch_log: also send the metrics of each batch.
@@ -36,7 +38,7 @@ def _formatted(logs: Mapping[str, Any] | None) -> str:
 
 
 def _text_of(value: Any) -> str:
-    """A metric as text: a number, or a list of numbers for one that has a value for each class."""
+    """A metric as text: a number, or a list of the numbers of its classes."""
     try:
         array = keras.ops.convert_to_numpy(value)
         numbers = [f"{float(number):.4g}" for number in array.reshape(-1)]

@@ -1,4 +1,7 @@
-"""Receives the tasks' messages in the driver while they run: Spark returns a task's rows only after the stage."""
+"""Receives the tasks' messages in the driver while they run.
+
+Spark returns a task's rows only after the stage.
+"""
 
 from __future__ import annotations
 
@@ -58,14 +61,17 @@ class MessageServer(Closing):
         return tuple(join_address(host, self.port) for host in hosts)
 
     def stop_tasks(self) -> None:
-        """Ask every task, also one that connects later, to stop its workers now; Spark's own kill takes seconds."""
+        """Ask every task, also one that connects later, to stop its workers now.
+
+        Spark's own kill takes seconds.
+        """
         with self._changed:
             self._stopping = True
             for channel in self._channels:
                 _send_stop(channel)
 
     def drain(self, timeout_s: float) -> None:
-        """Wait until every task has closed its connection, so that all lines have arrived."""
+        """Wait until all tasks have closed their connections and all lines are here."""
         with self._changed:
             self._changed.wait_for(lambda: not self._channels, timeout_s)
 

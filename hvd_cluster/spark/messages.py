@@ -1,4 +1,4 @@
-"""What the driver sends to every barrier task, and the messages from a task to the driver while it runs."""
+"""What the driver sends to every barrier task, and the tasks' messages to it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ class TaskStarted:
 
 @dataclass(frozen=True)
 class RanksAssigned:
-    """The task knows its workers' ranks and starts them; ``host`` is the address for the other workers."""
+    """The task knows its workers' ranks and starts them.
+
+    ``host`` is the address for the other workers.
+    """
 
     index: int
     ranks: tuple[int, ...]
@@ -43,21 +46,30 @@ class TaskWarning:
 
 @dataclass(frozen=True)
 class WorkerEnded:
-    """A worker ended. The outcome has no value; the value arrives as a row of the job."""
+    """A worker ended.
+
+    The outcome has no value; the value arrives as a row of the job.
+    """
 
     outcome: Outcome
 
 
 @dataclass(frozen=True)
 class TaskLost:
-    """A task's connection to the driver or to another task ended: its workers have finished, or its executor died."""
+    """A task's connection to the driver or to another task ended.
+
+    Its workers have finished, or its executor died.
+    """
 
     index: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class Versions:
-    """The versions that must agree between the driver and the workers; empty if a package is not installed."""
+    """The versions that must agree between the driver and the workers.
+
+    A version is empty if its package is not installed.
+    """
 
     python: str
     torch: str
@@ -97,7 +109,7 @@ def sign(outcome: Outcome, slot: int, job_secret: bytes) -> bytes:
 
 
 def verify(signed: bytes, slot: int, job_secret: bytes) -> Outcome:
-    """The outcome in ``signed``. The signature is checked before anything is unpickled.
+    """The signed outcome; the signature is checked before anything is unpickled.
 
     Raises:
         AuthenticationError: the bytes were not signed with that secret, or for another slot.

@@ -1,4 +1,4 @@
-"""Checks before a Spark job starts whether there are slots for its workers, now or soon."""
+"""Checks before a Spark job starts that it will get slots, now or soon."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ _QUIET_S = 3.0
 
 
 def infer_num_tasks(session: Session, workers_per_task: int = 1) -> int:
-    """The number of tasks that the session runs at once, also while its executors are still starting."""
+    """The number of tasks that the session runs at once.
+
+    Correct also while its executors are still starting.
+    """
     present = session.slots()
     if present.max_total is not None and session.conf("spark.default.parallelism") is None:
         num_tasks = present.max_total

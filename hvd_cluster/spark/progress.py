@@ -62,7 +62,7 @@ class Progress:
         return bool(self.ranks_of_task) or len(self.host_of_task) == self.size
 
     def _left(self, task: int) -> list[int | None]:
-        """The ranks of a task's workers that have not ended; None before its ranks are known."""
+        """The ranks of a task's running workers; None before its ranks are known."""
         return [rank for rank in self.ranks_of_task.get(task, (None,)) if rank is None or rank not in self.outcomes]
 
     def _all_are_done(self) -> bool:

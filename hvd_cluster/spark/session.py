@@ -1,4 +1,4 @@
-"""The operations of a Spark session that running workers needs, for any kind of session.
+"""The operations of any Spark session that running workers needs.
 
 A new kind of session is a new file with a subclass of :class:`Session` and a branch in
 :func:`hvd_cluster.spark.active_session.active`.
@@ -25,7 +25,10 @@ INLINE_BYTES = 1 << 20
 
 
 class Session(abc.ABC):
-    """A live session. Methods may be called from any thread unless they say otherwise."""
+    """A live session.
+
+    Methods may be called from any thread unless they say otherwise.
+    """
 
     def __init__(self, spark: Any) -> None:
         #: The user's ``SparkSession``.
@@ -55,7 +58,7 @@ class Session(abc.ABC):
         return found
 
     def takes_profiles(self) -> bool:
-        """Whether this Spark supports resource profiles for the tasks of a DataFrame, as 4.0 does."""
+        """Whether a DataFrame's tasks may have resource profiles, as in Spark 4.0."""
         return "profile" in inspect.signature(type(self.spark.range(0)).mapInArrow).parameters
 
     def conf(self, name: str) -> str | None:
@@ -70,16 +73,22 @@ class Session(abc.ABC):
 
     @property
     def is_local(self) -> bool:
-        """Whether every task runs on the machine of the driver's JVM (on Connect: of the server)."""
+        """Whether every task runs on the machine of the driver's JVM.
+
+        On Connect: on that of the server.
+        """
         return (self.conf("spark.master") or "").startswith("local")
 
     @abc.abstractmethod
     def slots(self, profile: Any = None) -> SlotCounts:
-        """The slots for tasks, as far as this kind of session knows them without starting a job."""
+        """The slots for tasks, as far as they are known without starting a job."""
 
     @abc.abstractmethod
     def default_parallelism(self) -> int:
-        """How many tasks the session runs at once by default. May start a small Spark job."""
+        """The number of tasks that the session runs at once by default.
+
+        May start a small Spark job.
+        """
 
     @abc.abstractmethod
     def ship(self, call: bytes) -> tuple[Any, Callable[[], None]]:
@@ -90,20 +99,26 @@ class Session(abc.ABC):
         """
 
     def keep(self, content: bytes) -> Any:
-        """The first value that :meth:`ship` returns, never freed; the same content is sent only once per session."""
+        """The first value that :meth:`ship` returns, never freed.
+
+        The same content is sent only once per session.
+        """
         return self.ship(content)[0]
 
     def thread(self, target: Callable[[], None], tag: str) -> threading.Thread:
-        """A thread, not yet started, that runs ``target`` so that :meth:`cancel` with ``tag`` cancels its jobs."""
+        """A thread, not yet started, whose jobs :meth:`cancel` with a tag cancels."""
         return spark_jobs.thread(self.spark, target, tag, "Horovod Spark Run")
 
     def cancel(self, tag: str) -> None:
-        """Cancel the jobs that run under ``tag``; not one that has not been submitted yet."""
+        """Cancel the jobs that run under a tag.
+
+        A job that has not been submitted yet is not cancelled.
+        """
         spark_jobs.cancel(self.spark, tag)
 
     @abc.abstractmethod
     def running_tasks(self, tag: str) -> int | None:
-        """How many tasks of the jobs under ``tag`` run now; None if this session does not know."""
+        """The number of running tasks of a tag's jobs; None if it is not known."""
 
     @abc.abstractmethod
     def driver_hosts(self) -> tuple[str, list[str]]:
@@ -115,7 +130,7 @@ class Session(abc.ABC):
 
 
 def nothing_to_free() -> None:
-    """Frees a call that :meth:`Session.ship` left unchanged, or that the server keeps."""
+    """Do nothing, for a call that :meth:`Session.ship` left to the server or as is."""
 
 
 def check_profile(session: Session, profile: Any) -> None:

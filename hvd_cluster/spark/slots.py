@@ -1,4 +1,4 @@
-"""Slots for workers on a Spark cluster: how many there are, how many are needed, and messages about them."""
+"""Slots for workers on a Spark cluster, and messages about them."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class SlotCounts:
         return "; ".join(parts)
 
     def describe_wait(self, needed: int) -> str:
-        """:meth:`describe`, and what tasks that were submitted wait for if the slots for them are free."""
+        """:meth:`describe`, and what tasks wait for although their slots are free."""
         text = self.describe(needed)
         if self.free is None or self.free < needed:
             return text
@@ -90,7 +90,10 @@ def remedy(slots: SlotCounts) -> str:
 
 
 def of_master(master: str, cpus_per_task: int = 1) -> int | None:
-    """The slots of a ``local...`` master, from its name; None for other masters and ``local[*]``."""
+    """The slots of a ``local...`` master, from its name; otherwise None.
+
+    Also None for ``local[*]``.
+    """
     cluster = re.fullmatch(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,\s*\d+\s*]", master)
     if cluster:
         return int(cluster[1]) * (int(cluster[2]) // cpus_per_task)
@@ -99,7 +102,7 @@ def of_master(master: str, cpus_per_task: int = 1) -> int | None:
 
 
 def with_profile(slots: SlotCounts, profile: Any) -> SlotCounts:
-    """``slots`` for tasks with a ``pyspark.resource.ResourceProfile``: without what the profile makes unknown."""
+    """``slots`` without what a ``pyspark.resource.ResourceProfile`` makes unknown."""
     if profile is None:
         return slots
     gpus = profile.taskResources.get("gpu")
@@ -107,7 +110,7 @@ def with_profile(slots: SlotCounts, profile: Any) -> SlotCounts:
 
 
 def with_total(slots: SlotCounts, total: int, busy: int) -> SlotCounts:
-    """``slots`` of a session that knows how many it has now and how many of them are busy."""
+    """``slots`` of a session that knows its present number of slots and busy ones."""
     # Some clusters provide more than the settings request.
     return replace(
         slots, total=total, busy=busy, max_total=None if slots.max_total is None else max(slots.max_total, total)

@@ -1,7 +1,8 @@
-"""The function that Spark runs in every task of a job, the rows that it gets, and the rows that it returns.
+"""The function that Spark runs in each task of a job, and its rows.
 
-:func:`task_for` returns a function that is pickled by value and imports nothing of this package before it runs, so that
-an executor without the package returns a message instead of failing to unpickle.
+Spark passes rows to it, and it returns rows. :func:`task_for` returns a function that is pickled by value and imports
+nothing of this package before it runs, so that an executor without the package returns a message instead of failing to
+unpickle.
 """
 
 from __future__ import annotations
@@ -98,7 +99,10 @@ class Rows:
     receiver: str
 
     def for_tasks(self, count: int) -> Any:
-        """The rows in ``count`` partitions; a shuffle, because barrier stages do not accept coalesced partitions."""
+        """The rows in ``count`` partitions, by a shuffle.
+
+        Barrier stages do not accept coalesced partitions.
+        """
         return self.frame.repartition(count, self.key)
 
 

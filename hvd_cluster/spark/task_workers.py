@@ -1,4 +1,7 @@
-"""The workers of one barrier task: child processes of the task. All tasks learn when a worker of any task has ended."""
+"""The workers of one barrier task, which are its child processes.
+
+All tasks learn when a worker of any task has ended.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +54,9 @@ class TaskWorkers:
         self._outcomes: dict[int, Outcome] = {}
 
     def run(self, end_tracker: EndTracker) -> list[Outcome]:
-        """Run the workers until all have ended. Stop them if the driver asks, or soon after another worker's failure.
+        """Run the workers until all have ended.
+
+        Stop them if the driver asks, or soon after another worker's failure.
 
         Returns:
             Their outcomes, in order.
@@ -145,7 +150,10 @@ class EndTracker:
         self._deadline_s = math.inf
 
     def deadline_s(self) -> float:
-        """When (``time.monotonic``) this task's workers must have ended: infinity until a worker has failed."""
+        """The time (``time.monotonic``) by which this task's workers must have ended.
+
+        Infinity until a worker has failed.
+        """
         now_s = time.monotonic()
         if self._deadline_s == math.inf and now_s >= self._next_look_s:
             self._next_look_s = now_s + self._period_s
@@ -154,7 +162,9 @@ class EndTracker:
         return self._deadline_s
 
     def announce_end(self, rank: int, ok: bool) -> None:
-        """Announce to all tasks that a worker of this one has ended; if not ``ok``, the others must end too.
+        """Announce to all tasks that a worker of this one has ended.
+
+        If it is not ``ok``, the others must end too.
 
         Raises:
             WorldEndedError: the task of rank 0, which has the store, is gone.
@@ -169,7 +179,7 @@ class EndTracker:
             ) from error
 
     def wait_for_ends(self, give_up: Callable[[], bool]) -> None:
-        """Wait until the end of every worker has been announced, or ``give_up()`` is true."""
+        """Wait until all workers' ends are announced, or ``give_up()`` is true."""
         keys = [f"{_ENDED}{rank}" for rank in range(self._size)]
         while not give_up():
             try:
@@ -186,7 +196,9 @@ class EndTracker:
 
 
 def reach(hosts: Sequence[str], port: int, secret: bytes) -> tuple[KeyValueClient, str]:
-    """Connect to the job's key-value store. Returns a client, and the first address that answered.
+    """Connect to the job's key-value store.
+
+    Returns a client, and the first address that answered.
 
     Raises:
         ConnectionError: no address answered.

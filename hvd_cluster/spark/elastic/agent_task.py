@@ -1,6 +1,7 @@
-"""The task of an elastic job: it serves the driver as a host with one slot, until the driver releases it.
+"""The task of an elastic job: a host with one slot, until it is released.
 
-It runs the launcher's own agent (:mod:`hvd_cluster.launch.agent`), which starts the worker as a child of this process.
+The driver releases it. It runs the launcher's own agent (:mod:`hvd_cluster.launch.agent`), which starts the worker as a
+child of this process.
 """
 
 from __future__ import annotations

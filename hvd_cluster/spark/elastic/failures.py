@@ -1,4 +1,7 @@
-"""Decides when a job whose tasks keep failing is given up. Pure: the time is an argument."""
+"""Decides when a job whose tasks keep failing is given up.
+
+Pure: the time is an argument.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ _IN_A_ROW_S = 60.0
 
 
 class Failures:
-    """Counts incidents: exceptions of the user's function, and deaths in quick succession.
+    """Counts exceptions of the user's function, and deaths in quick succession.
 
     A worker that dies is replaced, however often that happens in a long job. But a function that raises will raise
     again, and a function whose workers are killed right after their start will not survive later either.
@@ -54,5 +57,8 @@ def _with_incident(began_s: list[float], now_s: float) -> list[float]:
 
 
 def is_loss(outcome: Outcome) -> bool:
-    """Whether the worker did not raise: its task or executor was lost, and the error is the launcher's own."""
+    """Whether the worker was lost with its task or executor, and did not raise.
+
+    The error is then the launcher's own.
+    """
     return outcome.error is not None and outcome.error.type_name == "LaunchError" and outcome.error.pickled is None

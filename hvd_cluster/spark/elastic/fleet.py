@@ -40,14 +40,20 @@ class TaskFleet(AgentFleet):
         return name if is_alone else super().host_key(name)
 
     def topology(self, placement: Placement, name: str, first: str, job_id: str, generation: int = 0) -> Topology:
-        """A worker's topology. Its host is the address, because the name of a task is not an address."""
+        """A worker's topology, with the address as its host.
+
+        The name of a task is not an address.
+        """
         place = super().topology(placement, name, first, job_id, generation)
         return replace(place, host=self._hosts[name].address)
 
     def start(
         self, name: str, task: Task, topology: Topology, env: Mapping[str, str | None], callbacks: Callbacks
     ) -> Worker:
-        """Start a worker in the task ``name``, which ends with it. The driver's environment is not sent."""
+        """Start a worker in the named task, which ends with it.
+
+        The driver's environment is not sent.
+        """
         remote = self._hosts[name].remote
         assert remote is not None
         started: list[Worker] = []

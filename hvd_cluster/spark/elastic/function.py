@@ -1,4 +1,4 @@
-"""``hvd_cluster.spark.run_elastic``: runs a function on workers that may come and go with a cluster's tasks."""
+"""``hvd_cluster.spark.run_elastic``: workers come and go with Spark's tasks."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def run_elastic(
 def _run(
     session: Session, spec: ElasticSpec, profile: Any, start_timeout_s: float, callbacks: Callbacks
 ) -> list[Outcome]:
-    """Run the job from start to end; nothing of it remains when this returns or raises."""
+    """Run the job; nothing of it remains when this returns or raises."""
     encrypted = encryption.is_wanted(session.conf)
     if encrypted and not session.is_local:
         logger.warning("if torch has no TLS for Gloo (its wheels have none): %s", encryption.OPEN_TENSORS_TEXT)

@@ -41,10 +41,10 @@ _END_S = 3.0
 
 
 class TaskPool(HostDiscovery):
-    """Keeps a number of tasks running, each as a Spark job of its own: one that ends is followed by another.
+    """Keeps a number of tasks running, each as a Spark job of its own.
 
-    They are not tasks of one stage, because Spark gives up a stage and kills all of it when one task has failed too
-    often, on a local master once; and a barrier stage always fails as a whole.
+    A task that ends is followed by another. They are not tasks of one stage, because Spark gives up a stage and kills
+    all of it when one task has failed too often, on a local master once; and a barrier stage always fails as a whole.
 
     Args:
         num_tasks: how many tasks at once, some of which may wait for free slots.
@@ -200,7 +200,10 @@ class TaskPool(HostDiscovery):
         return "; ".join(problems)
 
     def _give_up(self) -> None:
-        """Tasks of a slot have ended at once too often; if no other task has connected, fail the job."""
+        """Fail the job, unless another task has connected.
+
+        Tasks of a slot have ended at once too often.
+        """
         with self._changed:
             if self._reason and not self._has_connected:
                 self._problems.append(
@@ -222,7 +225,10 @@ class TaskPool(HostDiscovery):
         return True
 
     def _on_remote_change(self) -> None:
-        """A task has connected or is gone. Called without our lock, because the caller holds that of the connection."""
+        """React to a task that has connected or is gone.
+
+        Called without our lock, because the caller holds that of the connection.
+        """
         with self._changed:
             for name in [name for name, remote in self._remotes.items() if remote.gone]:
                 self._gone.append(self._remotes.pop(name))
