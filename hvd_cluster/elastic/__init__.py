@@ -1,1 +1,4 @@
-"""Elastic training for every framework: the state, the loop that restores it, and the driver's notifications."""
+"""Elastic training for every framework.
+
+The state, the loop that restores it, and the driver's notifications.
+"""

@@ -1,4 +1,7 @@
-"""The variables of Keras models and layers, for ``tensorflow/`` and ``keras/``; imports no Keras at import time."""
+"""The variables of Keras models and layers.
+
+For ``tensorflow/`` and ``keras/``; imports no Keras at import time.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,10 @@ def built_optimizer(model: Any, optimizer: Any, state: str) -> Any:
 
 
 def origin_of_optimizer(optimizer: Any) -> str:
-    """The class of an optimizer that is not one of Keras 3, and what to do about it, for an error."""
+    """The class of an optimizer that is not one of Keras 3, and what to do.
+
+    For an error.
+    """
     modules = [base.__module__ for base in type(optimizer).__mro__]
     name = type(optimizer).__name__
     if any(each.partition(".")[0] == "tf_keras" for each in modules):

@@ -1,4 +1,7 @@
-"""The loop that runs an elastic training function, and runs it again after the workers have changed."""
+"""The loop that runs an elastic training function.
+
+It runs the function again after the workers have changed.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The driver's notifications that the hosts have changed: the thread that receives them, and rank 0's on all ranks."""
+"""The driver's notifications that the hosts have changed.
+
+A thread receives them, and rank 0's are spread to all ranks.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,10 @@ _RETRY_S, _MAX_TRIES = 5.0, 60
 
 
 class NotificationManager:
-    """Passes the driver's notifications to every registered state, in one thread that starts with the first."""
+    """Passes the driver's notifications to every registered state.
+
+    It does so in one thread that starts with the first state.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -36,7 +42,10 @@ class NotificationManager:
         self._latest: tuple[float, HostUpdateResult] | None = None
 
     def listen(self, state: State) -> None:
-        """Register ``state``; it also receives the latest earlier notification. No effect if the job is not elastic."""
+        """Register a state; it also receives the latest earlier notification.
+
+        Without effect if the job is not elastic.
+        """
         self.begin_world(state)
         with self._lock:
             self._listeners.add(state)
@@ -80,7 +89,10 @@ class NotificationManager:
 
     @property
     def must_sync(self) -> bool:
-        """Whether a worker of the current world needs the state from rank 0; all ranks get the same answer."""
+        """Whether a worker of the current world needs the state from rank 0.
+
+        All ranks get the same answer.
+        """
         return self.is_elastic and membership(Topology.from_env()).must_sync
 
     @property
@@ -121,7 +133,9 @@ notifications = NotificationManager()
 
 
 def agree_on_update(update: tuple[float, float, int]) -> tuple[float, float, int]:
-    """Rank 0's ``update`` on every rank. Sends one small tensor instead of a pickled object: every commit calls it.
+    """Rank 0's ``update`` on every rank.
+
+    Sends one small tensor instead of a pickled object, because every commit calls it.
 
     Raises:
         HorovodInternalError: the world has ended.

@@ -18,9 +18,10 @@ logger = logging.getLogger(__name__)
 
 
 def copied(value: Any) -> Any:
-    """A copy of ``value`` that shares nothing with it, through pickle if ``copy.deepcopy`` fails.
+    """A copy of a value, through pickle if ``copy.deepcopy`` fails.
 
-    ``deepcopy`` refuses a tensor that was computed, such as a loss, and some objects that can be pickled.
+    It shares nothing with the value. ``deepcopy`` refuses a tensor that was computed, such as a loss, and some objects
+    that can be pickled.
 
     Raises:
         Exception: of any kind: pickle fails too.
@@ -41,7 +42,9 @@ class HostUpdateResult(IntFlag):
 
 
 class State:
-    """The training state of one worker. Subclasses define how it is saved, restored and synchronized between ranks.
+    """The training state of one worker.
+
+    Subclasses define how it is saved, restored and synchronized between ranks.
 
     Args:
         bcast_object: returns rank 0's object on every rank.
@@ -59,11 +62,17 @@ class State:
         self.num_commits = 0
 
     def register_reset_callbacks(self, callbacks: Sequence[Callable[[], None]]) -> None:
-        """Call ``callbacks``, in this order, whenever the workers have changed, for example to scale a rate."""
+        """Call functions, in this order, whenever the workers have changed.
+
+        One may scale a rate, for example.
+        """
         self._reset_callbacks.extend(callbacks)
 
     def on_reset(self) -> None:
-        """Start in a new world: drop notifications about the old one, then call :meth:`reset`, then the callbacks."""
+        """Start in a new world: call :meth:`reset`, then the callbacks.
+
+        Notifications about the old world are dropped before.
+        """
         while not self._knows_worlds and not self._host_messages.empty():
             self._host_messages.get()
         self.reset()
@@ -80,7 +89,10 @@ class State:
         self._last_updated_timestamp = max(self._last_updated_timestamp, since)
 
     def on_hosts_updated(self, timestamp: float, update_res: HostUpdateResult) -> None:
-        """Queue the driver's notification that the hosts have changed; called from another thread."""
+        """Queue the driver's notification that the hosts have changed.
+
+        Called from another thread.
+        """
         self._host_messages.put((timestamp, update_res))
 
     def commit(self) -> None:
@@ -95,7 +107,9 @@ class State:
         self.check_host_updates()
 
     def check_host_updates(self) -> None:
-        """Check whether the hosts have changed: a collective call, in which rank 0's notifications count for all ranks.
+        """Check whether the hosts have changed.
+
+        A collective call, in which rank 0's notifications count for all ranks.
 
         Raises:
             HostsUpdatedInterrupt: they have; raised on all ranks.

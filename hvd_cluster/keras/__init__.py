@@ -1,4 +1,7 @@
-"""Horovod's Keras API, for Keras 3 on TensorFlow, torch or JAX: ``import hvd_cluster.keras as hvd``."""
+"""Horovod's Keras API: ``import hvd_cluster.keras as hvd``.
+
+For Keras 3 on TensorFlow, torch or JAX.
+"""
 
 from __future__ import annotations
 

@@ -35,7 +35,10 @@ class BF16Compressor(_KerasCastCompressor):
 
 
 class Compression:
-    """The compressors of this package, for the ``compression`` argument of optimizers and value ops."""
+    """The compressors of this package, for arguments ``compression``.
+
+    Optimizers and value ops take them.
+    """
 
     none = NoneCompressor
     fp16 = FP16Compressor

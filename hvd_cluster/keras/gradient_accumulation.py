@@ -1,4 +1,4 @@
-"""Sums gradients of several passes on each rank before they are reduced and applied."""
+"""Sums a rank's gradients of several passes before they are reduced."""
 
 from __future__ import annotations
 
@@ -87,9 +87,10 @@ class GradientAccumulator:
         )
 
     def start_averages(self, optimizer: Any) -> None:
-        """Set the averages of ``use_ema`` to the variables, up to and including the first step.
+        """Set the averages of ``use_ema`` to the variables.
 
-        Keras does so in iteration 0, but the passes before the first step are iterations too.
+        Up to and including the first step. Keras does so in iteration 0, but the passes before the first step are
+        iterations too.
         """
         averages = _averages(optimizer) if self.steps > 1 else []
         if not averages:
@@ -110,10 +111,10 @@ class GradientAccumulator:
     def complete(
         self, variables: Sequence[Any], optimizer: Any, reduction: Reduction, apply: Callable[[list[Any]], Any]
     ) -> None:
-        """Take a step with the passes so far, if they are too few for one; the next pass starts a new step.
+        """Take a step with the passes so far, if they are too few for one.
 
-        Call it at the end of an epoch, outside of compiled functions, on every rank. The arguments are those of
-        :meth:`add`.
+        The next pass starts a new step. Call it at the end of an epoch, outside of compiled functions, on every rank.
+        The arguments are those of :meth:`add`.
         """
         count = 0 if self._counter is None else int(keras.ops.convert_to_numpy(self._counter)) % self.steps
         if not count:
@@ -152,7 +153,7 @@ class GradientAccumulator:
 
 
 def without_accumulators(optimizer: Any) -> AbstractContextManager[None]:
-    """Inside, ``optimizer.variables`` contains only the wrapped optimizer's variables.
+    """Inside, ``optimizer.variables`` has only the wrapped optimizer's variables.
 
     The sums differ between ranks: they are neither broadcast nor part of a returned model.
 
@@ -165,7 +166,10 @@ def without_accumulators(optimizer: Any) -> AbstractContextManager[None]:
 
 
 def _averages(optimizer: Any) -> list[tuple[Any, Any]]:
-    """The variables whose averages an optimizer or the members of a MultiOptimizer keep, each with its average."""
+    """The variables with averages, each with its average.
+
+    An optimizer or the members of a MultiOptimizer keep them.
+    """
     return [
         (variable, average)
         for member in getattr(optimizer, "optimizers", [optimizer])

@@ -19,7 +19,10 @@ _LossScaleOptimizer: Any = keras.optimizers.LossScaleOptimizer
 
 
 class DistributedLossScale(_LossScaleOptimizer):  # type: ignore[misc,unused-ignore]
-    """Mixin in front of a LossScaleOptimizer's class whose inner optimizer is distributed."""
+    """Mixin for a LossScaleOptimizer whose inner optimizer is distributed.
+
+    It comes in front of the class.
+    """
 
     inner_optimizer: Any
 
@@ -41,7 +44,10 @@ class DistributedLossScale(_LossScaleOptimizer):  # type: ignore[misc,unused-ign
         return self.inner_optimizer.on_all_ranks(super().check_finite(grads))
 
     def register_local_var(self, var: Any) -> None:
-        """Exclude a variable from the reduction; ``scale_local_gradients`` scales its gradient."""
+        """Exclude a variable from the reduction.
+
+        ``scale_local_gradients`` scales its gradient.
+        """
         self.inner_optimizer.register_local_var(var)
 
     @property
@@ -62,7 +68,10 @@ class DistributedLossScale(_LossScaleOptimizer):  # type: ignore[misc,unused-ign
 
 
 def distribute_loss_scale(inner: Any, scaling: Any, name: str | None) -> Any:
-    """A LossScaleOptimizer like ``scaling``, with its state, around the distributed ``inner``."""
+    """A LossScaleOptimizer with the state of another, around ``inner``.
+
+    ``scaling`` is the other; ``inner`` is distributed.
+    """
     wrapped = object.__new__(type(scaling))
     wrapped.__dict__.update(scaling.__dict__)
     wrapped.inner_optimizer = inner
@@ -73,9 +82,10 @@ def distribute_loss_scale(inner: Any, scaling: Any, name: str | None) -> Any:
 
 
 def patch_loss_scale_optimizer(distributed: type) -> None:
-    """Make every new LossScaleOptimizer around a ``distributed`` optimizer a :class:`DistributedLossScale`.
+    """Distribute every new LossScaleOptimizer around a distributed optimizer.
 
-    ``model.compile`` creates one for models of mixed_float16 without asking the optimizer.
+    It becomes a :class:`DistributedLossScale`. ``model.compile`` creates one for models of mixed_float16 without asking
+    the optimizer.
     """
     initialise = _LossScaleOptimizer.__init__
     if getattr(initialise, "asks_optimizer", False):
@@ -92,7 +102,10 @@ def patch_loss_scale_optimizer(distributed: type) -> None:
 
 
 def _distribute(scaling: Any) -> None:
-    """Put :class:`DistributedLossScale` in front of the class, which keeps its name: a saved model contains it."""
+    """Put :class:`DistributedLossScale` in front of the class.
+
+    The class keeps its name, because a saved model contains it.
+    """
     kind = type(scaling)
     if not issubclass(kind, DistributedLossScale):
         scaling.__class__ = subclass_saved_as(kind, DistributedLossScale)

@@ -1,4 +1,7 @@
-"""Class names under which a model saves a distributed optimizer: those of the wrapped optimizer's class."""
+"""Class names under which a model saves a distributed optimizer.
+
+They are those of the wrapped optimizer's class.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from keras.src.saving import object_registration
 
 
 def subclass_saved_as(kind: type, front: type) -> Any:
-    """A subclass of ``front`` and ``kind`` that Keras saves under the name of ``kind``.
+    """A subclass of ``front`` and ``kind`` that Keras saves as ``kind``.
 
     Args:
         kind: a Keras or user-defined optimizer class, registered with Keras or not.

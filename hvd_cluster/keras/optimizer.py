@@ -40,11 +40,11 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
 ) -> Any:
-    """An optimizer like ``optimizer``, with its state, that applies gradients reduced over all ranks.
+    """An optimizer like ``optimizer`` that applies gradients reduced over all ranks.
 
-    A compiled model saves the optimizer under its original class, so that the model loads without this package. On
-    TensorFlow, XLA cannot compile a step with a reduction: ``jit_compile="auto"`` means False, and ``jit_compile=True``
-    raises at the first step.
+    It has the state of ``optimizer``. A compiled model saves the optimizer under its original class, so that the model
+    loads without this package. On TensorFlow, XLA cannot compile a step with a reduction: ``jit_compile="auto"`` means
+    False, and ``jit_compile=True`` raises at the first step.
 
     Args:
         optimizer: a Keras optimizer, built or not. With a ``LossScaleOptimizer``, inside or outside (``model.compile``
@@ -156,14 +156,15 @@ class _DistributedOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc,un
     _class_distribution: _Distribution
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        """A new optimizer of this class, made by ``from_config``: it is distributed in the same way."""
+        """Distribute a new optimizer of this class, made by ``from_config``, alike."""
         super().__init__(*args, **kwargs)
         self.__dict__["_hvd"] = self._class_distribution.fresh_copy()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        """A distributed copy: Keras's own method would copy the wrapped optimizer, which is what it saves.
+        """A distributed copy.
 
-        As with Keras, the copy has no state: the state belongs to the variables of this optimizer.
+        Keras's own method would copy the wrapped optimizer, which is what it saves. As with Keras, the copy has no
+        state: the state belongs to the variables of this optimizer.
         """
         return type(self).from_config(self.get_config())
 
@@ -173,7 +174,10 @@ class _DistributedOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc,un
         return _unpickled, (plain.from_config, (self.get_config(),), self._hvd.pickled(None))
 
     def register_local_var(self, var: Any) -> None:
-        """Do not reduce the gradient of a variable; divide it by the number of ranks if local gradients are scaled."""
+        """Do not reduce the gradient of a variable.
+
+        It is divided by the number of ranks if local gradients are scaled.
+        """
         self._hvd.reduction.keep_local(var)
 
     @property
@@ -187,7 +191,10 @@ class _DistributedOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc,un
         self._hvd.accumulator.build(self, variables)
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> None:
-        """Reduce gradients over all ranks and apply them; or only add them if more passes make a step."""
+        """Reduce gradients over all ranks and apply them.
+
+        If more passes make a step, only add them.
+        """
         gradients = list(grads)
         if not gradients:
             return
@@ -205,7 +212,10 @@ class _DistributedOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc,un
         )
 
     def _apply_reduced(self, gradients: list[Any], trainable_variables: Any) -> None:
-        """Apply gradients with the wrapped optimizer; a compiled step ends with the callback that has reduced them."""
+        """Apply gradients with the wrapped optimizer.
+
+        A compiled step ends with the callback that has reduced them.
+        """
         if not self._hvd.reduction.is_eager:
             super().apply(gradients, trainable_variables)
             return
@@ -218,7 +228,7 @@ class _DistributedOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc,un
         self._hvd.accumulator.start_averages(self)
 
     def has_made_silent_step(self) -> bool:
-        """Whether a pass, after which this is called, was the last of a step that no callback has reported."""
+        """Whether the last pass ended a step that no callback has reported."""
         passes = self._hvd.passes
         if not passes.is_compiled or not self._hvd.reduction.is_alone:
             return False
@@ -226,15 +236,19 @@ class _DistributedOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc,un
         return passes.count % self._hvd.accumulator.steps == 0
 
     def _allreduce(self, grads: Any, vars: Any = None) -> list[Any]:
-        """The gradients of ``vars``, reduced over all ranks, for programs that override ``apply_gradients``."""
+        """The gradients of ``vars``, reduced over all ranks.
+
+        For programs that override ``apply_gradients``.
+        """
         return self._hvd.reduction(list(grads), list(self._trainable_variables if vars is None else vars))
 
     _allreduce_grads = _allreduce
 
     def complete_passes(self) -> None:
-        """Take a step with the passes since the last step, averaged over their number if gradients are averaged.
+        """Take a step with the passes since the last step.
 
-        For the end of an epoch, outside compiled functions; every rank takes part.
+        They are averaged over their number if gradients are averaged. For the end of an epoch, outside compiled
+        functions; every rank takes part.
         """
         base, variables = super().apply, self._trainable_variables
         self._hvd.accumulator.complete(variables, self, self._hvd.reduction, lambda reduced: base(reduced, variables))
@@ -244,7 +258,7 @@ class _DistributedOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc,un
         return self._hvd.reduction.on_all_ranks(condition)
 
     def without_accumulators(self) -> AbstractContextManager[None]:
-        """While a model is saved or loaded, ``variables`` has only those of the wrapped optimizer."""
+        """Limit ``variables`` to the wrapped optimizer's, to save or load a model."""
         return self._hvd.accumulator.hide()
 
     def save_own_variables(self, store: Any) -> None:
@@ -277,7 +291,10 @@ class _Distribution:
     passes: _Passes = field(default_factory=_Passes)
 
     def pickled(self, weights: Any) -> PickledDistribution:
-        """The same, to be pickled with the model that has ``weights``; None for an optimizer alone."""
+        """The same, to be pickled with the model that has ``weights``.
+
+        They are None for an optimizer alone.
+        """
         return PickledDistribution.of(
             self.reduction.config,
             list(self.reduction.local_variables.values()),
@@ -322,7 +339,10 @@ def _distribution_of_model(model: Any) -> PickledDistribution | None:
 
 
 def _unpickled(make: Any, arguments: tuple[Any, ...], distribution: PickledDistribution) -> Any:
-    """A model or an optimizer, made by ``make``, with the distribution, unless Keras has not compiled the model."""
+    """A model or an optimizer, made by ``make``, with the distribution.
+
+    Without it if Keras has not compiled the model.
+    """
     made = make(*arguments)
     is_model = isinstance(made, keras.Model)
     plain = getattr(made, "optimizer", None) if is_model else made
@@ -350,7 +370,10 @@ def replace_optimizer(model: Any, optimizer: Any) -> None:
 
 
 def _taken(optimizer: Any) -> Any:
-    """``optimizer``, whose variables will be another one's; if they are already, one like it."""
+    """``optimizer``, whose variables will be another one's.
+
+    If they are already, an optimizer like it.
+    """
     if optimizer.__dict__.get(_IS_TAKEN):
         optimizer = type(optimizer).from_config(optimizer.get_config())
     optimizer.__dict__[_IS_TAKEN] = True
@@ -379,10 +402,11 @@ class _Variables(list[Any]):
 
 
 def _disable_auto_jit() -> None:
-    """Let ``jit_compile="auto"`` mean False for models with a distributed optimizer; other models are not affected.
+    """Let ``jit_compile="auto"`` mean False with a distributed optimizer.
 
-    XLA does not call back into Python. Keras resolves "auto" in a method of the model without asking the optimizer. An
-    explicit ``jit_compile=True`` is left alone: the collective rejects it when the step is traced.
+    Models with other optimizers are not affected. XLA does not call back into Python. Keras resolves "auto" in a method
+    of the model without asking the optimizer. An explicit ``jit_compile=True`` is left alone: the collective rejects it
+    when the step is traced.
     """
     resolve: Any = keras.Model._resolve_auto_jit_compile
     if getattr(resolve, "asks_optimizer", False):

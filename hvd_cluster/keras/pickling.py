@@ -1,7 +1,8 @@
-"""Pickles and copies of compiled models, and pickles of optimizers, hold how the optimizer is distributed.
+"""Pickles and copies of models and optimizers keep the distribution.
 
-Keras pickles and copies a model as it saves it. A saved model has the wrapped optimizer, so that it loads without this
-package; but a pickle goes to a worker, or becomes a copy, where gradients are to be reduced as before.
+The models are compiled ones; optimizers are only pickled. Keras pickles and copies a model as it saves it. A saved
+model has the wrapped optimizer, so that it loads without this package; but a pickle goes to a worker, or becomes a
+copy, where gradients are to be reduced as before.
 """
 
 from __future__ import annotations
@@ -18,7 +19,10 @@ from hvd_cluster.engine.reduction_config import ReductionConfig
 
 @dataclass(frozen=True)
 class PickledDistribution:
-    """How an optimizer is distributed. Variables are given by their positions in ``model.weights``."""
+    """How an optimizer is distributed, with variables as positions.
+
+    The positions are those in ``model.weights``.
+    """
 
     config: ReductionConfig
     #: Whose gradients are not reduced.

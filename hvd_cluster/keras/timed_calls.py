@@ -1,4 +1,4 @@
-"""Lets the step clock see a fit of Keras: its training function and the saves of its model."""
+"""Lets the step clock see Keras's training function and a model's saves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Collectives on Python and NumPy values and on model variables, for any backend of Keras."""
+"""Collectives on Python and NumPy values and on model variables.
+
+They work with any backend of Keras.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +71,9 @@ def allreduce(
 
 
 def allgather(value: Any, name: str | None = None) -> Array:
-    """Concatenate the values of all ranks along the first dimension, whose length may differ between ranks.
+    """Concatenate the values of all ranks along the first dimension.
+
+    Its length may differ between ranks.
 
     Args:
         value: a list, an array or a tensor, of the same dtype and other dimensions on all ranks.
@@ -109,7 +114,7 @@ def reducescatter(value: Any, name: str | None = None, op: ReduceOp = ReduceOp.A
 
 
 def broadcast_variables(variables: Sequence[Any], root_rank: int, process_set: ProcessSet = global_process_set) -> None:
-    """Overwrite Keras variables with those of ``root_rank``, in place, in one transfer.
+    """Overwrite Keras variables with ``root_rank``'s, in one transfer.
 
     Args:
         variables: the same on all ranks.

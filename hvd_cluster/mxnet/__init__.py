@@ -1,4 +1,7 @@
-"""Horovod's MXNet API, for MXNet 1.9.1, its last release: ``import hvd_cluster.mxnet as hvd``."""
+"""Horovod's MXNet API: ``import hvd_cluster.mxnet as hvd``.
+
+For MXNet 1.9.1, its last release.
+"""
 
 from __future__ import annotations
 

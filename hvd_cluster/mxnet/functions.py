@@ -40,7 +40,10 @@ def broadcast_parameters(
 def broadcast_object(
     obj: Any, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Any:
-    """Broadcast ``root_rank``'s object to all ranks; it may be any object that cloudpickle supports."""
+    """Broadcast ``root_rank``'s object to all ranks.
+
+    It may be any object that cloudpickle supports.
+    """
     return objects.broadcast_object(obj, root_rank, name, process_set)
 
 

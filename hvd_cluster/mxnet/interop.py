@@ -10,7 +10,7 @@ import torch
 
 
 def to_torch(arrays: Sequence[Any], *, for_writing: bool = False) -> list[torch.Tensor]:
-    """Torch tensors over the memory of MXNet arrays, when MXNet's own engine has computed them.
+    """Torch tensors over the memory of MXNet arrays that are computed.
 
     Raises:
         ValueError: an array is sparse.
@@ -25,7 +25,10 @@ def to_torch(arrays: Sequence[Any], *, for_writing: bool = False) -> list[torch.
 
 
 def to_mxnet(tensors: Sequence[torch.Tensor], like: Sequence[Any]) -> list[Any]:
-    """MXNet arrays over the memory of torch tensors, each of the same kind (``mx.nd`` or ``mx.np``) as in ``like``."""
+    """MXNet arrays over the memory of torch tensors.
+
+    Each is of the same kind (``mx.nd`` or ``mx.np``) as in ``like``.
+    """
     arrays = [mx.nd.from_dlpack(tensor.__dlpack__()) for tensor in tensors]
     return [
         array.as_np_ndarray() if isinstance(model, mx.np.ndarray) else array

@@ -1,6 +1,6 @@
-"""All collectives, of ``mx.nd`` and of ``mx.np`` arrays. They block: a result is there when the call returns.
+"""All collectives, of ``mx.nd`` and of ``mx.np`` arrays.
 
-``priority`` is accepted by all of them and ignored.
+They block: a result is there when the call returns. ``priority`` is accepted by all of them and ignored.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def grouped_allreduce(
     process_set: ProcessSet = global_process_set,
     op: ReduceOp | None = None,
 ) -> list[Any]:
-    """:func:`allreduce` of several arrays as one request: either all of them are reduced, or none."""
+    """:func:`allreduce` of several arrays as one request: all or none."""
     op = reduce_op(average, op)
     collective = _reduction(Kind.ALLREDUCE, op, name, prescale_factor, postscale_factor, process_set)
     return _results(collective, tensors)
@@ -123,7 +123,10 @@ def grouped_allreduce_(
 def allgather(
     tensor: Any, name: str | None = None, priority: int = 0, process_set: ProcessSet = global_process_set
 ) -> Any:
-    """Concatenate the arrays of all ranks along the first dimension, whose length may differ between ranks."""
+    """Concatenate the arrays of all ranks along the first dimension.
+
+    Its length may differ between ranks.
+    """
     return grouped_allgather([tensor], name, priority, process_set)[0]
 
 
@@ -141,7 +144,10 @@ def broadcast(
     priority: int = 0,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Broadcast the array of the global rank ``root_rank`` to all ranks; returns a new array."""
+    """Broadcast ``root_rank``'s array to all ranks; return a new array.
+
+    ``root_rank`` is a global rank.
+    """
     collective = Collective(kind=Kind.BROADCAST, process_set=process_set, name=name, root=root_rank)
     return _results(collective, [tensor])[0]
 
@@ -200,7 +206,10 @@ def reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Any:
-    """Reduce an array (Average or Sum) over all ranks and keep this rank's rows of the result."""
+    """Reduce an array over all ranks and keep this rank's rows of the result.
+
+    ``op`` is Average or Sum.
+    """
     return grouped_reducescatter([tensor], op, name, priority, process_set, prescale_factor, postscale_factor)[0]
 
 

@@ -13,7 +13,7 @@ from hvd_cluster.mxnet.ops import grouped_allreduce_
 
 
 class DistributedOptimizer(mx.optimizer.Optimizer):  # type: ignore[misc,unused-ignore]
-    """An optimizer like ``optimizer`` that averages gradients over all ranks before it applies them.
+    """An optimizer that averages gradients over all ranks before it applies them.
 
     Args:
         optimizer: an MXNet optimizer; its attributes are attributes of this object too.

@@ -1,4 +1,7 @@
-"""Placeholders for names of Horovod that hvd_cluster does not have: using one raises an error with an alternative."""
+"""Placeholders for names of Horovod that hvd_cluster does not have.
+
+Using one raises an error with an alternative.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,17 @@ from typing import Any, NoReturn
 
 
 class AbsentFeatureError(NotImplementedError, AttributeError):
-    """A program used a part of Horovod that hvd_cluster does not have; the text says what to use instead."""
+    """A program used a part of Horovod that hvd_cluster does not have.
+
+    The text says what to use instead.
+    """
 
 
 class Absent(ABCMeta):
-    """The class of the placeholders: calling one, or reading an attribute, raises; subclassing one does not.
+    """The class of the placeholders: calling one or reading an attribute raises.
 
-    Each placeholder is a class, so that a program can use it as a base class, in ``isinstance`` and in annotations.
+    Subclassing one does not. Each placeholder is a class, so that a program can use it as a base class, in
+    ``isinstance`` and in annotations.
     """
 
     _hvd_old_name: str

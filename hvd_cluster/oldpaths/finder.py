@@ -21,12 +21,18 @@ if TYPE_CHECKING:
 
 
 def shim_folder() -> str:
-    """The folder on this machine with the ``horovod`` package that imports compat, and with Horovod's metadata."""
+    """This machine's folder with the ``horovod`` package that imports compat.
+
+    It also has Horovod's metadata.
+    """
     return str(Path(__file__).parents[1] / "compat" / "shim")
 
 
 class OldPathFinder(MetaPathFinder, Loader):
-    """Serves ``root`` and every old path below it; new modules are imported when their old path is."""
+    """Serves ``root`` and every old path below it.
+
+    New modules are imported when their old path is.
+    """
 
     def __init__(self, root: str) -> None:
         self.root = root
@@ -67,7 +73,10 @@ class OldPathFinder(MetaPathFinder, Loader):
             importlib.import_module(module.__spec__.origin)
 
     def find_distributions(self, context: DistributionFinder.Context) -> Iterable[Distribution]:
-        """Horovod's metadata for ``importlib.metadata``; child processes find it in the folder on their path."""
+        """Horovod's metadata for ``importlib.metadata``.
+
+        Child processes find it in the folder on their path.
+        """
         if self.root != "horovod" or shim_folder() in sys.path:
             return ()
         from importlib.metadata import DistributionFinder, MetadataPathFinder
@@ -76,7 +85,10 @@ class OldPathFinder(MetaPathFinder, Loader):
         return MetadataPathFinder.find_distributions(inside)
 
     def _program(self, fullname: str, below: str) -> ModuleSpec | None:
-        """What ``python -m`` runs for an old path; it imports ``__main__`` of it because all old paths are packages."""
+        """What ``python -m`` runs for an old path.
+
+        It imports ``__main__`` of it because all old paths are packages.
+        """
         row = row_of(below, self._table)
         program = None if row is None or not row.module else find_spec(row.module)
         if program is None or program.origin is None:
@@ -84,7 +96,10 @@ class OldPathFinder(MetaPathFinder, Loader):
         return spec_from_file_location(fullname, program.origin)
 
     def _instead(self, below: str) -> str:
-        """The served paths most like one that is not served; of a name, which `from` imports, also where it is now."""
+        """The served paths most like one that is not served.
+
+        Of a name, which `from` imports, also where it is now.
+        """
         parent, _, name = below.rpartition(".")
         homes = homes_of(name, self._table) if parent else []
         near = [] if homes else get_close_matches(below, filter(None, self._table))
@@ -104,7 +119,10 @@ class OldPathFinder(MetaPathFinder, Loader):
 
 
 def serve(root: str, *, first: bool) -> None:
-    """Serve ``root``, before (``first``) or after what is on ``sys.path``. Further calls have no effect."""
+    """Serve ``root``, before (``first``) or after what is on ``sys.path``.
+
+    Further calls have no effect.
+    """
     if not serves(root):
         sys.meta_path.insert(0 if first else len(sys.meta_path), OldPathFinder(root))
 

@@ -16,11 +16,11 @@ _ABSENT = object()
 
 
 class Forwarder(ModuleType):
-    """A module without its own content: it has the names of its row, of the row's module and of the modules below.
+    """A module without its own content.
 
-    Assigning to a name assigns it in the module that defines it, so that a patched ``horovod.torch.allreduce`` is
-    patched everywhere. Deleting an assigned name restores the previous value: ``mock.patch`` and pytest's
-    ``monkeypatch`` undo their changes in this way.
+    It has the names of its row, of the row's module and of the modules below. Assigning to a name assigns it in the
+    module that defines it, so that a patched ``horovod.torch.allreduce`` is patched everywhere. Deleting an assigned
+    name restores the previous value: ``mock.patch`` and pytest's ``monkeypatch`` undo their changes in this way.
     """
 
     def __init__(self, name: str, path: str, row: Row, table: Mapping[str, Row] = TABLE) -> None:
@@ -81,7 +81,10 @@ class Forwarder(ModuleType):
         return sorted(names)
 
     def _home_of(self, name: str) -> tuple[ModuleType, str] | None:
-        """The module and attribute of ``name`` now; None for names of this module object only, such as dunders."""
+        """The module and attribute of a name now.
+
+        None for names of this module object only, such as dunders.
+        """
         row: Row = vars(self)["_row"]
         if name.startswith("__") or name in vars(self)["_children"]:
             return None
@@ -100,7 +103,9 @@ class Forwarder(ModuleType):
 
 
 def old_module(name: str) -> ModuleType:
-    """The module at an old path, also in a process that does not serve its root yet, such as a Spark or Ray task.
+    """The module at an old path, whether or not its root is served.
+
+    A Spark or Ray task may not serve it yet.
 
     Raises:
         ImportError: the real Horovod is installed.
@@ -112,5 +117,8 @@ def old_module(name: str) -> ModuleType:
 
 
 def _is_submodule(value: Any, package: str) -> bool:
-    """Whether ``value`` is a submodule of ``package``: our own files are not old paths."""
+    """Whether a value is a submodule of ``package``.
+
+    Our own files are not old paths.
+    """
     return isinstance(value, ModuleType) and value.__name__.startswith(f"{package}.")

@@ -1,4 +1,7 @@
-"""The rows of Horovod's packages for frameworks: common, data, keras, mxnet, tensorflow and torch."""
+"""The rows of Horovod's packages for frameworks.
+
+They are common, data, keras, mxnet, tensorflow and torch.
+"""
 
 from __future__ import annotations
 

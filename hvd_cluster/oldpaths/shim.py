@@ -1,8 +1,8 @@
-"""The shim folder on PYTHONPATH, by which workers and their child processes serve the same old paths as this process.
+"""The shim folder on PYTHONPATH, which serves old paths in child processes.
 
-A worker unpickles ``horovod.torch.allreduce`` before it runs any line of the user's script, and child processes of a
-script inherit only the environment. The folder contains a package ``horovod``; importing it imports
-``hvd_cluster.compat``.
+By it, workers and their child processes serve the same old paths as this process. A worker unpickles
+``horovod.torch.allreduce`` before it runs any line of the user's script, and child processes of a script inherit only
+the environment. The folder contains a package ``horovod``; importing it imports ``hvd_cluster.compat``.
 """
 
 from __future__ import annotations
@@ -36,14 +36,18 @@ def shim_env(environ: Mapping[str, str], *, wanted: bool | None = None) -> dict[
 
 
 def other_entries(python_path: str, folder: str) -> list[str]:
-    """The entries of a PYTHONPATH without ``folder``; an empty entry, as in ``:/x``, means the current directory."""
+    """The entries of a PYTHONPATH without ``folder``.
+
+    An empty entry, as in ``:/x``, means the current directory.
+    """
     return [entry for entry in python_path.split(os.pathsep) if entry != folder] if python_path else []
 
 
 def replace_shim(name: str) -> None:
-    """Replace the imported shim package ``name`` by the real package if it is installed, else by ours.
+    """Replace an imported shim package by the real one, or else by ours.
 
-    PYTHONPATH comes before site-packages, so the search for the real package must leave out the shim folder.
+    The real one is taken if it is installed. PYTHONPATH comes before site-packages, so the search for the real package
+    must leave out the shim folder.
     """
     spec = PathFinder.find_spec(name, [entry for entry in sys.path if entry != shim_folder()])
     # The import system returns what is in sys.modules in the end.

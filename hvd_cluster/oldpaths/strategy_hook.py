@@ -1,7 +1,7 @@
-"""``Trainer(strategy="horovod")`` in a program that does not import :mod:`hvd_cluster.lightning`.
+"""``Trainer(strategy="horovod")`` without :mod:`hvd_cluster.lightning`.
 
-Lightning 1 had a strategy of this name. An import hook adds ours to the registry of Lightning 2 when the program
-imports Lightning; the hook itself imports neither Lightning nor torch.
+The program need not import it. Lightning 1 had a strategy of this name. An import hook adds ours to the registry of
+Lightning 2 when the program imports Lightning; the hook itself imports neither Lightning nor torch.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ class StrategyHook(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """The spec of a registry's module from the other finders, with the registration added."""
+        """The spec of a registry's module, with the registration added.
+
+        The other finders give the spec.
+        """
         if fullname not in _REGISTRIES:
             return None
         others = [finder for finder in sys.meta_path if finder is not self]
@@ -44,7 +47,10 @@ class StrategyHook(MetaPathFinder):
 
 
 def register_strategy() -> None:
-    """Register the name now if Lightning is imported, or else when it is. Further calls have no effect."""
+    """Register the name now if Lightning is imported, or else when it is.
+
+    Further calls have no effect.
+    """
     if not any(isinstance(finder, StrategyHook) for finder in sys.meta_path):
         sys.meta_path.insert(0, StrategyHook())
     for name in _REGISTRIES:

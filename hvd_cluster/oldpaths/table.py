@@ -1,10 +1,11 @@
-"""The tables that map module paths of Horovod, petastorm and sparkdl to ours; the only place to add a path.
+"""The tables that map module paths of other packages to ours.
 
-A row maps the path below the root (``torch.mpi_ops`` for ``horovod.torch.mpi_ops``) to one of our modules, whose
-attributes it then has (but not its submodules, which need rows), or to single names, each as ``"module:attribute"``, or
-to both; ``names`` take precedence. Programs also import names from modules that only imported them, so rows list those
-too. A name in ``absent`` can be imported, and raises an error with an alternative when it is used. Packages between the
-rows (``common``, ``spark.common``) need no row.
+The packages are Horovod, petastorm and sparkdl. This is the only place to add a path. A row maps the path below the
+root (``torch.mpi_ops`` for ``horovod.torch.mpi_ops``) to one of our modules, whose attributes it then has (but not its
+submodules, which need rows), or to single names, each as ``"module:attribute"``, or to both; ``names`` take precedence.
+Programs also import names from modules that only imported them, so rows list those too. A name in ``absent`` can be
+imported, and raises an error with an alternative when it is used. Packages between the rows (``common``,
+``spark.common``) need no row.
 """
 
 from __future__ import annotations
@@ -98,7 +99,10 @@ TABLES: Mapping[str, Mapping[str, Row]] = {
 
 
 def row_of(path: str, table: Mapping[str, Row] = TABLE) -> Row | None:
-    """The row of an old path below the root; an empty row for a package between rows; None for an unknown path."""
+    """The row of an old path below the root; None for an unknown path.
+
+    A package between rows has an empty row.
+    """
     if path in table:
         return table[path]
     return Row() if any(known.startswith(f"{path}.") for known in table) else None

@@ -32,7 +32,10 @@ class BF16Compressor(_TensorFlowCastCompressor):
 
 
 class Compression:
-    """The compressors of this package, for the ``compression`` argument of collectives and optimizers."""
+    """The compressors of this package, for arguments ``compression``.
+
+    Collectives and optimizers take them.
+    """
 
     none = NoneCompressor
     fp16 = FP16Compressor

@@ -1,7 +1,8 @@
-"""Adasum for ``tf.compat.v1`` optimizers: each rank applies its own gradients, and Adasum combines the weight deltas.
+"""Adasum for ``tf.compat.v1`` optimizers.
 
-Adasum (arXiv:2006.02924) combines descent directions. The update that Adam or momentum computes from a rank's gradient
-is such a direction, but the update computed from combined gradients is not; so the ranks combine deltas.
+Each rank applies its own gradients, and Adasum combines the weight deltas. Adasum (arXiv:2006.02924) combines descent
+directions. The update that Adam or momentum computes from a rank's gradient is such a direction, but the update
+computed from combined gradients is not; so the ranks combine deltas.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from hvd_cluster.tensorflow.v1_wrapper import V1OptimizerWrapper
 
 
 class DeltaOptimizer(V1OptimizerWrapper):
-    """Applies this rank's own gradients, and combines the deltas of one or more steps by Adasum.
+    """Applies a rank's own gradients, and combines the deltas by Adasum.
 
-    Works in eager mode, in a ``tf.function`` and in v1 graphs.
+    The deltas are those of one or more steps. Works in eager mode, in a ``tf.function`` and in v1 graphs.
 
     Args:
         optimizer: the wrapped optimizer.
@@ -45,7 +46,7 @@ class DeltaOptimizer(V1OptimizerWrapper):
         return self._optimizer.compute_gradients(*args, **kwargs)
 
     def apply_gradients(self, grads_and_vars: Any, global_step: Any = None, name: str | None = None) -> Any:
-        """Apply this rank's step; on the last local step, combine the deltas of all ranks.
+        """Apply this rank's step; the last local step combines all ranks' deltas.
 
         Raises:
             NotImplementedError: the number of ranks is not a power of two; or the job is elastic and the ranks
@@ -68,7 +69,10 @@ class DeltaOptimizer(V1OptimizerWrapper):
         return tf.group(combined)
 
     def _begin(self, variables: Sequence[Any]) -> tuple[list[tf.Tensor], Any]:
-        """The start values of the variables, and whether this step is combined; None for always."""
+        """The variables' start values, and whether this step is combined.
+
+        None stands for always.
+        """
         if self._steps_per_combination == 1:
             # A copy: the optimizer may update a variable in place.
             return [tf.raw_ops.DeepCopy(x=variable.read_value()) for variable in variables], None

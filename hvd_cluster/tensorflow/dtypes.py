@@ -1,4 +1,4 @@
-"""The element types that collectives transfer, and what to send instead of others."""
+"""The element types that collectives transfer, and substitutes for others."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PARTS = {
 
 
 def check_dtype(dtype: tf.DType, variable: str | None = None) -> None:
-    """Refuse an element type that no collective transfers, also while a graph is built.
+    """Refuse an element type that no collective transfers, also in a graph.
 
     Args:
         dtype: of the tensor.

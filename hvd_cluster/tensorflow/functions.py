@@ -1,4 +1,4 @@
-"""Broadcast and allgather of Python objects, and broadcast of the variables of a v1 graph."""
+"""Broadcast and allgather of objects, and broadcast of a v1 graph's variables."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ def broadcast_object(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Broadcast ``root_rank``'s object to all ranks; runs immediately, also while a v1 graph is built.
+    """Broadcast ``root_rank``'s object to all ranks.
+
+    It runs immediately, also while a v1 graph is built.
 
     Args:
         obj: any object that cloudpickle supports; other ranks' objects are ignored.
@@ -46,7 +48,7 @@ def broadcast_object_fn(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Callable[[Any], Any]:
-    """A function that calls :func:`broadcast_object` with one object and these arguments."""
+    """A function that calls :func:`broadcast_object` with these arguments."""
     return lambda obj: broadcast_object(obj, root_rank, session, name, process_set)
 
 
@@ -70,7 +72,7 @@ def allgather_object(
 
 
 def broadcast_global_variables(root_rank: int) -> Any:
-    """The operation that overwrites all variables of the current v1 graph with those of ``root_rank``.
+    """The operation that overwrites a v1 graph's variables with ``root_rank``'s.
 
     Raises:
         RuntimeError: in eager mode, which has no global variables.
@@ -84,7 +86,7 @@ def broadcast_global_variables(root_rank: int) -> Any:
 
 
 class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc,unused-ignore]
-    """Broadcasts one rank's variables to all ranks when a session was created, whether restored or not.
+    """Broadcasts one rank's variables when a session was created or restored.
 
     Args:
         root_rank: the global rank whose variables are broadcast.

@@ -1,4 +1,4 @@
-"""Gradient accumulation on each rank before the reduction, for ``tf.compat.v1`` optimizers."""
+"""Gradient accumulation before the reduction, for ``tf.compat.v1`` optimizers."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from hvd_cluster.tensorflow.interop import is_v1_graph
 
 
 class GradientAccumulator:
-    """Accumulates the gradients of ``accumulation_steps`` backward passes, then reduces them.
+    """Accumulates the gradients of several backward passes, then reduces them.
 
-    Works in eager mode, in a ``tf.function`` and in v1 graphs; there the sums are local variables, which
-    ``tf.compat.v1.local_variables_initializer()`` sets to zero. Every variable has a sum, even without a gradient so
-    far: the current trace knows only its own gradients, and another trace may complete the step.
+    ``accumulation_steps`` is the number of passes. Works in eager mode, in a ``tf.function`` and in v1 graphs; there
+    the sums are local variables, which ``tf.compat.v1.local_variables_initializer()`` sets to zero. Every variable has
+    a sum, even without a gradient so far: the current trace knows only its own gradients, and another trace may
+    complete the step.
 
     Args:
         accumulation_steps: the number of backward passes per optimizer step.
@@ -92,7 +93,10 @@ class GradientAccumulator:
         return list(tf.cond(self._is_step, complete, lambda: [tf.identity(each) for each in added]))
 
     def apply(self, apply: Callable[[], Any], skip: Callable[[], Any]) -> Any:
-        """Call ``apply`` if the pass completes a step, otherwise ``skip``; in a graph, an operation that does so."""
+        """Call ``apply`` if the pass completes a step, otherwise ``skip``.
+
+        In a graph, return an operation that does so.
+        """
 
         def branch(act: Callable[[], Any]) -> Callable[[], Any]:
             def run() -> tf.Tensor:
@@ -133,7 +137,9 @@ ACCUMULATION_VARIABLES = "hvd_pass_variables"
 
 
 def accumulation_variable(value: tf.Tensor, name: str) -> Any:
-    """A variable that elastic states save, but broadcasts and checkpoints of a v1 graph do not.
+    """A variable that elastic states save, but a v1 graph's checkpoints do not.
+
+    Nor do broadcasts include it.
 
     Raises:
         NotImplementedError: the job is elastic, and this is not a v1 graph, in which a state would find it.
@@ -153,5 +159,8 @@ def accumulation_variable(value: tf.Tensor, name: str) -> Any:
 
 
 def operations(values: Sequence[Any]) -> list[Any]:
-    """``values`` for ``tf.control_dependencies``; empty in eager mode, in which they are computed already."""
+    """The values for ``tf.control_dependencies``; empty in eager mode.
+
+    There they are computed already.
+    """
     return [] if tf.executing_eagerly() else [value for value in values if value is not None]

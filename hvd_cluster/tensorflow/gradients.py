@@ -1,4 +1,7 @@
-"""Reduction of the gradients of one step, in one call of Python, for tapes and optimizers."""
+"""Reduction of a step's gradients in one call of Python.
+
+Tapes and optimizers use it.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +64,7 @@ class GradientReducer:
         return results
 
     def _shared(self, gradients: list[Any], variables: Sequence[Any], name: str) -> list[Any]:
-        """Reduce the gradients of variables that are not local; None where no rank has one."""
+        """Reduce the gradients of shared variables; None where no rank has one."""
         config = self.config
         if config.sparse_as_dense:
             gradients = [None if gradient is None else tf.convert_to_tensor(gradient) for gradient in gradients]
@@ -148,7 +151,10 @@ def _presence(gradient: Any) -> Presence | None:
 
 
 def _given(gradient: Any, variable: Any, presence: Presence | None) -> Any:
-    """The gradient in the form that the ranks have agreed on; zeros if this rank has none."""
+    """The gradient in the form that the ranks have agreed on.
+
+    It is zeros if this rank has none.
+    """
     if presence is None:
         return None
     if gradient is not None:
@@ -161,7 +167,10 @@ def _given(gradient: Any, variable: Any, presence: Presence | None) -> Any:
 
 
 def variable_key(variable: Any) -> int:
-    """The identity of a variable; equal for Keras's and TensorFlow's object of one variable."""
+    """Identify a variable.
+
+    Keras's and TensorFlow's objects of one variable have the same key.
+    """
     inner = getattr(variable, "value", None)
     return id(variable if inner is None or callable(inner) else inner)
 

@@ -22,7 +22,10 @@ _normalize_name = normalized
 
 
 def _summing(function: Callable[..., Any], *order: str) -> Callable[..., Any]:
-    """``function`` with its arguments in the order of Horovod's private function; it sums unless ``op`` is given."""
+    """``function`` with its arguments in the order of Horovod's private function.
+
+    It sums unless ``op`` is given.
+    """
 
     def call(*args: Any, **kwargs: Any) -> Any:
         return function(**{"op": ReduceOp.SUM, **dict(zip(order, args, strict=False)), **kwargs})
@@ -98,11 +101,17 @@ class LocalGradientAggregationHelper:
         )
 
     def compute_gradients(self, grads: Sequence[Any], vars: Sequence[Any]) -> list[Any]:
-        """Add a pass; return the reduced sums if it completes a step, else the sums so far (do not apply these)."""
+        """Add a pass; return the reduced sums if it completes a step.
+
+        Otherwise the result is the sums so far; do not apply these.
+        """
         return self._aggregation.aggregate(grads, vars, lambda sums: self._reduce(sums, vars))
 
     def apply_gradients(self, apply_grads_closure: Callable[[], Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        """Call ``apply_grads_closure`` if the last pass completed a step, else only count an iteration."""
+        """Call ``apply_grads_closure`` if the last pass completed a step.
+
+        Otherwise count only an iteration.
+        """
         step = kwargs.get("global_step", getattr(optimizer, "iterations", None))
         return self._aggregation.apply(apply_grads_closure, lambda: None if step is None else step.assign_add(1))
 

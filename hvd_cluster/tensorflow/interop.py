@@ -58,7 +58,7 @@ def call(
     *,
     ends_step: bool = False,
 ) -> list[tf.Tensor]:
-    """Run ``begin`` on ``inputs``, now or when the graph runs, and return the results.
+    """Run ``begin`` on ``inputs``, now or in the graph, and return the results.
 
     Args:
         begin: submits.
@@ -91,12 +91,15 @@ def call(
 
 
 def is_v1_graph() -> bool:
-    """Whether operations become nodes of a v1 graph, which run only if they are fetched."""
+    """Whether operations become nodes of a v1 graph, which run only if fetched."""
     return not tf.executing_eagerly() and not isinstance(_graph_that_runs(), tf.__internal__.FuncGraph)
 
 
 def _graph_that_runs() -> Any:
-    """The function or v1 graph to which operations are added; branches and loops belong to an outer one."""
+    """The function or v1 graph to which operations are added.
+
+    Branches and loops belong to an outer one.
+    """
     graph = tf.compat.v1.get_default_graph()
     while isinstance(graph, ControlFlowFuncGraph):
         graph = graph.outer_graph
@@ -177,11 +180,12 @@ def _from_tensor(tensor: tf.Tensor) -> torch.Tensor:
 
 
 def _has_torch_number(device: str) -> bool:
-    """Whether tensors on ``device`` can be passed by DLPack, which contains TensorFlow's number of a GPU.
+    """Whether tensors on a device can be passed by DLPack.
 
-    TensorFlow numbers only the visible GPUs, and the parts of a divided one; torch numbers all GPUs. The answer is the
-    same for all GPUs: if each rank sees only its own GPU, only the first rank's has torch's number, and a request with
-    a GPU tensor on one rank and CPU tensors on the others would be a mismatch.
+    DLPack contains TensorFlow's number of a GPU. TensorFlow numbers only the visible GPUs, and the parts of a divided
+    one; torch numbers all GPUs. The answer is the same for all GPUs: if each rank sees only its own GPU, only the first
+    rank's has torch's number, and a request with a GPU tensor on one rank and CPU tensors on the others would be a
+    mismatch.
     """
     if tf.DeviceSpec.from_string(device).device_type != "GPU":
         return True
@@ -212,7 +216,9 @@ def _to_array(tensor: torch.Tensor) -> Array:
 
 
 def dense(value: Any) -> tf.Tensor:
-    """A dense tensor from a tensor, a TensorFlow or Keras variable, an array or numbers.
+    """A dense tensor from a tensor, a variable, an array or numbers.
+
+    The variable may be TensorFlow's or Keras's.
 
     Raises:
         tf.errors.InvalidArgumentError: ``value`` is a ragged or sparse tensor.

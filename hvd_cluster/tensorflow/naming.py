@@ -1,4 +1,7 @@
-"""Names of operations, the same on all ranks: in a graph an unnamed operation is named after its tensor."""
+"""Names of operations, the same on all ranks.
+
+In a graph an unnamed operation is named after its tensor.
+"""
 
 from __future__ import annotations
 
@@ -37,10 +40,10 @@ def label(name: str | None, tensor: Any, *, ignore_name_scope: bool = False) -> 
 
 
 def unscoped_label(name: str | None) -> str | None:
-    """:func:`label` without the scopes of Keras layers, for an operation that this package calls ``name``.
+    """:func:`label` without the scopes of Keras layers.
 
-    Keras numbers layers by what the process has built before, which may differ between ranks. The scopes of conditions
-    and loops stay.
+    For an operation that this package calls ``name``. Keras numbers layers by what the process has built before, which
+    may differ between ranks. The scopes of conditions and loops stay.
 
     Returns:
         None in eager mode, or if ``name`` is None.
@@ -80,5 +83,8 @@ def _scopes(graph: Any) -> list[str]:
 
 
 def normalized(name: str) -> str:
-    """``name`` with all characters except letters, digits, dots, dashes and underscores replaced."""
+    """A name with letters, digits, dots, dashes and underscores only.
+
+    All other characters are replaced.
+    """
     return re.sub(r"[^A-Za-z0-9_.\-]", "_", name) or "constant"

@@ -1,4 +1,7 @@
-"""All collectives and the reduction constants; the implementations are in ``collectives/``."""
+"""All collectives and the reduction constants.
+
+The implementations are in ``collectives/``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Distributed ``tf.compat.v1`` optimizers; Keras optimizers are distributed in ``hvd_cluster.keras``."""
+"""Distributed ``tf.compat.v1`` optimizers.
+
+Keras optimizers are distributed in ``hvd_cluster.keras``.
+"""
 
 from __future__ import annotations
 
@@ -123,7 +126,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
 
 
 class _DistributedV1Optimizer(V1OptimizerWrapper):
-    """Computes with the wrapped optimizer, reduces, applies with the wrapped optimizer."""
+    """Computes and applies with the wrapped optimizer, and reduces between the two."""
 
     def __init__(
         self,
@@ -137,7 +140,7 @@ class _DistributedV1Optimizer(V1OptimizerWrapper):
         self._aggregation = aggregation
 
     def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
-        """The (gradient, variable) pairs of the wrapped optimizer, with reduced gradients."""
+        """The wrapped optimizer's (gradient, variable) pairs, with reduced gradients."""
         pairs = self._optimizer.compute_gradients(*args, **kwargs)
         gradients, variables = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
         if self._aggregation is None:
@@ -149,7 +152,10 @@ class _DistributedV1Optimizer(V1OptimizerWrapper):
         return list(zip(reduced, variables, strict=True))
 
     def apply_gradients(self, grads_and_vars: Any, global_step: Any = None, name: str | None = None) -> Any:
-        """Apply the gradients; in a pass that only accumulates, increment ``global_step`` instead."""
+        """Apply the gradients, unless the pass only accumulates.
+
+        Such a pass increments ``global_step``.
+        """
         pairs = list(grads_and_vars)
         if self._aggregation is None:
             return self._apply(pairs, global_step, name)

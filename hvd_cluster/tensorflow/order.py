@@ -37,7 +37,7 @@ def put_in_order(operation: Any) -> None:
 
 @functools.cache
 def _watch() -> None:
-    """Have TensorFlow report the operations of each graph that it has traced, when it orders them."""
+    """Have TensorFlow report the operations of each traced graph when it orders them."""
     auto_control_deps.register_acd_resource_resolver(_order_what_calls_collectives)
 
 
@@ -60,7 +60,10 @@ def _calls_collectives(operation: Any) -> bool:
 
 
 def _insert(operation: Any) -> bool:
-    """Add the edges of ``operation``; False if it has them already, or belongs to TensorFlow 1 control flow."""
+    """Add the edges of ``operation``; return whether any were added.
+
+    None are if it has them already, or belongs to TensorFlow 1 control flow.
+    """
     graph = operation.graph
     if not hasattr(graph, _COLLECTIVES):
         setattr(graph, _COLLECTIVES, [])

@@ -1,4 +1,7 @@
-"""Rank and size as operations: a graph evaluates them when it runs, so they are correct in a new world too."""
+"""Rank and size as operations, which a graph evaluates when it runs.
+
+So they are correct in a new world too.
+"""
 
 from __future__ import annotations
 

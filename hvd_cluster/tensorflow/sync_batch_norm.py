@@ -16,10 +16,11 @@ from hvd_cluster.tensorflow.naming import unscoped_label
 
 
 class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[misc,unused-ignore]
-    """``keras.layers.BatchNormalization`` that computes training statistics over the batches of all ranks.
+    """Batch normalization with statistics over the batches of all ranks.
 
-    The ranks average the means, then the squared deviations from the global mean, so each rank has the same weight
-    whatever its batch size. Ranks match the layers of a step by their order. XLA cannot compile the layer.
+    A ``keras.layers.BatchNormalization``; the statistics are those of training. The ranks average the means, then the
+    squared deviations from the global mean, so each rank has the same weight whatever its batch size. Ranks match the
+    layers of a step by their order. XLA cannot compile the layer.
 
     Where this module is imported, Keras finds the layer of a saved model by its name, without ``custom_objects``.
 

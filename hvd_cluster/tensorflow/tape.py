@@ -29,7 +29,9 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
 ) -> Any:
-    """A tape like ``gradtape``, with its recording, whose ``gradient()`` returns reduced gradients.
+    """A tape like ``gradtape`` whose ``gradient()`` returns reduced gradients.
+
+    It has the recording of ``gradtape``.
 
     Args:
         gradtape: a tape; it may still be recording.
@@ -82,7 +84,9 @@ def PartialDistributedGradientTape(  # noqa: N802 - Horovod's name
     local_layers: Any = None,
     scale_local_gradients: bool = True,
 ) -> Any:
-    """:func:`DistributedGradientTape` that does not reduce the gradients of some layers.
+    """A distributed tape that does not reduce the gradients of some layers.
+
+    Otherwise it is a :func:`DistributedGradientTape`.
 
     Args:
         local_layers: a Keras layer or a list of them, whose trainable weights are excluded from the reduction.
@@ -114,7 +118,10 @@ class _DistributedTape(tf.GradientTape):  # type: ignore[misc,unused-ignore]
     _reducer: GradientReducer
 
     def register_local_source(self, source: Any) -> None:
-        """Do not reduce the gradient of a variable; divide it by the number of ranks if local gradients are scaled."""
+        """Do not reduce the gradient of a variable.
+
+        It is divided by the number of ranks if local gradients are scaled.
+        """
         self._reducer.local_keys.add(variable_key(source))
 
     def gradient(
@@ -125,7 +132,9 @@ class _DistributedTape(tf.GradientTape):  # type: ignore[misc,unused-ignore]
         use_generic_names: Any = False,
         **kwargs: Any,
     ) -> Any:
-        """The gradients of ``target``, reduced over all ranks, in the structure of ``sources``; None stays None.
+        """The gradients of ``target``, reduced, in the structure of ``sources``.
+
+        None stays None.
 
         Args:
             target: as for ``tf.GradientTape.gradient``.
@@ -145,7 +154,10 @@ class _DistributedTape(tf.GradientTape):  # type: ignore[misc,unused-ignore]
         return tf.nest.pack_sequence_as(sources, reduced)
 
     def get_local_and_global_gradients(self, grads: Any, sources: Any) -> tuple[list[Any], list[Any]]:
-        """The gradients of local sources, and the reduced gradients of the others, each in the order of ``sources``."""
+        """The gradients of local sources, and the reduced gradients of the others.
+
+        Each is in the order of ``sources``.
+        """
         flat = tf.nest.flatten(sources)
         results = self._reducer(tf.nest.flatten(grads), flat, "tape")
         pairs = list(zip(results, flat, strict=True))

@@ -1,4 +1,4 @@
-"""Lets the step clock see that a TensorFlow program waits for the next item of a ``tf.data.Dataset``."""
+"""Lets the step clock see that a program waits for a ``tf.data.Dataset``."""
 
 from __future__ import annotations
 

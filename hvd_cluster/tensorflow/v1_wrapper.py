@@ -27,11 +27,17 @@ class V1OptimizerWrapper(_V1Optimizer):  # type: ignore[misc,unused-ignore]
         self._reducer = reducer
 
     def register_local_var(self, var: Any) -> None:
-        """Exclude a variable from the reduction; ``scale_local_gradients`` scales its gradient."""
+        """Exclude a variable from the reduction.
+
+        ``scale_local_gradients`` scales its gradient.
+        """
         self._reducer.local_keys.add(variable_key(var))
 
     def _allreduce_grads(self, grads: Any, vars: Any) -> list[Any]:
-        """The gradients of ``vars``, reduced over all ranks, for programs that override ``compute_gradients``."""
+        """The gradients of ``vars``, reduced over all ranks.
+
+        For programs that override ``compute_gradients``.
+        """
         reduced: list[Any] = self._reducer(list(grads), list(vars), "optimizer")
         return reduced
 

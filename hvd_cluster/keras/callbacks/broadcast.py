@@ -13,7 +13,7 @@ from hvd_cluster.keras.values import broadcast_variables
 
 
 class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore]
-    """Overwrites the weights of the model and the state of its optimizer with those of one rank.
+    """Overwrites the weights and the optimizer's state with those of one rank.
 
     The broadcast happens at the end of the first batch, in :meth:`on_batch_end`, so it includes what other callbacks
     restored on the root, and a subclass may choose the local variables there. A built model is also broadcast before
@@ -40,7 +40,10 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
         self._local[id(var)] = var
 
     def on_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Broadcast before the first batch if the model is built; all ``on_train_begin`` callbacks have run by now."""
+        """Broadcast before the first batch if the model is built.
+
+        All ``on_train_begin`` callbacks have run by now.
+        """
         is_first, self._is_first_batch = self._is_first_batch, False
         if not is_first or self.broadcast_done or not self.model.built or self._is_overridden():
             return
@@ -64,12 +67,18 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
         broadcast_variables(shared, self.root_rank)
 
     def _is_overridden(self) -> bool:
-        """Whether a subclass or the program replaced a method that Keras calls after a batch."""
+        """Whether a method that Keras calls after a batch was replaced.
+
+        A subclass or the program may have done so.
+        """
         return any(getattr(getattr(self, name), "__func__", None) is not method for name, method in _AFTER_BATCH)
 
 
 def _slots(optimizer: Any, variables: Collection[Any]) -> set[int]:
-    """The ``id`` of what an optimizer, or None, keeps for ``variables``: entries of lists with one for each weight."""
+    """The ``id`` of what an optimizer, or None, keeps for ``variables``.
+
+    Those are the entries of lists with one for each weight.
+    """
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     members = [] if inner is None else getattr(inner, "optimizers", [inner])  # a MultiOptimizer has several
     found: set[int] = set()

@@ -8,7 +8,9 @@ import keras
 
 
 class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):  # type: ignore[misc,unused-ignore]
-    """``keras.callbacks.ModelCheckpoint`` with ``save_best_only``, whose ``filepath`` the estimator assigns.
+    """``keras.callbacks.ModelCheckpoint`` with ``save_best_only``.
+
+    The estimator assigns its ``filepath``.
 
     Args:
         monitor: the metric that selects the best model.

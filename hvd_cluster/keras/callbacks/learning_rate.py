@@ -12,7 +12,9 @@ from hvd_cluster.engine import basics
 
 
 class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore]
-    """Multiplies an initial learning rate by a function of the epoch, and writes the rate to ``logs["lr"]``.
+    """Multiplies an initial learning rate by a function of the epoch.
+
+    It writes the rate to ``logs["lr"]``.
 
     Args:
         initial_lr: the initial rate.
@@ -109,7 +111,9 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
 
 
 class LearningRateWarmupCallback(LearningRateScheduleCallback):
-    """Raises the learning rate from ``initial_lr / size`` to ``initial_lr`` over the first epochs, batch by batch.
+    """Raises the learning rate over the first epochs, batch by batch.
+
+    It begins with ``initial_lr / size`` and ends with ``initial_lr``.
 
     Args:
         initial_lr: the final rate, already scaled by the number of ranks.

@@ -12,9 +12,10 @@ from hvd_cluster.torch import allgather_object
 
 
 class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore]
-    """Replaces the metrics of an epoch by their means over all ranks; list it before callbacks that read them.
+    """Replaces the metrics of an epoch by their means over all ranks.
 
-    Array metrics, such as F1Score with one value per class, stay arrays; other metrics become floats.
+    List it before callbacks that read them. Array metrics, such as F1Score with one value per class, stay arrays; other
+    metrics become floats.
 
     Args:
         device: accepted and ignored.
@@ -42,7 +43,10 @@ class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc,unus
 
 
 def _check_same_names(epoch: int, names: list[list[str]]) -> None:
-    """Raise if the metrics, by rank, have different names: values of different metrics would be averaged."""
+    """Raise if the metrics of the ranks have different names.
+
+    Values of different metrics would be averaged.
+    """
     others = [rank for rank, each in enumerate(names) if each != names[0]]
     if others:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Elastic training with Keras: ``@hvd.elastic.run``, :class:`KerasState` and the callbacks that update it."""
+"""Elastic training with Keras: ``@hvd.elastic.run``, state and callbacks."""
 
 from hvd_cluster.elastic.loop import run
 from hvd_cluster.elastic.state import ObjectState, State

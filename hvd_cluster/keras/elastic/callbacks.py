@@ -10,10 +10,10 @@ from hvd_cluster.elastic.state import State
 
 
 class CommitStateCallback(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore]
-    """Commits the state every ``batches_per_commit`` batches and at the end of each epoch. List it after the other two.
+    """Commits the state every few batches and at the end of each epoch.
 
-    The last batch of an epoch is committed together with the epoch: a state committed between the two would repeat the
-    epoch when it is resumed.
+    List it after the other two. The last batch of an epoch is committed together with the epoch: a state committed
+    between the two would repeat the epoch when it is resumed.
 
     Args:
         state: the state to commit.
@@ -53,16 +53,20 @@ class CommitStateCallback(keras.callbacks.Callback):  # type: ignore[misc,unused
 
 
 class _EndOfEpoch:
-    """The value of ``model.stop_training`` while an epoch ends early: truthy, but distinct from True."""
+    """The value of ``model.stop_training`` while an epoch ends early.
+
+    It is truthy, but distinct from True.
+    """
 
 
 class UpdateBatchStateCallback(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore]
-    """Updates ``state.batch``, the number of finished batches of the epoch, and shortens a resumed epoch.
+    """Updates ``state.batch``, and shortens a resumed epoch.
 
-    If a fit starts with ``state.batch`` > 0, its first epoch is shorter by that many batches, but at least one batch
-    long; so always pass whole epochs to ``model.fit``. The epoch uses the first batches of the data: start the data at
-    the remaining batches, unless they are drawn at random; with ``steps_per_epoch``, use infinite data. If Keras does
-    not know the number of batches per epoch (a generator without ``steps_per_epoch``), an epoch is as long as its data.
+    ``state.batch`` is the number of finished batches of the epoch. If a fit starts with ``state.batch`` > 0, its first
+    epoch is shorter by that many batches, but at least one batch long; so always pass whole epochs to ``model.fit``.
+    The epoch uses the first batches of the data: start the data at the remaining batches, unless they are drawn at
+    random; with ``steps_per_epoch``, use infinite data. If Keras does not know the number of batches per epoch (a
+    generator without ``steps_per_epoch``), an epoch is as long as its data.
 
     The batches are those of one worker, and ``state.batch`` stays the same when the number of workers changes. If the
     batches per epoch depend on the number of workers, convert ``state.batch`` in a reset callback.
@@ -89,14 +93,19 @@ class UpdateBatchStateCallback(keras.callbacks.Callback):  # type: ignore[misc,u
             self.model.stop_training = self._end
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Reset the count for the next epoch; training continues unless another callback stopped it."""
+        """Reset the count for the next epoch.
+
+        Training continues unless another callback stopped it.
+        """
         if self.model.stop_training is self._end:
             self.model.stop_training = False
         self.state.batch = self._done_before = 0
 
 
 class UpdateEpochStateCallback(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore]
-    """Updates ``state.epoch``, the total number of finished epochs over all calls of ``model.fit``.
+    """Updates ``state.epoch``, the number of finished epochs of all fits.
+
+    It counts over all calls of ``model.fit``.
 
     Args:
         state: an object state with an attribute ``epoch``.
@@ -107,5 +116,8 @@ class UpdateEpochStateCallback(keras.callbacks.Callback):  # type: ignore[misc,u
         self.state = state
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Count the epoch; Keras's own epoch number depends on the fit's ``initial_epoch``."""
+        """Count the epoch.
+
+        Keras's own epoch number depends on the fit's ``initial_epoch``.
+        """
         self.state.epoch += 1

@@ -1,4 +1,4 @@
-"""The state of a Keras training function: a model, its optimizer and picklable values."""
+"""The state of a Keras function: a model, its optimizer, picklable values."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ from hvd_cluster.keras.values import broadcast_variables
 
 
 class KerasState(ObjectState):
-    """A model, its optimizer and picklable values as attributes: ``KerasState(model, epoch=0)``.
+    """A model, its optimizer and picklable values as attributes.
+
+    For example ``KerasState(model, epoch=0)``.
 
     Args:
         model: a built model.

@@ -1,4 +1,4 @@
-"""The reduction of the gradients of one step over all ranks, in one file for each backend of Keras."""
+"""The reduction of a step's gradients, a file for each backend of Keras."""
 
 from __future__ import annotations
 
@@ -33,7 +33,10 @@ def reduction_of_backend() -> type[Reduction]:
 
 
 def forget_failed_step() -> None:
-    """Let steps follow one in which a collective has failed; the variables have to be restored."""
+    """Let steps follow one in which a collective has failed.
+
+    The variables have to be restored.
+    """
     if keras.backend.backend() == "jax":
         from hvd_cluster.keras.reduction import jax
 

@@ -44,14 +44,20 @@ class JaxReduction(Reduction):
         return False
 
     def num_members(self, dtype: Any) -> Any:
-        """The number of ranks when the compiled step runs: the size of an elastic world changes."""
+        """The number of ranks when the compiled step runs.
+
+        The size of an elastic world changes.
+        """
         shape_of: Any = jax.ShapeDtypeStruct
         return io_callback(lambda: np.asarray(self.config.process_set.size(), dtype), shape_of((), dtype), ordered=True)
 
     def choose(
         self, condition: Any, act: Callable[[], Any], otherwise: Callable[[], Any], variables: Sequence[Any]
     ) -> None:
-        """Run each function on values, which JAX's conditional requires, then assign the results to the variables."""
+        """Run each function on values, then assign the results to the variables.
+
+        JAX's conditional requires that.
+        """
 
         def pure(function: Callable[[], Any]) -> Callable[[list[Any]], list[Any]]:
             def call(values: list[Any]) -> list[Any]:

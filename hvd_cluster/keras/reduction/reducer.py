@@ -22,7 +22,7 @@ from hvd_cluster.errors import RanksDisagreeError
 
 @dataclass
 class Reduction(ABC):
-    """Reduces gradients: called with gradients and their variables, returns reduced gradients.
+    """Reduces gradients: takes them and their variables, returns reduced ones.
 
     None stays None, or in eager code becomes the other ranks' gradients with zeros for this rank's.
     """
@@ -61,7 +61,7 @@ class Reduction(ABC):
         return results
 
     def _shared(self, gradients: list[Any], variables: Sequence[Any]) -> list[Any]:
-        """Reduce the gradients of variables that are not local; None where no rank has one."""
+        """Reduce the gradients of shared variables; None where no rank has one."""
         presences = [
             None
             if gradient is None
@@ -111,7 +111,7 @@ class Reduction(ABC):
     @property
     @abstractmethod
     def is_eager(self) -> bool:
-        """Whether what is called now runs now, instead of in a compiled step or a callback."""
+        """Whether a call runs now, not in a compiled step or a callback."""
 
     @property
     def is_alone(self) -> bool:
@@ -119,12 +119,18 @@ class Reduction(ABC):
         return is_alone() or not takes_part(self.config.process_set)
 
     def num_members(self, dtype: Any) -> Any:
-        """The number of ranks when the step runs: a number, or a tensor of ``dtype`` and shape ()."""
+        """The number of ranks when the step runs.
+
+        It is a number, or a tensor of ``dtype`` and shape ().
+        """
         del dtype
         return self.config.process_set.size()
 
     def on_all_ranks(self, condition: Any) -> Any:
-        """Whether a boolean tensor of the backend, of shape (), is true on all ranks that take part."""
+        """Whether a boolean is true on all ranks that take part.
+
+        It is a tensor of the backend, of shape ().
+        """
         if self.is_alone:
             return condition
         (num_against,) = self.reduce([1.0 - keras.ops.cast(condition, "float32")], [])
@@ -133,7 +139,9 @@ class Reduction(ABC):
     def choose(
         self, condition: Any, act: Callable[[], Any], otherwise: Callable[[], Any], variables: Sequence[Any]
     ) -> None:
-        """Call one of two functions that assign variables, now or when the compiled step runs.
+        """Call one of two functions that assign variables.
+
+        It is called now, or when the compiled step runs.
 
         Args:
             condition: a boolean tensor of the backend, of shape ().

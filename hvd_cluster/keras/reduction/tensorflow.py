@@ -16,7 +16,10 @@ from hvd_cluster.tensorflow.naming import label
 
 
 class TensorFlowReduction(Reduction):
-    """Reduction by ``hvd_cluster.tensorflow``, as for its tape: one Python call, including sparse gradients."""
+    """Reduction by ``hvd_cluster.tensorflow``, as for its tape.
+
+    It is one Python call, including sparse gradients.
+    """
 
     def __call__(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         """Reduce tensors and ``tf.IndexedSlices``."""

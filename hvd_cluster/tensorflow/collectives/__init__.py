@@ -1,1 +1,1 @@
-"""The collectives on TensorFlow tensors, a file for each kind, with their gradients."""
+"""The collectives on TensorFlow tensors and their gradients, a file for each."""

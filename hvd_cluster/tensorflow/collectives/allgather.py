@@ -1,4 +1,7 @@
-"""Allgather of one tensor or of a group: every rank gets all ranks' tensors, concatenated along the first dimension."""
+"""Allgather of one tensor or of a group.
+
+Every rank gets all ranks' tensors, concatenated along the first dimension.
+"""
 
 from __future__ import annotations
 

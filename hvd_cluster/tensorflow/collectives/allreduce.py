@@ -1,4 +1,7 @@
-"""Allreduce of one tensor or of a group: every rank gets the reduction of all ranks' tensors."""
+"""Allreduce of one tensor or of a group.
+
+Every rank gets the reduction of all ranks' tensors.
+"""
 
 from __future__ import annotations
 
@@ -85,7 +88,7 @@ def grouped_allreduce(
     ignore_name_scope: bool = False,
     name: str | None = None,
 ) -> Any:
-    """:func:`allreduce` of several tensors as one request: either all of them are reduced, or none."""
+    """:func:`allreduce` of several tensors as one request: all or none."""
     del device_dense, device_sparse
     if not tensors:
         return tensors
@@ -190,7 +193,7 @@ def _grouped(
     process_set: ProcessSet,
     ignore_name_scope: bool,
 ) -> list[Any]:
-    """Reduce dense tensors in one request, and the rows of all sparse tensors in another."""
+    """Reduce dense tensors in one request, and sparse tensors' rows in another."""
     results: list[Any] = [each if isinstance(each, tf.IndexedSlices) else dense(each) for each in given]
     if op == ReduceOp.ADASUM:
         check_adasum(results, process_set)

@@ -31,7 +31,9 @@ def join(name: str | None = None) -> tf.Tensor:
 
 
 def barrier(process_set: ProcessSet = global_process_set, name: str | None = None) -> Any:
-    """Block until every rank has called this. Does not wait for operations submitted before.
+    """Block until every rank has called this.
+
+    It does not wait for operations submitted before.
 
     Args:
         process_set: the ranks that take part.

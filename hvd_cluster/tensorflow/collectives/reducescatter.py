@@ -1,4 +1,7 @@
-"""Reducescatter of one tensor or of a group: each rank gets some rows of the reduced tensors."""
+"""Reducescatter of one tensor or of a group.
+
+Each rank gets some rows of the reduced tensors.
+"""
 
 from __future__ import annotations
 

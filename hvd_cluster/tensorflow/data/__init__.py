@@ -1,1 +1,4 @@
-"""Helpers for the tf.data service, which runs TensorFlow input pipelines in separate processes."""
+"""Helpers for the tf.data service.
+
+It runs TensorFlow input pipelines in separate processes.
+"""

@@ -1,7 +1,8 @@
-"""The tf.data service in two calls: the workers of one job prepare the training data of another job.
+"""The tf.data service in two calls.
 
-``hvdrun -np 4 python -m hvd_cluster.tensorflow.data.compute_worker service.json`` starts the workers; the training job
-reads the file with :meth:`TfDataServiceConfig.read` and passes it to :func:`send_to_data_service`.
+The workers of one job prepare the training data of another job. ``hvdrun -np 4 python -m
+hvd_cluster.tensorflow.data.compute_worker service.json`` starts the workers; the training job reads the file with
+:meth:`TfDataServiceConfig.read` and passes it to :func:`send_to_data_service`.
 """
 
 from __future__ import annotations
@@ -91,7 +92,9 @@ class TfDataServiceConfig:
 
     @staticmethod
     def read(filename: str, wait_for_file_creation: bool = False) -> TfDataServiceConfig:
-        """Read what :meth:`write` wrote; ``wait_for_file_creation`` waits for the file without a time limit.
+        """Read what :meth:`write` wrote, after a wait for the file if wanted.
+
+        ``wait_for_file_creation`` waits without a time limit.
 
         Raises:
             FileNotFoundError: the file does not exist, and ``wait_for_file_creation`` is False.
@@ -104,10 +107,11 @@ class TfDataServiceConfig:
 
 @contextmanager
 def tf_data_service(compute_config: TfDataServiceConfig, rank: int) -> Iterator[str]:
-    """Wait for this rank's dispatcher and its workers; on the training side, run the dispatcher meanwhile.
+    """Wait for this rank's dispatcher and its workers.
 
-    The workers stay with a dispatcher on the training side until they end: enter this context once. Training that is
-    elastic, or that is started again while the workers run, needs dispatchers on the compute side.
+    On the training side, the dispatcher runs meanwhile. The workers stay with a dispatcher on the training side until
+    they end: enter this context once. Training that is elastic, or that is started again while the workers run, needs
+    dispatchers on the compute side.
 
     Args:
         compute_config: the service.
@@ -140,7 +144,9 @@ def send_to_data_service(
     reuse_dataset: bool = False,
     round_robin: bool = False,
 ) -> Any:
-    """Let the service's workers run the transformations of a dataset; also a method of ``tf.data.Dataset``.
+    """Let the service's workers run the transformations of a dataset.
+
+    This is also a method of ``tf.data.Dataset``.
 
     Args:
         dataset: the dataset that the workers prepare.
@@ -199,9 +205,9 @@ tf.data.Dataset.send_to_data_service = send_to_data_service
 
 
 def compute_worker_fn(compute_config: TfDataServiceConfig) -> None:
-    """Run one worker of the service, and its dispatcher if this rank runs one; returns after ``shutdown()``.
+    """Run one worker of the service, and this rank's dispatcher if it has one.
 
-    Call it after ``hvd.init()`` on each rank; the service has one worker per rank.
+    Returns after ``shutdown()``. Call it after ``hvd.init()`` on each rank; the service has one worker per rank.
 
     Raises:
         TimeoutError: the dispatcher did not register in time.
@@ -243,7 +249,10 @@ def _worker(client: ComputeClient, dispatcher_address: str, timeout_s: float) ->
 
 @contextmanager
 def _stopping(stop: Callable[[], None]) -> Iterator[None]:
-    """Stop a server on exit: TensorFlow stops it only when it is garbage-collected, and has no public method."""
+    """Stop a server on exit.
+
+    TensorFlow stops it only when it is garbage-collected, and has no public method.
+    """
     try:
         yield
     finally:

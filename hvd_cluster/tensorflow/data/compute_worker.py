@@ -19,7 +19,9 @@ from hvd_cluster.topology import join_address
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Run until a training process calls ``TfDataServiceConfig.read(file).compute_client().shutdown()``.
+    """Run until a training process shuts the service down.
+
+    It calls ``TfDataServiceConfig.read(file).compute_client().shutdown()``.
 
     Raises:
         ValueError: the number of workers is not a multiple of the number of dispatchers.

@@ -1,6 +1,7 @@
-"""The registry of a tf.data service: dispatchers and workers register, and training processes look them up.
+"""The registry of a tf.data service.
 
-It is a key-value store like the job's, so a client must first prove that it holds the key.
+Dispatchers and workers register, and training processes look them up. It is a key-value store like the job's, so a
+client must first prove that it holds the key.
 """
 
 from __future__ import annotations
@@ -55,7 +56,9 @@ class ComputeService:
 
 
 class ComputeClient:
-    """A client of a :class:`ComputeService`, for dispatchers, workers and training processes.
+    """A client of a :class:`ComputeService`.
+
+    Dispatchers, workers and training processes have one.
 
     Args:
         addresses: "host:port" of the service, one for each interface of its host.
@@ -91,7 +94,10 @@ class ComputeClient:
         logger.log(self._level, "tf.data service: dispatcher %d is at %s", dispatcher_id, dispatcher_address)
 
     def wait_for_dispatcher_registration(self, dispatcher_id: int, timeout: float) -> str:
-        """Wait for a dispatcher and return its address; raises ``TimeoutError`` after ``timeout`` seconds."""
+        """Wait for a dispatcher and return its address.
+
+        Raises ``TimeoutError`` after ``timeout`` seconds.
+        """
         with self._connected() as client:
             return client.get(f"dispatcher/{dispatcher_id}", timeout).decode()
 
@@ -102,7 +108,10 @@ class ComputeClient:
             client.set(f"worker/{worker_id}", str(dispatcher_id).encode())
 
     def wait_for_dispatcher_worker_registration(self, dispatcher_id: int, timeout: float) -> None:
-        """Wait until all workers of a dispatcher have registered; raises ``TimeoutError`` after ``timeout`` seconds."""
+        """Wait until all workers of a dispatcher have registered.
+
+        Raises ``TimeoutError`` after ``timeout`` seconds.
+        """
         first = dispatcher_id * self._workers_per_dispatcher
         with self._connected() as client:
             client.wait([f"worker/{first + number}" for number in range(self._workers_per_dispatcher)], timeout)
@@ -126,7 +135,10 @@ class ComputeClient:
             logger.log(self._level, "tf.data service: %s", error)
 
     def local_host(self) -> str:
-        """The address of this host that reaches the service, so probably the other processes too."""
+        """The address of this host that reaches the service.
+
+        The other processes can probably reach it too.
+        """
         with self._connected() as client:
             return client.local_host
 

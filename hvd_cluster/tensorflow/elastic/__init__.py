@@ -1,4 +1,7 @@
-"""Elastic training with TensorFlow: ``@hvd.elastic.run``, :class:`TensorFlowState`, :class:`TensorFlowKerasState`."""
+"""Elastic training with TensorFlow: ``@hvd.elastic.run`` and the states.
+
+They are :class:`TensorFlowState` and :class:`TensorFlowKerasState`.
+"""
 
 from hvd_cluster.elastic.loop import run
 from hvd_cluster.elastic.state import ObjectState, State

@@ -19,7 +19,9 @@ from hvd_cluster.tensorflow.gradient_accumulation import ACCUMULATION_VARIABLES
 
 
 class TensorFlowState(ObjectState):
-    """Variables and picklable values as attributes: ``TensorFlowState(variables, epoch=0, batch=0)``.
+    """Variables and picklable values as attributes.
+
+    For example ``TensorFlowState(variables, epoch=0, batch=0)``.
 
     Args:
         variables: TensorFlow or Keras variables; in a v1 graph, by default its global variables. The accumulated
