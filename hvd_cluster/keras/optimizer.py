@@ -161,10 +161,9 @@ class _DistributedOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc,un
         self.__dict__["_hvd"] = self._class_distribution.fresh_copy()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        """A distributed copy.
+        """A distributed copy, without state, which belongs to this one's variables.
 
-        Keras's own method would copy the wrapped optimizer, which is what it saves. As with Keras, the copy has no
-        state: the state belongs to the variables of this optimizer.
+        Keras's own method would copy the wrapped optimizer, which is what it saves.
         """
         return type(self).from_config(self.get_config())
 
@@ -174,10 +173,7 @@ class _DistributedOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc,un
         return _unpickled, (plain.from_config, (self.get_config(),), self._hvd.pickled(None))
 
     def register_local_var(self, var: Any) -> None:
-        """Do not reduce the gradient of a variable.
-
-        It is divided by the number of ranks if local gradients are scaled.
-        """
+        """Exclude a variable from the reduction; its gradient may be scaled."""
         self._hvd.reduction.keep_local(var)
 
     @property
@@ -191,10 +187,7 @@ class _DistributedOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc,un
         self._hvd.accumulator.build(self, variables)
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> None:
-        """Reduce gradients over all ranks and apply them.
-
-        If more passes make a step, only add them.
-        """
+        """Reduce and apply gradients; only add them if more passes make a step."""
         gradients = list(grads)
         if not gradients:
             return
@@ -212,10 +205,7 @@ class _DistributedOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc,un
         )
 
     def _apply_reduced(self, gradients: list[Any], trainable_variables: Any) -> None:
-        """Apply gradients with the wrapped optimizer.
-
-        A compiled step ends with the callback that has reduced them.
-        """
+        """Apply gradients; a compiled step ends with the callback that reduced them."""
         if not self._hvd.reduction.is_eager:
             super().apply(gradients, trainable_variables)
             return
@@ -236,19 +226,15 @@ class _DistributedOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc,un
         return passes.count % self._hvd.accumulator.steps == 0
 
     def _allreduce(self, grads: Any, vars: Any = None) -> list[Any]:
-        """The gradients of ``vars``, reduced over all ranks.
-
-        For programs that override ``apply_gradients``.
-        """
+        """The reduced gradients, for programs that override ``apply_gradients``."""
         return self._hvd.reduction(list(grads), list(self._trainable_variables if vars is None else vars))
 
     _allreduce_grads = _allreduce
 
     def complete_passes(self) -> None:
-        """Take a step with the passes since the last step.
+        """Take a step with the passes since the last one, at the end of an epoch.
 
-        They are averaged over their number if gradients are averaged. For the end of an epoch, outside compiled
-        functions; every rank takes part.
+        They are averaged if gradients are. Call it outside compiled functions, on every rank.
         """
         base, variables = super().apply, self._trainable_variables
         self._hvd.accumulator.complete(variables, self, self._hvd.reduction, lambda reduced: base(reduced, variables))
@@ -291,10 +277,7 @@ class _Distribution:
     passes: _Passes = field(default_factory=_Passes)
 
     def pickled(self, weights: Any) -> PickledDistribution:
-        """The same, to be pickled with the model that has ``weights``.
-
-        They are None for an optimizer alone.
-        """
+        """The same, to be pickled with a model's ``weights``; None for an optimizer."""
         return PickledDistribution.of(
             self.reduction.config,
             list(self.reduction.local_variables.values()),
@@ -339,10 +322,7 @@ def _distribution_of_model(model: Any) -> PickledDistribution | None:
 
 
 def _unpickled(make: Any, arguments: tuple[Any, ...], distribution: PickledDistribution) -> Any:
-    """A model or an optimizer, made by ``make``, with the distribution.
-
-    Without it if Keras has not compiled the model.
-    """
+    """What ``make`` makes, distributed, unless it is a model that is not compiled."""
     made = make(*arguments)
     is_model = isinstance(made, keras.Model)
     plain = getattr(made, "optimizer", None) if is_model else made
@@ -370,10 +350,7 @@ def replace_optimizer(model: Any, optimizer: Any) -> None:
 
 
 def _taken(optimizer: Any) -> Any:
-    """``optimizer``, whose variables will be another one's.
-
-    If they are already, an optimizer like it.
-    """
+    """``optimizer``, or one like it if its variables are another one's already."""
     if optimizer.__dict__.get(_IS_TAKEN):
         optimizer = type(optimizer).from_config(optimizer.get_config())
     optimizer.__dict__[_IS_TAKEN] = True
