@@ -1,4 +1,7 @@
-"""One Arrow array -> one NumPy array: no Python loop over rows, no copy where the type allows it."""
+"""One Arrow array -> one NumPy array, without a Python loop over rows.
+
+Without a copy where the type allows it.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +72,9 @@ def to_numpy(array: pa.Array, column: Column) -> npt.NDArray[Any]:
 
 
 def flat_lists(array: pa.Array, column: Column) -> pa.Array:
-    """Nested lists as one list for each row, of as many elements as a declared shape has; nulls stay for the reader.
+    """Nested lists as one list for each row, as a declared shape has it.
+
+    Nulls stay for the reader.
 
     Raises:
         DataError: there are nulls inside, or lists of unequal length.
@@ -135,7 +140,10 @@ def _primitive(types: Any, array: pa.Array, column: Column) -> npt.NDArray[Any]:
 
 
 def _converted(values: npt.NDArray[Any], column: Column) -> npt.NDArray[Any]:
-    """Values in the column's dtype; a finite one that becomes infinite, or a whole one that changes, is an error."""
+    """Values in the column's dtype.
+
+    A finite one that becomes infinite, or a whole one that changes, is an error.
+    """
     if values.dtype == column.dtype:
         return values
     try:
@@ -156,7 +164,10 @@ def _converted(values: npt.NDArray[Any], column: Column) -> npt.NDArray[Any]:
 
 
 def _times(types: Any, array: pa.Array, column: Column) -> npt.NDArray[np.int64]:
-    """Timestamps, dates and durations as counts of the column's unit; finer digits are cut off."""
+    """Timestamps, dates and durations as counts of the column's unit.
+
+    Finer digits are cut off.
+    """
     pyarrow = load_pyarrow()
     try:
         if column.unit == "D":

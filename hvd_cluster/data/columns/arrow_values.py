@@ -1,4 +1,7 @@
-"""What an Arrow array holds, seen from NumPy and Python: views of its memory, the lengths of its lists, its objects."""
+"""What an Arrow array holds, seen from NumPy and Python.
+
+Views of its memory, the lengths of its lists, its objects.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,10 @@ if TYPE_CHECKING:
 
 
 def is_list(types: Any, arrow_type: Any) -> bool:
-    """Whether an Arrow type is a list of any of the three layouts that become tensors."""
+    """Whether an Arrow type is a list of a layout that becomes tensors.
+
+    There are three.
+    """
     return bool(types.is_list(arrow_type) or types.is_large_list(arrow_type) or types.is_fixed_size_list(arrow_type))
 
 
@@ -61,7 +67,10 @@ def list_lengths(array: pa.Array) -> npt.NDArray[np.int64]:
 
 
 def nested(array: pa.ChunkedArray, shape: Sequence[int]) -> pa.ChunkedArray | pa.Array:
-    """Rows of several dimensions as nested lists, if they are flat, as in the files that we write."""
+    """Flat rows of several dimensions as nested lists.
+
+    Files that we write have them flat.
+    """
     if len(shape) < 2 or list_depth(array.type) != 1:
         return array
     pyarrow = load_pyarrow()
@@ -72,7 +81,7 @@ def nested(array: pa.ChunkedArray, shape: Sequence[int]) -> pa.ChunkedArray | pa
 
 
 def without_dictionaries(table: pa.Table) -> pa.Table:
-    """The table, with the values of dictionary columns (pandas's categories) in place of the dictionaries."""
+    """The table with values in place of dictionaries (pandas's categories)."""
     for index, field in enumerate(table.schema):
         if hasattr(field.type, "index_type"):
             table = table.set_column(index, field.name, table.column(index).cast(field.type.value_type))
@@ -115,7 +124,10 @@ def view(array: pa.Array) -> npt.NDArray[Any]:
 
 
 def nulls_text(name: str, count: int, where: str = "") -> str:
-    """What to say about nulls in a column; ``where``: in which rows they were counted, if not in all."""
+    """What to say about nulls in a column.
+
+    ``where`` says in which rows they were counted, if not in all.
+    """
     return (
         f"column {name!r} holds {count} null{'s' if count != 1 else ''}{where}: fill them (df.fillna) or drop those "
         "rows (df.dropna); an estimator's preprocess=fn takes features with nulls, and a reader fills or drops them "

@@ -1,4 +1,4 @@
-"""What only the user knows about columns: shapes, padding, values for nulls, decoding."""
+"""What only the user knows about columns: shapes, padding, nulls, decoding."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ Decode = Callable[[Any], Any]
 
 @dataclass(frozen=True, kw_only=True)
 class ColumnConfig:
-    """How columns become tensors. Columns that no field names are read as they are stored.
+    """How columns become tensors.
 
-    ``ParquetReader(..., column_config=ColumnConfig(shapes={"tokens": (128,)}, pad={"tokens": 0}))``
+    Columns that no field names are read as they are stored. ``ParquetReader(...,
+    column_config=ColumnConfig(shapes={"tokens": (128,)}, pad={"tokens": 0}))``
 
     Args:
         shapes: column -> shape of one row, for lists with this many elements in all.
@@ -84,7 +85,9 @@ class ColumnConfig:
         return Schema(tuple(columns))
 
     def stacked(self, schema: Schema) -> Schema:
-        """The schema of batches, from the columns that they are made of; a stack comes where its first column was.
+        """The schema of batches, from the columns that they are made of.
+
+        A stack comes where its first column was.
 
         Raises:
             DataError: a stack does not consist of columns of one dtype and shape, or takes another column's name.
@@ -131,7 +134,10 @@ class ColumnConfig:
         return texts
 
     def prepared(self, array: Any, column: Column) -> Any:
-        """An Arrow array of a column with its nulls filled, its lists padded, and nested ones flat for a shape."""
+        """An Arrow array with its nulls filled and its lists padded.
+
+        Nested lists become flat for a shape.
+        """
         types = load_pyarrow("pyarrow.types")
         if column.name in self.fill_nulls:
             array = _without_view(array)
@@ -202,7 +208,10 @@ def padded(values: npt.NDArray[Any], lengths: npt.NDArray[np.int64], length: int
 
 
 def _without_view(array: Any) -> Any:
-    """Arrow's views of text or bytes, which few of its functions take, as large strings or bytes."""
+    """Arrow's views of text or bytes as large strings or bytes.
+
+    Few of Arrow's functions take views.
+    """
     plain = {"string_view": "large_string", "binary_view": "large_binary"}.get(str(array.type))
     return array if plain is None else array.cast(plain)
 
@@ -222,7 +231,7 @@ def _filled(array: Any, name: str, value: Any) -> Any:
 
 
 def _fitting(value: Any, arrow_type: Any, name: str, rule: str) -> Any:
-    """A rule's value as an Arrow scalar of a column's type, which holds the same number."""
+    """A rule's value as an Arrow scalar of a column's type, the same number."""
     pyarrow = load_pyarrow()
     try:
         if value is None:

@@ -1,4 +1,7 @@
-"""A pandas DataFrame as an Arrow table, with arrays of any dimension in its object columns."""
+"""A pandas DataFrame as an Arrow table.
+
+Its object columns may hold arrays of any dimension.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,10 @@ def to_table(frame: pd.DataFrame, columns: Sequence[str]) -> pa.Table:
 
 
 def table_of(row: Mapping[str, Any]) -> pa.Table:
-    """One row as a table. Its values are what object columns may hold, or numbers, dates and times; NaN stays NaN."""
+    """One row as a table; NaN stays NaN.
+
+    Its values are what object columns may hold, or numbers, dates and times.
+    """
 
     def column(name: str) -> Any:
         value = row[name]
@@ -71,7 +77,10 @@ def _is_array(value: Any) -> bool:
 
 
 def _is_missing(value: Any) -> bool:
-    """Whether an object is what pandas has for no value; a join leaves NaN, also among arrays."""
+    """Whether an object is what pandas has for no value.
+
+    A join leaves NaN, also among arrays.
+    """
     return value is None or type(value).__name__ == "NAType" or (isinstance(value, float) and value != value)
 
 

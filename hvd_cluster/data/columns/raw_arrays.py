@@ -1,4 +1,4 @@
-"""An Arrow column of any type as the array that a user's function over batches gets."""
+"""An Arrow column of any type as the array for a function over batches."""
 
 from __future__ import annotations
 
@@ -67,7 +67,10 @@ def _numbers(array: pa.Array) -> npt.NDArray[Any]:
 
 
 def _with_none(array: pa.Array, convert: Callable[[pa.Array], npt.NDArray[Any]]) -> npt.NDArray[Any]:
-    """What ``convert`` makes of the rows that are not null; with nulls objects, and None for these."""
+    """What ``convert`` makes of the rows that are not null.
+
+    With nulls, the array has objects, and None for these.
+    """
     if not array.null_count:
         return convert(array)
     found = np.empty(len(array), dtype=object)

@@ -1,7 +1,7 @@
-"""Spark ML vectors between their Arrow layout and dense matrices, both ways, without a Python loop over rows.
+"""Spark ML vectors between their Arrow layout and dense matrices.
 
-A vector is a struct: ``type`` 1 is dense (only ``values`` is set), ``type`` 0 is sparse (``size``, ``indices``,
-``values``).
+Both ways, without a Python loop over rows. A vector is a struct: ``type`` 1 is dense (only ``values`` is set), ``type``
+0 is sparse (``size``, ``indices``, ``values``).
 """
 
 from __future__ import annotations

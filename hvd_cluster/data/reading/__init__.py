@@ -1,1 +1,4 @@
-"""Rows on their way out of a data set: which, in what order, read ahead, as tensors."""
+"""Rows on their way out of a data set: which, in what order, read ahead.
+
+They come as tensors.
+"""

@@ -1,4 +1,7 @@
-"""Tables -> batches of tensors, through the user's function over batches, in threads of its own."""
+"""Tables -> batches of tensors, through the user's function over batches.
+
+It has threads of its own.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +56,10 @@ class PreprocessedBatch(Batch):
 
 @dataclass(frozen=True)
 class BatchMapping:
-    """What makes batches of tables: the columns of the user's function through that, the others as they are."""
+    """Makes batches of tables: some columns through the user's function.
+
+    The other columns stay as they are.
+    """
 
     preprocess: Preprocess
     blocks: RawBlockReader
@@ -64,7 +70,10 @@ class BatchMapping:
     num_threads: int
 
     def mapped(self, plan: ShardPlan, epoch: int, tables: Iterator[pa.Table]) -> Generator[Batch, None, None]:
-        """The batch of each step; a few are made ahead. What a function draws depends on the position only."""
+        """The batch of each step; a few are made ahead.
+
+        What a function draws depends on the position only.
+        """
         waiting: deque[Future[Batch]] = deque()
         pool = ThreadPoolExecutor(len(self._functions), thread_name_prefix="hvd-preprocess")
         free = SimpleQueue[Preprocess]()
@@ -83,12 +92,15 @@ class BatchMapping:
 
     @functools.cached_property
     def _functions(self) -> list[Preprocess]:
-        """One for each thread: most objects of users, such as tokenizers, are not made for calls at the same time."""
+        """One function for each thread.
+
+        Most objects of users, such as tokenizers, are not made for calls at the same time.
+        """
         copies = [self.preprocess.copied() for _ in range(self.num_threads - 1)]
         return [self.preprocess, *(copy for copy in copies if copy is not None)]
 
     def _batch(self, free: SimpleQueue[Preprocess], table: pa.Table, seeds: tuple[int, ...], num_fresh: int) -> Batch:
-        """The batch of a table, whose first ``num_fresh`` rows come for the first time in the epoch.
+        """The batch of a table, whose first ``num_fresh`` rows are new in the epoch.
 
         If the function fails on all of its rows, it has as many copies of another row; with ``training=False``, none.
         """
@@ -123,7 +135,10 @@ class BatchMapping:
 
     @functools.cached_property
     def _found(self) -> Batch:
-        """The row of :meth:`_good_row`, once it is known. Threads that search at the same time find the same one."""
+        """The row of :meth:`_good_row`, once it is known.
+
+        Threads that search at the same time find the same one.
+        """
         return Batch()
 
     def _mapped(self, function: Preprocess, table: pa.Table, seeds: tuple[int, ...], num_fresh: int) -> Batch:

@@ -1,4 +1,4 @@
-"""A block of rows that several threads put together, each from its own row groups."""
+"""A block of rows that several threads fill, each from its own row groups."""
 
 from __future__ import annotations
 
@@ -44,7 +44,9 @@ class BlockChunk:
 
 
 def chunks_of(block: Block, max_bytes: int, row_bytes: int) -> list[BlockChunk]:
-    """Cut a block's window into chunks of at most this many bytes; a larger range is a chunk of its own.
+    """Cut a block's window into chunks of at most this many bytes.
+
+    A larger range is a chunk of its own.
 
     Args:
         block: what is cut.
@@ -79,9 +81,10 @@ class BlockBuffer:
         self._num_untaken = num_chunks
 
     def taken(self, chunk: BlockChunk) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """The rows of a chunk that the rank takes: their indices in the chunk, ascending, and in the block.
+        """The rows of a chunk that the rank takes, by their indices.
 
-        Call it once for each chunk.
+        The first indices are those in the chunk, ascending; the second are those in the block. Call it once for each
+        chunk.
         """
         with self._lock:
             places = self._places_in_block() if self._places is None else self._places
@@ -93,7 +96,7 @@ class BlockBuffer:
         return rows, places[rows].astype(np.int64, copy=False)
 
     def _places_in_block(self) -> npt.NDArray[Any]:
-        """For each row of the window its index in the block; -1 where the rank does not take it."""
+        """The index in the block of each row of the window; -1 if it is not taken."""
         dtype = np.int32 if self.block.window_rows < 1 << 31 else np.int64
         places = np.full(self.block.window_rows, -1, dtype=dtype)
         places[self.block.order()] = np.arange(self.block.rows, dtype=dtype)
@@ -152,7 +155,9 @@ class TableBuffer(BlockBuffer):
         self._table: pa.Table | None = None
 
     def put(self, positions: npt.NDArray[np.int64], table: pa.Table) -> None:
-        """Add the rows of a chunk; the last one brings all rows into the order of the block.
+        """Add the rows of a chunk; the last call brings all rows into order.
+
+        The order is that of the block.
 
         Args:
             positions: the place of each row in the block, shape (n,).

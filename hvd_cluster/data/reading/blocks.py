@@ -1,4 +1,7 @@
-"""Blocks of a plan -> tensors: reads chunks of a window; picks, orders and transforms the rows that the rank takes."""
+"""Blocks of a plan -> tensors, read chunk by chunk of a window.
+
+The rows that the rank takes are picked, ordered and transformed.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,10 @@ class BlockReader:
 
     @functools.cached_property
     def schema(self) -> Schema:
-        """The columns of the batches; what functions make is learned from the split's first row."""
+        """The columns of the batches.
+
+        What functions make is learned from the split's first row.
+        """
         return self._rules.stacked(self._made)
 
     @functools.cached_property
@@ -101,7 +107,7 @@ class BlockReader:
             buffer.put(chunk, positions, name, values)
 
     def _put_whole(self, buffer: TensorBuffer, chunk: BlockChunk) -> None:
-        """The block is this one chunk: gather its rows in order, or take them as they are."""
+        """Fill a block of one chunk: gather its rows in order, or take them as is."""
         block, stacked = buffer.block, {name for names in self._rules.stack.values() for name in names}
         is_in_order = block.seeds is None and block.stride == 1
         shared = is_in_order and self._reader.shares_memory(chunk.ranges)
@@ -115,7 +121,10 @@ class BlockReader:
     def _put_transformed(
         self, buffer: TensorBuffer, chunk: BlockChunk, transform: RowTransform, stopped: Callable[[], bool]
     ) -> None:
-        """The same through the user's function, which sees the rows that this rank takes and no others."""
+        """Fill a block through the user's function.
+
+        It sees the rows that this rank takes and no others.
+        """
         rows, positions = buffer.taken(chunk)
         begin = 0
         for piece in chunk.ranges:

@@ -59,7 +59,10 @@ class Budget:
         )
 
     def total_bytes(self, split: Split, footers: Sequence[int], num_slots: int, batch_size: int) -> int:
-        """Bound of the memory that reading a split takes: see ``ParquetReader.memory_bytes``."""
+        """A bound of the memory that reading a split takes, in bytes.
+
+        See ``ParquetReader.memory_bytes``.
+        """
         largest = max(split.row_groups, key=lambda group: group.rows)
         window_rows = min(max(self.window_rows, largest.rows), split.rows)
         window = window_rows * self.row_bytes

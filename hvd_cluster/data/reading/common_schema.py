@@ -1,4 +1,7 @@
-"""One Arrow schema for all files of a data set: every column that any file has, in a type that holds all its values."""
+"""One Arrow schema for all files of a data set.
+
+It has every column that any file has, in a type that holds all its values.
+"""
 
 from __future__ import annotations
 
@@ -126,7 +129,10 @@ def common_type(one: Any, other: Any) -> Any:
 
 
 def keeps_values(stored: Any, wanted: Any) -> bool:
-    """Whether values of one Arrow type stay the same in another, unless the cast fails: bounds of them are bounds."""
+    """Whether values of one Arrow type stay the same in another.
+
+    Then bounds of them are bounds there too. A cast that fails does not matter.
+    """
     types = load_pyarrow("pyarrow.types")
     both = [kind.value_type if types.is_dictionary(kind) else kind for kind in (stored, wanted)]
     narrow, wide = both
@@ -142,7 +148,7 @@ def keeps_values(stored: Any, wanted: Any) -> bool:
 
 
 def as_type(array: Any, wanted: Any, name: str, file: str) -> Any:
-    """A ``pyarrow.ChunkedArray`` of a file's column in the type that all files have in common.
+    """A file's ``pyarrow.ChunkedArray`` in the type that all files share.
 
     Text that is read as dictionaries stays so, as do lists beside vectors; other dictionaries become their values.
     """
@@ -169,7 +175,7 @@ def as_type(array: Any, wanted: Any, name: str, file: str) -> Any:
 
 
 def is_text_dictionary(arrow_type: Any) -> bool:
-    """Whether a type is one of text or bytes as distinct values, and an index for each row; False for None."""
+    """Whether a type is a dictionary of text or bytes; False for None."""
     if arrow_type is None or not load_pyarrow("pyarrow.types").is_dictionary(arrow_type):
         return False
     return is_text(arrow_type.value_type) or is_variable_bytes(arrow_type.value_type)
@@ -186,7 +192,10 @@ def _common_list(types: Any, one: Any, other: Any) -> Any:
 
 
 def _is_dense_vector(types: Any, arrow_type: Any) -> bool:
-    """Whether a list is how we write dense vectors, a file at a time (see data/writing/part_file.py)."""
+    """Whether a list is how we write dense vectors, a file at a time.
+
+    See data/writing/part_file.py.
+    """
     return bool(types.is_float32(arrow_type.value_type) or types.is_float64(arrow_type.value_type))
 
 

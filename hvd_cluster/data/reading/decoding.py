@@ -1,4 +1,4 @@
-"""Values that are not tensors (text, compressed images, raw bytes) -> tensors, by the user's functions."""
+"""Text, compressed images and raw bytes -> tensors, by the user's functions."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from hvd_cluster.errors import DataError
 
 
 class RawTensor:
-    """A decode function for binary columns whose values are the bytes of an array, little-endian, in C order.
+    """A decode function for binary columns that hold the bytes of arrays.
 
-    The reader decodes whole columns of it at once.
+    The bytes are little-endian, in C order. The reader decodes whole columns of it at once.
 
     Args:
         dtype: numpy name of an element, e.g. "uint8".
@@ -38,7 +38,10 @@ class RawTensor:
         return np.frombuffer(value, self.dtype).reshape(self.shape)
 
     def all(self, array: Any, name: str, where: Callable[[int], str]) -> npt.NDArray[Any]:
-        """All values of a ``pyarrow.Array`` of binary, large binary or fixed-size binary; shape (n, *self.shape)."""
+        """All values of a binary ``pyarrow.Array``; shape (n, *self.shape).
+
+        Its type is binary, large binary or fixed-size binary.
+        """
         types = load_pyarrow("pyarrow.types")
         if types.is_dictionary(array.type):
             array = array.dictionary_decode()

@@ -45,7 +45,7 @@ class EpochIterator:
         self._ahead: tuple[Pipeline[Any], Position, weakref.finalize[..., Any]] | None = None
 
     def batches(self, position: Position) -> Generator[tuple[ShardPlan, Batch], None, None]:
-        """The batches from a position to the end of its epoch, each with the plan that it is a step of.
+        """The batches from a position to the end of its epoch, each with its plan.
 
         Closing the iterator ends the threads, unless its last batch was handed out and another epoch follows.
         """

@@ -1,4 +1,7 @@
-"""The footers of Parquet files: the ones to keep, and the memory that row groups take once they are read."""
+"""The footers of Parquet files, and the memory that row groups take.
+
+That is the memory once they are read.
+"""
 
 from __future__ import annotations
 
@@ -22,20 +25,23 @@ def memory_bytes(footer: Any) -> int:
 
 
 def estimated(groups: Iterable[RowGroup], num_columns: int) -> list[int]:
-    """About what the footers of these row groups' files take in memory, where no footer has been seen."""
+    """About what the footers of row groups' files take in memory, unseen."""
     numbers = Counter(path for path, _ in {(group.path, group.index) for group in groups})
     return [number * num_columns * _CHUNK_BYTES for number in numbers.values()]
 
 
 def bound_bytes(footers: Iterable[int], num_threads: int) -> int:
-    """Bound of the memory of footers while this many threads read: those kept, and one for each thread."""
+    """A bound of the memory of footers while this many threads read.
+
+    Those kept count, and one for each thread.
+    """
     sizes = list(footers)
     largest = max(sizes, default=0)
     return min(sum(sizes), max(FOOTERS_BYTES, largest) + num_threads * largest)
 
 
 class FooterCache:
-    """Keeps the footers that were used last, within a bound of bytes, and always the newest one.
+    """Keeps the footers used last, within a bound of bytes; always the newest.
 
     Several threads may use it at once; a footer that several want is read by one of them.
     """
@@ -85,10 +91,10 @@ _INDEX_BYTES = 4
 
 
 def row_group_bytes(footer: Any, index: int, leaves: Iterable[int]) -> int:
-    """Bytes of a row group's Parquet columns, as stored before compression or as Arrow data, whichever is larger.
+    """Bytes of a row group's Parquet columns, stored or as Arrow data.
 
-    Text inside of lists counts as it is stored, and so does text in Parquet's encoding DELTA_BYTE_ARRAY: what is equal
-    in neighbours is not counted twice there.
+    The larger counts; stored is before compression. Text inside of lists counts as it is stored, and so does text in
+    Parquet's encoding DELTA_BYTE_ARRAY: what is equal in neighbours is not counted twice there.
     """
     group = footer.row_group(index)
     return sum(_leaf_bytes(footer.schema.column(leaf), group.column(leaf), group.num_rows) for leaf in leaves)

@@ -1,4 +1,7 @@
-"""Values in the names of folders (``year=2024/country=de/part-0.parquet``), as Hive and Spark write them."""
+"""Values in the names of folders, as Hive and Spark write them.
+
+For example ``year=2024/country=de/part-0.parquet``.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +56,9 @@ def partitions(paths: Sequence[str], texts: Collection[str] = ()) -> list[Partit
 
 
 def folders_above(file: str, below: str) -> str:
-    """The ``key=value`` folders that a path lies in, one directly below the other, each with its "/".
+    """The ``key=value`` folders that a path lies in, each with its "/".
+
+    Each is directly below the one before.
 
     Args:
         file: a file inside the path, or the path itself.

@@ -1,4 +1,4 @@
-"""Parquet files: which ones a folder holds, their footers, and what a footer says about a row group."""
+"""Parquet files: those of a folder, their footers, and their row groups."""
 
 from __future__ import annotations
 
@@ -90,7 +90,10 @@ def _tables_in(found: Iterable[Any]) -> Iterator[tuple[str, str]]:
 
 
 def _with_folders_above(filesystem: Any, path: str, checked: set[str]) -> Iterator[str]:
-    """The path and every folder above it, nearest first, as it is written and with its links resolved."""
+    """The path and every folder above it, nearest first.
+
+    Each comes as it is written and with its links resolved.
+    """
     for spelling in [path, os.path.realpath(path)] if is_local(filesystem) else [path]:
         folder = spelling.rstrip("/")
         while folder not in checked:
@@ -152,14 +155,19 @@ def files_at(filesystem: Any, path: str, checked: set[str]) -> tuple[list[tuple[
 
 
 def _is_hidden(below: str) -> bool:
-    """Whether a name begins with "_" or ".", and does not name a column (``_year=2024``), as in Spark."""
+    """Whether a name begins with "_" or "." and is hidden, as in Spark.
+
+    A name of a column (``_year=2024``) is not.
+    """
     return any(part.startswith(("_", ".")) and "=" not in part for part in below.split("/"))
 
 
 def files_of(
     filesystem: Any, paths: Sequence[str], *, listed: bool = False, checked: set[str] | None = None
 ) -> list[tuple[str, str]]:
-    """The Parquet files at paths: inside the filesystem, and relative to the data set's folder.
+    """The Parquet files at paths, each with its path in the data set's folder.
+
+    The first path is the one inside the filesystem.
 
     Args:
         filesystem: the ``pyarrow.fs.FileSystem`` that serves the paths.
@@ -180,7 +188,10 @@ def files_of(
 
 
 def _files(filesystem: Any, path: str, checked: set[str]) -> list[tuple[str, str]]:
-    """The Parquet files at a path, sorted by name: inside the filesystem, and relative to the path."""
+    """The Parquet files at a path, sorted by name, each with its relative path.
+
+    The first path is the one inside the filesystem.
+    """
     files, found = files_at(filesystem, path, checked)
     if files and not found:
         return files
@@ -225,7 +236,7 @@ def arrow_schema_of(footer: Any) -> Any:
 
 
 def leaves_of(footer: Any, names: Iterable[str]) -> dict[str, list[int]]:
-    """For each named column the indices of the Parquet columns (leaves) that it is made of."""
+    """The indices of the Parquet columns (leaves) that make each named column."""
     leaves: dict[str, list[int]] = {name: [] for name in names}
     for index in range(footer.num_columns):
         leaf = footer.schema.column(index).path
@@ -254,7 +265,10 @@ def statistics_of(footer: Any, row_group: int, names: Sequence[str]) -> Callable
 
 
 def _bounds(statistics: Any) -> tuple[Any, Any]:
-    """The least and the greatest value of a leaf in a row group; None and None if they are not known exactly."""
+    """The least and the greatest value of a leaf in a row group.
+
+    None and None if they are not known exactly.
+    """
     if not statistics.has_min_max or _is_time_ns(statistics.logical_type):
         return None, None
     try:

@@ -1,4 +1,7 @@
-"""The batches of plans, one after the other, read ahead by one set of threads: plan -> chunks -> blocks -> batches."""
+"""The batches of plans, one after the other, read ahead by threads.
+
+A plan becomes chunks, blocks and batches.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,10 @@ from hvd_cluster.data.schema import Schema
 
 
 class Blocks(Protocol[R]):
-    """What reads blocks, in one form of rows. Several threads may use it at once, once ``schema`` is known."""
+    """Reads blocks, in one form of rows.
+
+    Several threads may use it at once, once ``schema`` is known.
+    """
 
     @property
     def schema(self) -> Schema:
@@ -68,9 +74,9 @@ class Pass(Generic[R]):
 
 
 class Pipeline(Generic[R]):
-    """Goes through plans. The first rows of a plan are read while the last batches of the one before are taken.
+    """Goes through plans.
 
-    Closing it ends its threads.
+    The first rows of a plan are read while the last batches of the one before are taken. Closing it ends its threads.
     """
 
     def __init__(self, plans: Iterable[ShardPlan], blocks: Blocks[R], budget: Budget) -> None:

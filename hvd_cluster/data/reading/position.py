@@ -19,7 +19,10 @@ from hvd_cluster.errors import DataError
 
 @dataclass(frozen=True, kw_only=True)
 class Position:
-    """Where a reader stands: what comes next. The same on all ranks that have taken as many steps."""
+    """Where a reader stands: what comes next.
+
+    The same on all ranks that have taken as many steps.
+    """
 
     #: Number of the epoch.
     epoch: int

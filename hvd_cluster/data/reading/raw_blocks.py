@@ -1,4 +1,7 @@
-"""Blocks of a plan -> Arrow tables with the rows that the rank takes, for a function that makes tensors of batches."""
+"""Blocks of a plan -> Arrow tables, for a function that makes tensors.
+
+They hold the rows that the rank takes.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +54,10 @@ class RawBlockReader:
         buffer.put(positions, table if len(rows) == len(table) else table.take(rows))
 
     def samples(self, rows: int) -> Iterator[pa.Table]:
-        """All rows, at most that many at a time: the first ones of each row group, and then the others."""
+        """All rows, at most this many at a time.
+
+        The first ones of each row group come first, and then the others.
+        """
         for group in self._groups:
             yield self._piece(RowRange(group, 0, min(rows, group.rows)))
         for group in self._groups:

@@ -1,4 +1,7 @@
-"""Runs pieces of work in threads, ahead of their consumer, in order and within a bound of bytes."""
+"""Runs pieces of work in threads, ahead of their consumer.
+
+Results come in order, within a bound of bytes.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ class ReadAheadClosedError(RuntimeError):
 
 
 class ReadAhead(Generic[T]):
-    """The results of ``work(0)``, ``work(1)``, ... in that order, computed by threads in advance.
+    """The results of ``work(0)``, ``work(1)``, ..., computed by threads ahead.
 
     Results that wait or are being computed take at most ``limit_bytes`` together; one piece larger than that runs
     alone. Which thread does what changes nothing about the results.
@@ -80,7 +83,7 @@ class ReadAhead(Generic[T]):
 
     @property
     def alive(self) -> bool:
-        """Whether its threads run in this process: a forked process does not inherit them."""
+        """Whether its threads run here: a forked process does not inherit them."""
         return self._pid == os.getpid()
 
     @property
@@ -124,7 +127,10 @@ class ReadAhead(Generic[T]):
             logger.warning("the next rows have not come for %.0f s: %s", waited_s, doing)
 
     def close(self, timeout_s: float | None = None) -> None:
-        """Stop the threads and wait at most ``timeout_s`` for them; only pieces in progress are finished."""
+        """Stop the threads and wait at most ``timeout_s`` for them.
+
+        Only pieces in progress are finished.
+        """
         if not self.alive:
             return
         with self._changed:

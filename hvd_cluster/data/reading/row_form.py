@@ -1,4 +1,7 @@
-"""How rows are held on their way from blocks to batches: as tensors, or as Arrow tables for a function to convert."""
+"""How rows are held on their way from blocks to batches.
+
+They are tensors, or Arrow tables for a function to convert.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,10 @@ class RowForm(Protocol[R]):
         """Rows one after the other."""
 
     def in_turn(self, parts: Sequence[R | None], start: int, stop: int) -> R:
-        """Rows of several lanes in turn; row m of the rank comes from lane ``m % len(parts)``."""
+        """Rows of several lanes in turn.
+
+        Row m of the rank comes from lane ``m % len(parts)``.
+        """
 
     def batches(self, rows: R, begin: int, count: int, batch_size: int, *, copied: bool) -> Iterator[R]:
         """``count`` full batches of a block, views of it unless ``copied``."""

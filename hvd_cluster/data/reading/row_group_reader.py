@@ -118,10 +118,10 @@ class _Gather:
         self._order = order
 
     def of_numbers(self, array: Any, column: Column) -> torch.Tensor | None:
-        """The rows of a column of numbers that are stored as they are wanted; None where there is more to do.
+        """The rows of a column of numbers that are stored as they are wanted.
 
-        Arrow's indices of 32 bits, and its memory, which serves the next column again, make it half the time of
-        putting chunks together and `index_select`.
+        None where there is more to do. Arrow's indices of 32 bits, and its memory, which serves the next column again,
+        make it half the time of putting chunks together and `index_select`.
         """
         if column.shape or array.null_count or len(array) >= 1 << 32 or not stores_as_is(array.type, column):
             return None
@@ -138,7 +138,7 @@ class _Gather:
 
 
 def _in_one_chunk(array: Any) -> Any:
-    """A column in one chunk, so that what follows is one operation, not one per row group.
+    """A column in one chunk, so that what follows is one operation.
 
     One that is in one chunk stays the same memory, and bytes that one chunk cannot hold stay in several: a table does
     that, a chunked array alone copies in any case.

@@ -75,11 +75,14 @@ class RowGroupTables:
         return load_pyarrow().concat_tables(slices)
 
     def shares_memory(self, path: str) -> bool:
-        """Whether tables of this file share memory with other readers, so that it must not be written to."""
+        """Whether a file's tables share memory with other readers.
+
+        If so, nothing must be written to it.
+        """
         return self._cache is not None or self._reader.shares_memory(path)
 
     def matching(self, group: RowGroup, begin: int = 0, end: int | None = None) -> pa.Table:
-        """The rows of a row group that the filter lets through, from the cache where they are kept.
+        """The rows of a row group that the filter lets through, perhaps cached.
 
         Args:
             group: read as a whole.
@@ -98,7 +101,10 @@ class RowGroupTables:
         return self._cache.get(key, lambda: self._filtered(group, begin, end))
 
     def _source(self, group: RowGroup) -> str:
-        """Its file as it is now: one that changes is another source to a reader that is made afterwards."""
+        """Name a row group's file as it is now.
+
+        One that changes is another source to a reader that is made afterwards.
+        """
         if group.path not in self._sources:
             try:
                 self._sources[group.path] = self._reader.source(group.path)
@@ -121,7 +127,10 @@ class RowGroupTables:
         return table if self._filter is None else table.filter(self._filter.mask(table)).select(self._names)
 
     def _plain(self, groups: Sequence[RowGroup], names: Sequence[str] | None = None) -> tuple[pa.Table, list[int]]:
-        """Whole row groups of one file, one after the other, and the number of rows of each."""
+        """Whole row groups of one file, and the number of rows of each.
+
+        Their rows come one after the other.
+        """
         names = self._names if names is None else names
         path, constants = groups[0].path, dict(groups[0].partition)
         stored = [name for name in names if name not in constants]
@@ -155,13 +164,13 @@ class RowGroupTables:
         return self._encoded(as_type(array, self._types[name], name, path), name) if name in self._types else array
 
     def _constant(self, value: Any, rows: int, name: str, path: str) -> Any:
-        """A column that has one value, in the type and layout that it has in files which hold it."""
+        """A column of one value, in the type and layout of files which hold it."""
         pyarrow = load_pyarrow()
         array = pyarrow.chunked_array([pyarrow.repeat(pyarrow.scalar(value), rows)])
         return self._encoded(self._typed(array, name, path), name)
 
     def _encoded(self, array: Any, name: str) -> Any:
-        """A column as dictionaries in one type, if it is one that files of another type give so."""
+        """A column as dictionaries in one type, if files of another type have such."""
         if not load_pyarrow("pyarrow.types").is_dictionary(array.type):
             is_encoded = name in self._texts or is_text_dictionary(self._types.get(name))
             return array.dictionary_encode() if is_encoded else array
@@ -169,7 +178,10 @@ class RowGroupTables:
 
 
 def _with_int32_indices(array: Any) -> Any:
-    """Dictionaries as Arrow makes them; those of pandas have the narrowest indices, and may be ordered."""
+    """Dictionaries as Arrow makes them.
+
+    Those of pandas have the narrowest indices, and may be ordered.
+    """
     pyarrow = load_pyarrow()
     wanted = pyarrow.dictionary(pyarrow.int32(), array.type.value_type)
     if array.type == wanted:
@@ -182,7 +194,10 @@ def _with_int32_indices(array: Any) -> Any:
 
 
 def _hides_nulls(array: Any) -> bool:
-    """Whether the distinct values of a ``pyarrow.ChunkedArray`` hold a null, which ``null_count`` does not count."""
+    """Whether the distinct values of an array hold a null.
+
+    The ``null_count`` of a ``pyarrow.ChunkedArray`` does not count it.
+    """
     is_dictionary = load_pyarrow("pyarrow.types").is_dictionary(array.type)
     return is_dictionary and any(chunk.dictionary.null_count for chunk in array.chunks)
 

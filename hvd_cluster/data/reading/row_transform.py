@@ -1,4 +1,7 @@
-"""A user's function from row to row (``transformation_fn``): rows out of Arrow, tensors out of what it returns."""
+"""A user's function from row to row: ``transformation_fn``.
+
+Rows come out of Arrow, and tensors out of what it returns.
+"""
 
 from __future__ import annotations
 
@@ -99,7 +102,10 @@ def _decoded(row: dict[str, Any], decode: Mapping[str, Decode], where: str) -> d
 
 
 def call_decode(function: Decode, value: Any, name: str, where: str) -> Any:
-    """What a decode function makes of a value; its exceptions become a DataError that names column and row."""
+    """What a decode function makes of a value.
+
+    Its exceptions become a DataError that names column and row.
+    """
     return _called(function, value, f"the decode function of column {name!r} failed on {where}")
 
 
@@ -110,7 +116,10 @@ def _called(
     again: Callable[[], Any] | None = None,
     attempts: int = _MAX_ATTEMPTS,
 ) -> Any:
-    """The result of a user's function. ``again`` makes the value of a new attempt: the function may write into it."""
+    """The result of a user's function.
+
+    ``again`` makes the value of a new attempt, because the function may write into it.
+    """
     try:
         return function(value)
     except Exception as error:  # the user's own code, which may raise anything
@@ -167,7 +176,7 @@ def column_of_value(name: Any, value: Any, where: str, function: str = "transfor
 
 
 def as_array(value: Any) -> npt.NDArray[Any]:
-    """A number, array or tensor as an array; of dtype object where it is none of these."""
+    """A number, array or tensor as an array; others with the dtype object."""
     if isinstance(value, torch.Tensor):
         return np.asarray(value.detach().cpu().numpy())
     try:
@@ -177,7 +186,10 @@ def as_array(value: Any) -> npt.NDArray[Any]:
 
 
 def as_dtype(values: npt.NDArray[Any], dtype: Any) -> npt.NDArray[Any] | None:
-    """Numbers in another dtype; None if they are out of its range. Fractions are cut off for integers."""
+    """Numbers in another dtype; None if they are out of its range.
+
+    Fractions are cut off for integers.
+    """
     if np.can_cast(values.dtype, dtype) or np.dtype(dtype).kind not in "iuf":
         return values.astype(dtype, copy=False)
     with np.errstate(invalid="ignore", over="ignore"):
@@ -190,7 +202,10 @@ def as_dtype(values: npt.NDArray[Any], dtype: Any) -> npt.NDArray[Any] | None:
 
 
 def in_dtype_of_first(value: npt.NDArray[Any], column: Column, function: str, where: str) -> npt.NDArray[Any]:
-    """What a user's function returned in the dtype of the first row, whose range must hold it."""
+    """What a user's function returned, in the dtype of the first row.
+
+    The range of that dtype must hold it.
+    """
     found = as_dtype(value, column.dtype)
     if found is None:
         what, remedy = ("a number", "") if np.dtype(column.dtype).kind == "f" else ("an integer", ", at most int64")

@@ -1,4 +1,6 @@
-"""Which rank reads which row when: a pure function of numbers, which every rank computes alike.
+"""Which rank reads which row when.
+
+A pure function of numbers, which every rank computes alike.
 
 The order of an epoch
 ---------------------
@@ -66,7 +68,10 @@ class RowRange:
 
 @dataclass(frozen=True)
 class Block:
-    """Rows of one window that one rank takes, one after the other. The unit that the reader reads and shuffles."""
+    """Rows of one window that one rank takes, one after the other.
+
+    The unit that the reader reads and shuffles.
+    """
 
     #: What to read, in this order: the window.
     ranges: tuple[RowRange, ...]
@@ -88,7 +93,10 @@ class Block:
         return sum(piece.rows for piece in self.ranges)
 
     def order(self) -> npt.NDArray[np.int64]:
-        """Indices into the concatenated ranges, in the order in which the rank takes the rows; shape (rows,)."""
+        """Indices into the concatenated ranges, as the rank takes the rows.
+
+        The shape is (rows,).
+        """
         stop = self.offset + self.rows * self.stride
         if self.seeds is None:
             return np.arange(self.offset, stop, self.stride, dtype=np.int64)
@@ -129,7 +137,10 @@ class ShardPlan:
         return max(0, min(self.rows, (step + 1) * self.batch_size) - step * self.batch_size)
 
     def fresh_in(self, step: int) -> int:
-        """Rows at the head of this rank's batch that no rank has seen before in this epoch; the rest is padding."""
+        """The rows of a rank's batch that are new in this epoch; they come first.
+
+        The other rows are padding.
+        """
         positions = self.split_rows - self.position_at(step) - self.rank
         return max(0, min(self.rows_in(step), -(-positions // self.size)))
 
@@ -139,7 +150,10 @@ class ShardPlan:
 
 
 def num_steps(rows: int, batch_size: int, size: int, remainder: Remainder) -> int:
-    """Steps for this many rows: floor(rows / (batch_size * size)) for "drop", ceil otherwise."""
+    """Steps for this many rows: rounded down for "drop", up otherwise.
+
+    A step takes ``batch_size * size`` rows.
+    """
     global_batch = batch_size * size
     return rows // global_batch if remainder == "drop" else -(-rows // global_batch)
 
@@ -156,7 +170,9 @@ def plan(
     window_rows: int = WINDOW_ROWS,
     begin: int = 0,
 ) -> ShardPlan:
-    """Work out what a rank reads in an epoch, or in the rest of one; the module's docstring says by which rule.
+    """Work out what a rank reads in an epoch, or in the rest of one.
+
+    The module's docstring says by which rule.
 
     Args:
         split: the rows; their order does not depend on any of rank, size and batch_size.
@@ -215,7 +231,10 @@ def plan(
 
 
 def permutation(n: int, seeds: Sequence[int]) -> npt.NDArray[np.int64]:
-    """A permutation of ``range(n)`` chosen by whole numbers, the same in every version of NumPy."""
+    """A permutation of ``range(n)`` chosen by whole numbers.
+
+    It is the same in every version of NumPy.
+    """
     words = [word for seed in seeds for word in (seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF)]
     return np.random.RandomState(words).permutation(n).astype(np.int64, copy=False)
 
@@ -237,7 +256,10 @@ def _cut(line: Sequence[RowGroup], lengths: Sequence[int]) -> list[list[RowRange
 
 
 def _windows(ranges: Sequence[RowRange], window_rows: int) -> list[list[RowRange]]:
-    """Group consecutive ranges into windows of at most ``window_rows`` rows; a longer range is a window of its own."""
+    """Group consecutive ranges into windows of at most ``window_rows`` rows.
+
+    A longer range is a window of its own.
+    """
     windows: list[list[RowRange]] = []
     room = 0
     for piece in ranges:
@@ -250,9 +272,10 @@ def _windows(ranges: Sequence[RowRange], window_rows: int) -> list[list[RowRange
 
 
 def _visits(lengths: Sequence[int], first: int, stride: int, count: int) -> Iterator[tuple[int, int, int, int]]:
-    """Where elements ``first + k*stride``, k in ``range(count)``, fall on windows of these lengths, laid end to end.
+    """Where every ``stride``-th element falls on windows of these lengths.
 
-    Past the last window the first one follows again.
+    The elements are ``first + k*stride``, k in ``range(count)``; the windows lie end to end. Past the last window the
+    first one follows again.
 
     Yields:
         (k of the first element, number of elements, offset of the first one in the window, index of the window);

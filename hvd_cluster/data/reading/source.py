@@ -1,4 +1,7 @@
-"""What a reader is given (paths, URLs, a data set, a split) -> the row groups to read, their schema and filesystem."""
+"""What a reader is given -> row groups, their schema and filesystem.
+
+It is given paths, URLs, a data set or a split.
+"""
 
 from __future__ import annotations
 
@@ -116,7 +119,10 @@ def open_source(
 
 
 def _require_filled(groups: Sequence[RowGroup], names: Collection[str]) -> None:
-    """Refuse columns that whole files lack, or that a folder names null, and that no rule fills."""
+    """Refuse columns that whole files lack and that no rule fills.
+
+    Also those that a folder names null.
+    """
     nulls: Counter[str] = Counter()
     places: dict[str, str] = {}
     for group in groups:

@@ -1,4 +1,7 @@
-"""The columns of a table that are wanted: their schema, the row groups that hold rows, and what is known of them."""
+"""The columns of a table that are wanted, and what is known of them.
+
+That is their schema, and the row groups that hold rows.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +75,7 @@ class TableColumns:
         return sum(group.rows for group in self.row_groups)
 
     def stats(self) -> TableStats:
-        """Nulls and list lengths, from the footers where they are proof, else from the column itself.
+        """Nulls and list lengths, from footers that prove them, else from the column.
 
         Only the first row group's vectors are read; the reader checks the others.
         """
@@ -92,7 +95,9 @@ class TableColumns:
         return not self.table.is_clean(group, column, stats.shape(column.name))
 
     def with_lengths(self, schema: Schema, groups: Sequence[RowGroup], row_filter: RowFilter | None = None) -> Schema:
-        """The schema with the lengths of the first rows' lists and vectors in place of UNKNOWN ones.
+        """The schema with lengths of the first rows' lists for UNKNOWN ones.
+
+        Vectors count as lists.
 
         Args:
             schema: of these columns.
@@ -119,9 +124,10 @@ class TableColumns:
         return RowGroupTables(self.table.reader, columns, row_filter, texts=texts, snapshot=self.table.snapshot)
 
     def filtered(self, row_filter: RowFilter) -> tuple[RowGroup, ...]:
-        """The row groups that have rows which a filter lets through; their ``rows`` count these alone.
+        """The row groups with rows that a filter lets through.
 
-        Statistics decide where they can; else the filter's columns are read, and no others.
+        Their ``rows`` count these alone. Statistics decide where they can; else the filter's columns are read, and no
+        others.
         """
         self.table.require(row_filter.names)
 

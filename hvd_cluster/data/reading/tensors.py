@@ -1,4 +1,4 @@
-"""Arrow record batches <-> dictionaries of tensors, without a Python loop over rows.
+"""Arrow record batches <-> dictionaries of tensors, without a Python loop.
 
 The reader and the models' ``transform`` both go through here.
 """

@@ -1,4 +1,7 @@
-"""Batches on a GPU: copied from page-locked memory, on a stream of their own, while the batch before them is used."""
+"""Batches on a GPU, copied while the batch before them is used.
+
+They come from page-locked memory, on a stream of their own.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +23,10 @@ Batch = TypeVar("Batch", bound="dict[str, Any]")
 
 
 class ToDevice:
-    """Copies the tensors of batches to a device. A context manager: its end ends what is copied ahead.
+    """Copies the tensors of batches to a device.
 
-    A GPU holds up to three batches: one that is used, one that is ready, and one that is being copied.
+    A context manager: its end ends what is copied ahead. A GPU holds up to three batches: one that is used, one that is
+    ready, and one that is being copied.
 
     Args:
         device: to which; batches for the CPU stay as they are.
@@ -109,7 +113,10 @@ def _tensors(batch: Batch) -> dict[str, torch.Tensor]:
 
 
 def with_tensors(batch: Batch, tensors: dict[str, torch.Tensor]) -> Batch:
-    """A batch of the same type, and with the same attributes, in which these tensors replace those of their names."""
+    """A batch of the same type and attributes, with other tensors.
+
+    They replace those of their names.
+    """
     found = copy.copy(batch)
     found.update(tensors)
     return found
