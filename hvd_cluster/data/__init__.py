@@ -1,4 +1,6 @@
-"""Data: stores, schemas, DataFrame to Parquet, and the reader that yields batches of tensors.
+"""Data: stores, schemas, DataFrame to Parquet, and the reader of batches.
+
+A batch is a dict of tensors.
 
 >>> from hvd_cluster.data import ParquetReader, Store, materialize
 >>> dataset = materialize(df, Store.create("/shared/work"), columns=["features", "label"])

@@ -20,9 +20,9 @@ class Closes(Protocol):
     """An object that owns threads, or that foreign threads call."""
 
     def close(self, timeout_s: float | None = None) -> None:
-        """End the work in progress, and wait at most ``timeout_s`` for it; 0 only requests the end. May be repeated.
+        """End the work in progress, and wait at most ``timeout_s`` for it.
 
-        The code that sees the end calls ``forget``.
+        0 only requests the end. May be repeated. The code that sees the end calls ``forget``.
         """
 
 

@@ -1,7 +1,8 @@
-"""Keeps row groups as they were read, so that later epochs and other workers of the host need not read them again.
+"""Keeps row groups as they were read, for later epochs and other workers.
 
-What does not fit is read each time. The cache evicts nothing to make room for it: an epoch reads everything once, so a
-cache that evicted its oldest entries would hold nothing useful when the next epoch begins.
+The workers are those of this host. What does not fit is read each time. The cache evicts nothing to make room for it:
+an epoch reads everything once, so a cache that evicted its oldest entries would hold nothing useful when the next epoch
+begins.
 """
 
 from __future__ import annotations
@@ -106,11 +107,11 @@ class MemoryCache(RowGroupCache):
 
 
 class DiskCache(RowGroupCache):
-    """Keeps tables as Arrow files on the local disk, which all processes of the host map into memory.
+    """Keeps tables as Arrow files on the local disk.
 
-    A file is named by what it was read from (path, size and time of change of the source, row group, columns, filter),
-    so a new reader reads a changed source again. When the folder is full, files that no process has asked for
-    longest make room, but none that was asked for in the last hour.
+    All processes of the host map them into memory. A file is named by what it was read from (path, size and time of
+    change of the source, row group, columns, filter), so a new reader reads a changed source again. When the folder is
+    full, files that no process has asked for longest make room, but none that was asked for in the last hour.
 
     Args:
         folder: a local folder for nothing else; it is made, and stays when the job ends, for the next one.

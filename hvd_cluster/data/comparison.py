@@ -1,4 +1,4 @@
-"""Compares Arrow columns with a user's values exactly, as Python compares its own.
+"""Compares Arrow columns with a user's values, exactly as Python does.
 
 Arrow's kernels first cast both sides to one type. The cast truncates some values and refuses others, so here each value
 becomes a value of the column's type instead: itself, or the next lower one.
@@ -48,7 +48,10 @@ class _Grid(NamedTuple):
 
 
 def is_missing(value: Any) -> bool:
-    """Whether a value is None, ``pandas.NaT``, ``pandas.NA``, a null of Arrow or NumPy's NaT."""
+    """Whether a value is None, NaT, ``pandas.NA`` or a null of Arrow.
+
+    NaT may be that of pandas or NumPy.
+    """
     return value is None or (not isinstance(value, (str, bytes)) and str(value) in {"NaT", "<NA>", "None"})
 
 
@@ -114,9 +117,10 @@ def _clock_ns(value: dt.time | dt.datetime) -> int:
 
 
 def aligned(number: Any, other: Any) -> Any:
-    """A number as it is compared with another: a float counts as the decimal that it prints, beside a Decimal.
+    """A number as it is compared with another.
 
-    Beside a float, a Decimal counts as the nearest float.
+    Beside a Decimal, a float counts as the decimal that it prints. Beside a float, a Decimal counts as the nearest
+    float.
     """
     if isinstance(number, float) and isinstance(other, decimal.Decimal):
         return number if math.isnan(number) else decimal.Decimal(repr(number))
@@ -124,7 +128,9 @@ def aligned(number: Any, other: Any) -> Any:
 
 
 def compare(column: Any, op: str, value: Any) -> Any:
-    """Whether each row of an Arrow column compares so with a value; null or False where the row is null.
+    """Whether each row of an Arrow column compares so with a value.
+
+    Null or False where the row is null.
 
     Args:
         column: ``pyarrow.ChunkedArray`` or ``Array`` of n values, without dictionaries.
@@ -147,7 +153,10 @@ def compare(column: Any, op: str, value: Any) -> Any:
 
 
 def is_in(column: Any, values: Sequence[Any]) -> Any:
-    """Whether each row of an Arrow column equals one of several values; otherwise as :func:`compare`."""
+    """Whether each row of an Arrow column equals one of several values.
+
+    Otherwise as :func:`compare`.
+    """
     pyarrow = load_pyarrow()
     column = _widened(column)
     points = [point for point, is_exact in (floor(value, column.type) for value in values) if is_exact]
@@ -176,7 +185,7 @@ def _is_text(arrow_type: Any) -> bool:
 
 
 def floor(value: Any, arrow_type: Any) -> tuple[Any, bool]:
-    """The greatest value of a type that is not above a value, and whether the two are equal.
+    """The greatest value of a type that is at most a value, and if they are equal.
 
     Returns:
         What pyarrow makes a scalar of, None if all values of the type are above, or NaN.

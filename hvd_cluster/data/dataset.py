@@ -53,7 +53,10 @@ class Split:
         return self if lanes == self.lanes else replace(self, lanes=lanes)
 
     def first(self, rows: int, max_bytes: int) -> Split:
-        """The first row groups, until they hold ``rows`` rows or ``max_bytes`` bytes; at least one row."""
+        """The first row groups, up to ``rows`` rows or ``max_bytes`` bytes.
+
+        At least one row.
+        """
         count = found = size_bytes = 0
         for group in self.row_groups:
             if found and (found >= rows or size_bytes >= max_bytes):
@@ -90,14 +93,20 @@ class Dataset:
     folders: tuple[str, ...] = ()
 
     def remove(self) -> None:
-        """Delete the intermediate files. Parquet used in place stays. Calling it again does nothing."""
+        """Delete the intermediate files; Parquet used in place stays.
+
+        Calling it again does nothing.
+        """
         for folder in self.folders:
             self.store.delete(folder)
         if self.folders:
             logger.debug("removed %s", ", ".join(self.folders))
 
     def save(self, folder: str) -> None:
-        """Write the manifest into a folder of the store: with it another process need not look at the data."""
+        """Write the manifest into a folder of the store.
+
+        With it another process need not look at the data.
+        """
         content = {
             "version": MANIFEST_VERSION,
             "columns": [[c.name, c.kind.value, c.dtype, c.shape, c.unit] for c in self.schema],
@@ -108,7 +117,10 @@ class Dataset:
 
     @classmethod
     def load(cls, store: Store, folder: str) -> Dataset | None:
-        """The data set that the manifest in a folder describes; None without a manifest, or if a file is missing."""
+        """The data set that the manifest in a folder describes, or None.
+
+        None without a manifest, or if a file is missing.
+        """
         try:
             content = json.loads(store.read(f"{folder}/{MANIFEST}"))
         except FileNotFoundError:

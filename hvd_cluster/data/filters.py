@@ -1,7 +1,8 @@
-"""Which rows are wanted, as a value: decided for a whole row group from its statistics, or row by row on Arrow data.
+"""Which rows are wanted, as a value.
 
-Arrow's own pruning is not used: it takes the statistics of a column with NaNs as if they covered the NaNs (as of
-pyarrow 26), and so counts rows that do not match and passes over some that do.
+It is decided for a whole row group from its statistics, or row by row on Arrow data. Arrow's own pruning is not used:
+it takes the statistics of a column with NaNs as if they covered the NaNs (as of pyarrow 26), and so counts rows that do
+not match and passes over some that do.
 """
 
 from __future__ import annotations
@@ -63,7 +64,10 @@ class RowFilter:
         return tuple(dict.fromkeys(name for group in self.any_of for name, _, _ in group))
 
     def verdict(self, statistics: Callable[[str], Statistics]) -> bool | None:
-        """Whether all rows of a row group match (True), or none (False); None if only the rows decide."""
+        """Whether all rows of a row group match (True), or none (False).
+
+        None if only the rows decide.
+        """
         groups = []
         for group in self.any_of:
             answers = [_verdict(op, value, statistics(name)) for name, op, value in group]
@@ -71,7 +75,10 @@ class RowFilter:
         return True if True in groups else (None if None in groups else False)
 
     def mask(self, table: pa.Table) -> Any:
-        """Whether each row of a table matches: a ``pyarrow.ChunkedArray`` of n bools, without nulls."""
+        """Whether each row of a table matches.
+
+        A ``pyarrow.ChunkedArray`` of n bools, without nulls.
+        """
         compute = load_pyarrow("pyarrow.compute")
         any_of = None
         for group in self.any_of:

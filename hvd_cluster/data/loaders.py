@@ -1,4 +1,4 @@
-"""``horovod.data``: the base class of users' data loaders, and loading ahead in a thread."""
+"""``horovod.data``: the base class of data loaders, and loading in a thread."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ logger = logging.getLogger(__name__)
 
 
 class BaseDataLoader(ABC):
-    """A loader: subclasses define how many batches there are and how to make them; iteration yields them, processed."""
+    """A loader, whose iteration yields processed batches.
+
+    Subclasses define how many batches there are and how to make them.
+    """
 
     @abstractmethod
     def __len__(self) -> int:
@@ -37,7 +40,9 @@ class BaseDataLoader(ABC):
 
 
 class AsyncDataLoaderMixin:
-    """Loads batches in advance, in a thread: ``class Mine(AsyncDataLoaderMixin, MyLoader)``, in this order.
+    """Loads batches in advance, in a thread.
+
+    Use it as ``class Mine(AsyncDataLoaderMixin, MyLoader)``, in this order.
 
     Args:
         async_loader_queue_size: batches that may wait; 0 loads in the thread that iterates.
@@ -98,7 +103,10 @@ class AsyncDataLoaderMixin:
             ahead.close()
 
     def __enter__(self) -> Any:
-        """The loader; the end of the ``with`` block ends its threads, also after an error."""
+        """The loader.
+
+        The end of the ``with`` block ends its threads, also after an error.
+        """
         return self
 
     def __exit__(self, *exc_info: object) -> None:

@@ -1,7 +1,7 @@
-"""Rows that arrive as Arrow batches -> a data set in Arrow files on this machine's disk, mapped into memory by readers.
+"""Rows that arrive as Arrow batches -> a data set in local Arrow files.
 
-For fits without a store: what delivers the batches (a barrier stage, a Ray Dataset) hands each worker its rows, and the
-worker reads them as often as it has epochs.
+They are on this machine's disk, and readers map them into memory. For fits without a store: what delivers the batches
+(a barrier stage, a Ray Dataset) hands each worker its rows, and the worker reads them as often as it has epochs.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ def write_arrow(
     raw: Collection[str] = (),
     first_rows: int | None = None,
 ) -> Dataset:
-    """Write batches to the local disk as they come; a few of them are in memory at a time.
+    """Write batches to the local disk as they come.
 
-    A reader makes the same batches of it, byte for byte, as of the Parquet that ``materialize`` writes of the same rows
-    with the same split and row groups.
+    A few of them are in memory at a time. A reader makes the same batches of it, byte for byte, as of the Parquet that
+    ``materialize`` writes of the same rows with the same split and row groups.
 
     Args:
         batches: the rows, at least one; all of one Arrow schema.

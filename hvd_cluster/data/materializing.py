@@ -1,4 +1,7 @@
-"""The user's data, in any form -> checked Parquet in the store, split into training and validation."""
+"""The user's data, in any form -> checked Parquet in the store.
+
+It is split into training and validation.
+"""
 
 from __future__ import annotations
 
@@ -178,7 +181,7 @@ class _Options:
 
     @property
     def read_columns(self) -> list[str]:
-        """The columns to take from the data: those that are needed, and the validation column."""
+        """The columns to take from the data, with the validation column."""
         return [*self.columns, self.validation] if isinstance(self.validation, str) else list(self.columns)
 
     @property
@@ -208,7 +211,10 @@ class _Materializer:
         self.wrong: list[str] = []
 
     def from_spark(self, frame: Any) -> Dataset:
-        """Executors write Parquet with the one writer of all ways; a line of JSON for each partition comes back."""
+        """The data set of a DataFrame, which executors write as Parquet.
+
+        They use the one writer of all ways; a line of JSON for each partition comes back.
+        """
         options = self.options
         schema = schema_spark.infer_split(frame.schema, options.columns, options.validation, self.wrong, options.raw)
         self._usable(schema)
@@ -259,7 +265,10 @@ class _Materializer:
         return self.from_source(open_table(path, filesystem=store), store, is_one_file=store.is_file(path))
 
     def from_source(self, table: TableSource, store: Store, *, is_one_file: bool = False) -> Dataset:
-        """Row groups where they are; through a copy where a validation column mixes the parts, or files do."""
+        """The data set of a table's row groups where they are.
+
+        It is a copy where a validation column mixes the parts, or files do.
+        """
         chosen = TableColumns(table, self.options.columns, raw=self.options.raw, wrong=self.wrong)
         if not chosen.rows:
             raise DataError(f"the data in {table.name} has no rows")
@@ -290,7 +299,10 @@ class _Materializer:
         return of_snapshot(dataset, table.snapshot)
 
     def _written_before(self, address: Callable[[], str]) -> Dataset | None:
-        """The complete data set that an earlier call wrote; else its address becomes the name of the folders."""
+        """The complete data set that an earlier call wrote; else None.
+
+        Then its address becomes the name of the folders.
+        """
         if not self.reuse or self.wrong:
             return None
         self.dataset_id = address()
@@ -332,7 +344,10 @@ class _Materializer:
         return self._usable(infer(arrow_schema, self.options.columns, wrong=self.wrong, raw=self.options.raw))
 
     def _countable(self, existing: Sequence[str]) -> list[str]:
-        """The columns to take from data that has ``existing`` ones: all, where nothing is wrong."""
+        """The columns to take from data that has ``existing`` ones.
+
+        They are all, where nothing is wrong.
+        """
         if isinstance(self.options.validation, str) and list(existing).count(self.options.validation) != 1:
             column_stats.raise_if_any(self.wrong)
         found = [name for name in self.options.read_columns if not self.wrong or list(existing).count(name) == 1]
@@ -341,7 +356,10 @@ class _Materializer:
         return found
 
     def _usable(self, schema: Schema) -> Schema:
-        """The schema; what is wrong with it is kept until the nulls of its columns have been counted."""
+        """The schema.
+
+        What is wrong with it is kept until the nulls of its columns have been counted.
+        """
         if self.options.tensors_only and (text := schema.no_tensors_text(self.options.raw)):
             self.wrong.append(text)
         return schema
@@ -377,7 +395,10 @@ class _Materializer:
 
 
 def _report(plan: PartPlan, part: int, batches: Iterator[pa.RecordBatch]) -> dict[str, Any]:
-    """Write a partition on an executor; errors that the user can fix come back as a message, not a Spark traceback."""
+    """Write a partition on an executor.
+
+    Errors that the user can fix come back as a message, not a Spark traceback.
+    """
     try:
         return write_part(plan, part, batches).to_json()
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""pyarrow and other packages that a plain install does not have: found when needed, or named in the error."""
+"""pyarrow and other optional packages: found when needed, or named in errors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ def load_pyarrow(module: str = "pyarrow") -> Any:
 
 
 def since_pyarrow(release: int, **arguments: bool) -> dict[str, bool]:
-    """The arguments of a function of pyarrow that has them since a release; none with an older one."""
+    """Arguments that functions of pyarrow have since a release.
+
+    Empty with an older one.
+    """
     return arguments if int(load_pyarrow().__version__.partition(".")[0]) >= release else {}
 
 
@@ -24,7 +27,10 @@ def load_fsspec() -> Any:
 
 
 def load_extra(package: str, extra: str, purpose: str) -> Any:
-    """Import a package that an extra installs, or a module of it; ``purpose`` is the end of "needed ..."."""
+    """Import a package that an extra installs, or a module of it.
+
+    ``purpose`` is the end of "needed ...".
+    """
     try:
         return importlib.import_module(package)
     except ImportError as error:

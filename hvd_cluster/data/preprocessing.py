@@ -1,4 +1,7 @@
-"""``preprocess``: a user's function from a batch of columns to tensors, the same in training and in scoring."""
+"""``preprocess``: a user's function from a batch of columns to tensors.
+
+It is the same in training and in scoring.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,10 @@ _TRIED_ROWS = 3
 
 
 class AllRowsFailedError(DataError):
-    """The function failed on each row of a batch, and rows on which it fails are left out."""
+    """The function failed on each row of a batch.
+
+    Rows on which it fails are left out.
+    """
 
 
 class RowFailedError(DataError):
@@ -161,7 +167,7 @@ class Preprocess:
         return dict(sorted(failed.items()))
 
     def copied(self) -> Preprocess | None:
-        """A copy of the function that another thread can call at the same time; None if there is no such copy.
+        """A copy that another thread can call at the same time; None if there is none.
 
         Functions that are imported from a module are not copied. They can be called by several threads unless they use
         objects of modules: see :func:`hvd_cluster.data.shared_objects.uses_objects`.
@@ -233,7 +239,10 @@ def _failure(where: str | None, error: Exception, kind: type[DataError] = DataEr
 
 
 def _line_of(error: Exception) -> str:
-    """The innermost line of the function's file that an exception came through, in parentheses; or empty."""
+    """The innermost line of the function's file in an error, in parentheses.
+
+    Empty if the exception came through none.
+    """
     places = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
     below = [place for place in places if place[0] != __file__]
     lines = [line for file, line in below if file == below[0][0]]

@@ -1,4 +1,7 @@
-"""Parquet -> batches of tensors, in an order that (seed, epoch) alone decides, from any position in it."""
+"""Parquet -> batches of tensors, in an order that (seed, epoch) decides.
+
+A reader continues from any position in it.
+"""
 
 from __future__ import annotations
 
@@ -217,9 +220,9 @@ class ParquetReader(IterableDataset[dict[str, Any]]):
 
     @property
     def schema(self) -> Schema:
-        """The columns of the batches; what functions make is learned from the data's first row.
+        """The columns of the batches.
 
-        With ``preprocess`` it is the columns that are read.
+        What functions make is learned from the data's first row. With ``preprocess`` it is the columns that are read.
 
         Raises:
             DataError: the first row cannot be read, decoded or transformed.
@@ -228,13 +231,13 @@ class ParquetReader(IterableDataset[dict[str, Any]]):
 
     @property
     def memory_bytes(self) -> int:
-        """Bound of the memory that an epoch takes, without a cache: rows that wait, windows in use and in decoding.
+        """A bound of the memory that an epoch takes without a cache, in bytes.
 
-        Rows count as they are in batches, or as Arrow data where that is more; text as it is stored. For each thread
-        there is a chunk (of CHUNK_BYTES, or a row group) in three forms: bytes of the file, Arrow, tensors; for each
-        lane of this rank there are two windows, and for each thread the order of one. Batches are copied out of them,
-        some files' footers are kept, and every thread's allocator may keep a little of what was freed. What functions
-        of yours allocate is not counted.
+        It covers rows that wait, and windows in use and in decoding. Rows count as they are in batches, or as Arrow
+        data where that is more; text as it is stored. For each thread there is a chunk (of CHUNK_BYTES, or a row group)
+        in three forms: bytes of the file, Arrow, tensors; for each lane of this rank there are two windows, and for
+        each thread the order of one. Batches are copied out of them, some files' footers are kept, and every thread's
+        allocator may keep a little of what was freed. What functions of yours allocate is not counted.
         """
         return self._epochs.budget.total_bytes(self._split, self._footers, self.plan(0).num_slots, self._batch_size)
 
@@ -267,10 +270,11 @@ class ParquetReader(IterableDataset[dict[str, Any]]):
         self._go_to(Position(epoch=epoch))
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        """The rest of the epoch; afterwards the position is the beginning of the next one.
+        """The rest of the epoch.
 
-        The next iteration continues one that was left early. One that was left after the epoch's last batch, as by
-        loops that count ``len(reader)`` steps, is complete. Do not run two iterations at a time.
+        Afterwards the position is the beginning of the next one. The next iteration continues one that was left early.
+        One that was left after the epoch's last batch, as by loops that count ``len(reader)`` steps, is complete. Do
+        not run two iterations at a time.
 
         Yields:
             Column name -> tensor or array of shape ``(rows, *column.shape)``.
@@ -319,15 +323,16 @@ class ParquetReader(IterableDataset[dict[str, Any]]):
             yield batch
 
     def _batches(self, position: Position) -> Generator[tuple[shards.ShardPlan, Batch], None, None]:
-        """The epochs' batches from a position, for :meth:`close` to find while they are taken."""
+        """The epochs' batches from a position, kept where :meth:`close` finds them."""
         batches = self._epochs.batches(position)
         self._open.add(batches)
         return batches
 
     def close(self) -> None:
-        """End the threads and release what they have read; an iteration that was left ends too. May be called again.
+        """End the threads and release what they have read; may be called again.
 
-        The reader may be used further: the next iteration continues at :attr:`position`.
+        An iteration that was left ends too. The reader may be used further: the next iteration continues at
+        :attr:`position`.
         """
         for batches in list(self._open):
             if inspect.getgeneratorstate(batches) != inspect.GEN_RUNNING:  # else its own code closes us, and ends it
@@ -349,7 +354,10 @@ class ParquetReader(IterableDataset[dict[str, Any]]):
     # --- state ------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """The position, and what the order depends on, as plain values; the same on every rank after as many steps."""
+        """The position, and what the order depends on, as plain values.
+
+        The same on every rank after as many steps.
+        """
         position = self.position
         return {
             "epoch": position.epoch,

@@ -24,7 +24,9 @@ Config = TypeVar("Config", "ColumnConfig", "OrderConfig", "PrefetchConfig")
 
 @dataclass(frozen=True, kw_only=True)
 class OrderConfig:
-    """The order of an epoch's rows, a pure function of the data, the epoch and these values.
+    """The order of an epoch's rows.
+
+    A pure function of the data, the epoch and these values.
 
     Args:
         shuffle: whether to permute rows; False keeps the order of the data (in each lane).
@@ -50,7 +52,9 @@ class OrderConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class PrefetchConfig:
-    """How far, and with how many threads, a reader reads ahead. Nothing here changes the order of rows.
+    """How far, and with how many threads, a reader reads ahead.
+
+    Nothing here changes the order of rows.
 
     Args:
         num_threads: threads that read ahead.
@@ -69,7 +73,10 @@ class PrefetchConfig:
 
 
 class ReaderOptions(TypedDict, total=False):
-    """The fields of the three groups as arguments of the reader; an argument overrides its field."""
+    """The fields of the three groups as arguments of the reader.
+
+    An argument overrides its field.
+    """
 
     shapes: Mapping[str, tuple[int, ...]] | None
     pad: Mapping[str, Any] | None
@@ -87,7 +94,10 @@ class ReaderOptions(TypedDict, total=False):
 
 
 def overridden(config: Config, options: dict[str, Any]) -> Config:
-    """The config with those options that are its fields, which are removed from ``options``."""
+    """The config with those options that are its fields.
+
+    They are removed from ``options``.
+    """
     given = {field.name: options.pop(field.name) for field in fields(config) if field.name in options}
     if isinstance(config, ColumnConfig):  # None has always meant "no column"
         given = {name: value for name, value in given.items() if value is not None}

@@ -13,7 +13,10 @@ from hvd_cluster.data.reading.hive import Partition
 
 @dataclass(frozen=True)
 class RowGroup:
-    """Rows of one fragment of a table, such as a row group of a file: all of it, or one contiguous piece."""
+    """Rows of one fragment of a table, such as a row group of a file.
+
+    They are all of it, or one contiguous piece.
+    """
 
     #: Path of the file inside the store's filesystem.
     path: str
@@ -52,7 +55,10 @@ class RowGroup:
 
     @property
     def read_bytes(self) -> int:
-        """Bytes that reading these rows takes: those of the whole row group; 0 when not known."""
+        """Bytes that reading these rows takes; 0 when not known.
+
+        They are those of the whole row group.
+        """
         return self.size_bytes * max(self.rows, self.whole_rows) // self.rows
 
 

@@ -1,4 +1,7 @@
-"""What the columns of a data set hold: name, kind, element type, shape per row; found out from Arrow types."""
+"""What the columns of a data set hold, found out from Arrow types.
+
+That is the name, kind, element type and shape per row.
+"""
 
 from __future__ import annotations
 
@@ -77,7 +80,10 @@ class Column:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one row in a tensor; 0 where that is not known (strings, binary, unseen shapes)."""
+        """Bytes of one row in a tensor; 0 where that is not known.
+
+        It is not for strings, binary and unseen shapes.
+        """
         if not self.has_tensor or UNKNOWN in self.shape:
             return 0
         return math.prod(self.shape) * np.dtype(self.dtype).itemsize
@@ -132,7 +138,10 @@ class Schema:
             raise DataError(text)
 
     def no_tensors_text(self, others: Collection[str] = ()) -> str:
-        """What to say of the columns, without ``others``, that cannot become tensors as they are; or empty."""
+        """What to say of columns that cannot become tensors as they are; or empty.
+
+        Those in ``others`` are left out.
+        """
         columns = (column for column in self.columns if not column.has_tensor and column.name not in others)
         texts = [f"{column.name!r} ({column.kind.value})" for column in columns]
         if not texts:
@@ -154,7 +163,10 @@ def no_tensor_type_text(name: str, type_name: str) -> str:
 
 
 def missing_columns_text(missing: Sequence[str], existing: Sequence[str], of: str = "the columns") -> str:
-    """One line per missing column with its near misses, then all columns there are, which ``of`` names."""
+    """A line per missing column with its near misses, then all columns there are.
+
+    ``of`` names the latter.
+    """
     import difflib
 
     lines = []
@@ -176,7 +188,9 @@ def infer(
     wrong: list[str] | None = None,
     raw: Collection[str] = (),
 ) -> Schema:
-    """The schema for an Arrow schema; list and vector lengths that it leaves open are UNKNOWN.
+    """The schema for an Arrow schema.
+
+    List and vector lengths that it leaves open are UNKNOWN.
 
     Args:
         arrow_schema: a ``pyarrow.Schema``.
@@ -210,9 +224,10 @@ def infer(
 def each_column(
     wanted: Sequence[str] | None, existing: Sequence[str], make: Callable[[str], T]
 ) -> tuple[dict[str, T], list[str]]:
-    """What ``make`` returns for each of the wanted columns (None for all), and a message for each that is wrong.
+    """What ``make`` returns for each of the wanted columns, and what is wrong.
 
-    A column is wrong if it does not exist, if several have its name, or if ``make`` raises a DataError.
+    None stands for all columns; there is a message for each that is wrong. A column is wrong if it does not exist, if
+    several have its name, or if ``make`` raises a DataError.
     """
     counts = Counter(existing)
     names = dict.fromkeys(existing if wanted is None else wanted)
@@ -289,7 +304,7 @@ def _is_list_of(types: Any, arrow_type: Any, is_element: Any) -> bool:
 
 
 def _element_dtype(types: Any, arrow_type: Any) -> str | None:
-    """The numpy name of a tensor's element for an Arrow scalar type; None where there is none."""
+    """The numpy name of a tensor's element for an Arrow scalar type, or None."""
     if types.is_boolean(arrow_type):
         return "bool"
     if types.is_decimal(arrow_type):

@@ -1,4 +1,4 @@
-"""The schema for the types of a Spark DataFrame; works the same on classic and Connect sessions."""
+"""The schema for a Spark DataFrame's types, on classic and Connect sessions."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ def infer(
     wrong: list[str] | None = None,
     raw: Collection[str] = (),
 ) -> Schema:
-    """The schema of a DataFrame's columns; lengths of arrays and vectors are UNKNOWN until rows are seen.
+    """The schema of a DataFrame's columns.
+
+    Lengths of arrays and vectors are UNKNOWN until rows are seen.
 
     Args:
         spark_schema: ``df.schema``.
@@ -65,7 +67,9 @@ def infer_split(
     wrong: list[str] | None = None,
     raw: Collection[str] = (),
 ) -> Schema:
-    """The schema of the columns to train on, after a check of the column that marks rows for validation, if one does.
+    """The schema of the columns to train on.
+
+    The column that marks rows for validation is checked before, if there is one.
 
     Args:
         validation: share of the rows, name of a column that is not one of ``columns``, or None.
@@ -85,7 +89,10 @@ def infer_split(
 
 
 def texts(spark_schema: StructType) -> dict[str, str]:
-    """Columns that Spark hands to Python as text only, such as intervals of months, and the type of each."""
+    """Columns that Spark gives to Python as text only, each with its type.
+
+    Intervals of months are such.
+    """
     odd = [field for field in spark_schema.fields if not _passes(field.dataType.jsonValue())]
     wrong = [
         f"column {field.name!r} has the type {field.dataType.simpleString()}, which Spark does not hand to Python: "
@@ -109,7 +116,7 @@ def _passes(described: Any) -> bool:
 
 
 def _unit_of(described: str) -> str | None:
-    """The unit of a date, time or duration, given in its JSON form; None for other types."""
+    """The unit of a date, time or duration in its JSON form; None for others."""
     if described.startswith(("interval day", "interval hour", "interval minute", "interval second")):
         return "us"
     return _TIMES.get(described)

@@ -1,4 +1,4 @@
-"""Warnings for a worker that reads the same data as other workers, and for one that gets no batch."""
+"""Warnings for a worker that reads other workers' data, or gets no batch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hvd_cluster.topology import Topology
 
 
 def warn_if_not_own_shard(logger: logging.Logger, shard: int | None, count: int | None, arguments: str) -> None:
-    """Warn where this process is one of several workers and reads another shard than its own.
+    """Warn where one of several workers reads another shard than its own.
 
     Args:
         logger: of the module that reads.
@@ -31,7 +31,10 @@ def warn_if_not_own_shard(logger: logging.Logger, shard: int | None, count: int 
 
 
 def warn_if_no_batch(logger: logging.Logger, rows: int, batch_size: int, size: int, steps: int) -> None:
-    """Warn where the rows do not fill one global batch, so that a loop over the reader does nothing."""
+    """Warn where the rows do not fill one global batch.
+
+    A loop over the reader then does nothing.
+    """
     if rows and not steps:
         logger.warning(
             "%d rows do not fill one global batch of %d (batch_size %d, on %d ranks), so remainder='drop' leaves no "

@@ -1,4 +1,7 @@
-"""Whether an imported function uses objects of modules that several threads would share: a tokenizer, a list."""
+"""Whether an imported function uses objects that several threads would share.
+
+A module may hold a tokenizer or a list, for example.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +21,10 @@ _DESCRIPTORS = (types.MemberDescriptorType, types.GetSetDescriptorType)
 
 
 def uses_objects(fn: Callable[..., Any]) -> bool:
-    """Whether ``fn`` may use an object that other threads can change, itself or in code of its package that it uses.
+    """Whether ``fn`` may use an object that other threads can change.
 
-    It is True in doubt. Functions and classes of other packages count as safe.
+    It may do so itself, or in code of its package that it uses. It is True in doubt. Functions and classes of other
+    packages count as safe.
     """
     places = _places(fn)
     waiting: list[Any] = [fn]
@@ -45,7 +49,10 @@ def uses_objects(fn: Callable[..., Any]) -> bool:
 
 
 def _is_safe(value: Any) -> bool:
-    """Whether several threads may use a value that is neither a function of Python nor a class."""
+    """Whether several threads may use a value.
+
+    It is neither a function of Python nor a class.
+    """
     if inspect.isroutine(value):  # bound methods are routines too
         return isinstance(getattr(value, "__self__", None), (type(None), types.ModuleType, type))
     return isinstance(value, (*_CONSTANTS, *_DESCRIPTORS, np.ufunc, types.ModuleType))
@@ -59,7 +66,10 @@ def _used_by_class(cls: type) -> list[Any]:
 
 
 def _used_by(fn: types.FunctionType) -> list[Any]:
-    """The values that a function can reach by the names in its code, its defaults and its closure."""
+    """The values that a function can reach by names, defaults and closure.
+
+    The names are those in its code.
+    """
     names = frozenset(_names(fn.__code__))
     used = [*(fn.__defaults__ or ()), *(fn.__kwdefaults__ or {}).values(), *map(_content, fn.__closure__ or ())]
     # Modules that the function imports itself are not among its globals.
@@ -68,7 +78,10 @@ def _used_by(fn: types.FunctionType) -> list[Any]:
 
 
 def _attributes(names: frozenset[str], values: Iterable[Any]) -> Iterator[Any]:
-    """The attributes of these names of modules among the values, and of modules among these."""
+    """The attributes of these names of modules among the values.
+
+    Also of modules among these.
+    """
     waiting, seen = list(values), set()
     while waiting:
         module = waiting.pop()
@@ -80,7 +93,7 @@ def _attributes(names: frozenset[str], values: Iterable[Any]) -> Iterator[Any]:
 
 
 def _names(code: types.CodeType) -> Iterator[str]:
-    """The names in the code of a function, and of the lambdas and comprehensions in it."""
+    """The names in a function's code, and in its lambdas and comprehensions."""
     yield from code.co_names
     for one in code.co_consts:
         if isinstance(one, types.CodeType):

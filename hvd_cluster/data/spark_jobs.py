@@ -1,7 +1,7 @@
-"""Spark jobs that end when the thread that waits for them is interrupted, on classic and Connect sessions.
+"""Spark jobs that end when the thread that waits for them is interrupted.
 
-An interrupt comes at once in the thread that is inside ``collect``, and the job continues without it. So a job is
-submitted from a thread of its own, under a name by which it can be cancelled.
+On classic and Connect sessions. An interrupt comes at once in the thread that is inside ``collect``, and the job
+continues without it. So a job is submitted from a thread of its own, under a name by which it can be cancelled.
 """
 
 from __future__ import annotations
@@ -38,7 +38,10 @@ _TASKS_END_S = 4.0
 
 
 def run(spark: Any, action: Callable[[], T], description: str) -> T:
-    """The result of an action of Spark (``collect``, a write); its tasks have ended if this is interrupted."""
+    """The result of an action of Spark (``collect``, a write).
+
+    Its tasks have ended if this is interrupted.
+    """
     tag = f"hvd_cluster.{uuid.uuid4().hex[:12]}"
     found: list[T] = []
     errors: list[BaseException] = []
@@ -73,7 +76,7 @@ def run(spark: Any, action: Callable[[], T], description: str) -> T:
 
 
 def thread(spark: Any, target: Callable[[], None], tag: str, description: str) -> threading.Thread:
-    """A thread, not yet started, that runs ``target`` so that :func:`cancel` with ``tag`` reaches its jobs."""
+    """A thread, not yet started, whose jobs :func:`cancel` with ``tag`` reaches."""
     outer_tags = set(spark.getTags()) if is_connect(spark) else set()
 
     def run_named() -> None:
@@ -96,7 +99,10 @@ def thread(spark: Any, target: Callable[[], None], tag: str, description: str) -
 
 
 def cancel(spark: Any, tag: str) -> None:
-    """Cancel the jobs that run under ``tag``; a job that has not been submitted yet is not reached."""
+    """Cancel the jobs that run under ``tag``.
+
+    A job that has not been submitted yet is not reached.
+    """
     if is_connect(spark):
         spark.interruptTag(tag)
     else:
@@ -104,7 +110,10 @@ def cancel(spark: Any, tag: str) -> None:
 
 
 def running_tasks(spark: Any, tag: str) -> int | None:
-    """How many tasks of the jobs under ``tag`` run now; None on Connect, whose server does not say."""
+    """The number of tasks of the jobs under ``tag`` that run now.
+
+    None on Connect, whose server does not say.
+    """
     if is_connect(spark):
         return None
     tracker = spark.sparkContext.statusTracker()
@@ -124,10 +133,10 @@ def _let_tasks_end(spark: Any, tag: str) -> None:
 
 
 def use_this_python(spark: Any) -> None:
-    """Let tasks on this machine run with this process's Python, unless the user has chosen one.
+    """Let tasks on this machine run with this process's Python.
 
-    Spark takes the first python3 of the PATH. If a virtual environment is not activated, that is another one, which
-    has none of the user's packages.
+    Unless the user has chosen one. Spark takes the first python3 of the PATH. If a virtual environment is not
+    activated, that is another one, which has none of the user's packages.
     """
     if is_connect(spark) or "PYSPARK_PYTHON" in inherited_env():
         return
@@ -137,7 +146,7 @@ def use_this_python(spark: Any) -> None:
 
 
 def missing_module(text: str) -> str:
-    """Advice, if Spark says that the Python of its tasks has no module of some name; "" if it does not."""
+    """Advice, if Spark says that its tasks' Python lacks a module; else ""."""
     found = _MISSING.search(text)
     if found is None:
         return ""
@@ -199,7 +208,9 @@ def connect_session() -> Any:
 
 
 def classic_session() -> Any:
-    """The classic session of this process, or None; as :func:`connect_session` in other threads.
+    """The classic session of this process, or None.
+
+    As :func:`connect_session` in other threads.
 
     Raises:
         ImportError: pyspark is not installed, or is one that is a client of Connect servers alone.

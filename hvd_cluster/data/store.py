@@ -1,4 +1,7 @@
-"""Where a fit keeps its Parquet, checkpoints and logs: :class:`Store`, and which class of it serves which path."""
+"""Where a fit keeps its Parquet, checkpoints and logs: :class:`Store`.
+
+Here is which class of it serves which path.
+"""
 
 from __future__ import annotations
 

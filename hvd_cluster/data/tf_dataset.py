@@ -1,4 +1,7 @@
-"""A reader's batches as a ``tf.data.Dataset``; the only module of ``data`` that uses TensorFlow."""
+"""A reader's batches as a ``tf.data.Dataset``.
+
+The only module of ``data`` that uses TensorFlow.
+"""
 
 from __future__ import annotations
 
@@ -113,12 +116,13 @@ def _of_generator(items: Callable[[], Iterator[Any]], signature: Any) -> Any:
 
 
 def prefetched(dataset: Any, num_batches: int) -> Any:
-    """Batches taken in advance; -1 lets this step choose how many, by how often it had none.
+    """Batches taken in advance; -1 lets this step choose how many.
 
-    TensorFlow's autotuning of whole pipelines is off for that. It has a thread that may not hear of the end, and sleeps
-    on until its next turn, for up to a minute; who deletes the iterator waits for it. (A cancellation wakes the thread
-    before it sets the flag that the thread looks at: ``CancellationManager::StartCancel`` and ``Model::OptimizeLoop``.
-    With TensorFlow 2.21, of 20 deletions 2 took as long as the iterator had lived, and more.)
+    It chooses by how often it had none. TensorFlow's autotuning of whole pipelines is off for that. It has a thread
+    that may not hear of the end, and sleeps on until its next turn, for up to a minute; who deletes the iterator waits
+    for it. (A cancellation wakes the thread before it sets the flag that the thread looks at:
+    ``CancellationManager::StartCancel`` and ``Model::OptimizeLoop``. With TensorFlow 2.21, of 20 deletions 2 took as
+    long as the iterator had lived, and more.)
     """
     tf = _tensorflow()
     prefetched = dataset.prefetch(num_batches)
@@ -130,7 +134,10 @@ def prefetched(dataset: Any, num_batches: int) -> Any:
 
 
 class _Asked(Iterator[Any]):
-    """Items that threads of TensorFlow ask for, which releases this object after the last one."""
+    """Items that threads of TensorFlow ask for.
+
+    TensorFlow releases this object after the last one.
+    """
 
     def __init__(self, items: Iterator[Any]) -> None:
         self._items = items
@@ -170,7 +177,10 @@ class _Calls:
         raise StopIteration
 
     def close(self, timeout_s: float | None = None) -> None:
-        """Wait at most ``timeout_s`` until no thread is in a call and TensorFlow knows that it was the last."""
+        """Wait at most ``timeout_s`` until no thread is in a call.
+
+        TensorFlow then knows that it was the last.
+        """
         now = time.monotonic()
         deadline = math.inf if timeout_s is None else now + timeout_s
         self._told_at_s = told_at_s = now if self._told_at_s is None else self._told_at_s

@@ -1,6 +1,7 @@
-"""Where a fit keeps its Parquet, checkpoints and logs: a prefix, the layout below it, and a filesystem.
+"""Where a fit keeps its files: a prefix, the layout below it, a filesystem.
 
-How bytes move is the business of :mod:`hvd_cluster.data.files.filesystems`.
+The files are Parquet, checkpoints and logs. How bytes move is the business of
+:mod:`hvd_cluster.data.files.filesystems`.
 """
 
 from __future__ import annotations
@@ -116,7 +117,10 @@ class Store:
 
     @property
     def storage_options(self) -> Mapping[str, Any]:
-        """Arguments for the fsspec filesystem of the URLs below the prefix, for programs that open these themselves."""
+        """Arguments for the fsspec filesystem of the URLs below the prefix.
+
+        For programs that open these themselves.
+        """
         return self._storage_options
 
     def saving_runs(self) -> bool:
@@ -166,7 +170,10 @@ class Store:
         return "logs"
 
     def get_full_path(self, path: str) -> str:
-        """The path with its scheme, as other programs want it: ``file:///abs`` for local ones."""
+        """The path with its scheme, as other programs want it.
+
+        For example ``file:///abs`` for local ones.
+        """
         url = filesystems.normalize(path)
         return Path(url).as_uri() if filesystems.scheme_of(url) == "file" else url
 
@@ -197,7 +204,10 @@ class Store:
 
     @property
     def uploads_whole(self) -> bool:
-        """Whether a file appears only once it is written to its end, as on object stores, where a rename is a copy."""
+        """Whether a file appears only once it is written to its end.
+
+        So it is on object stores, where a rename is a copy.
+        """
         return filesystems.scheme_of(self.prefix) in filesystems.OBJECT_STORES
 
     def exists(self, path: str) -> bool:
@@ -218,7 +228,9 @@ class Store:
 
     @step_clock.span(SAVE)
     def write(self, path: str, data: bytes | str) -> None:
-        """Write a file so that it is there whole or not at all, also after a crash; folders above it are made.
+        """Write a file so that it is there whole or not at all.
+
+        Also after a crash; folders above it are made.
 
         Args:
             path: the file.
@@ -235,7 +247,10 @@ class Store:
         self.write(path, text)
 
     def delete(self, path: str) -> None:
-        """Delete a file, or a folder with all below it. A path that does not exist is fine."""
+        """Delete a file, or a folder with all below it.
+
+        A path that does not exist is fine.
+        """
         kinds = self._info_types()
         kind, inner = self._info(path).type, self.get_localized_path(path)
         with suppress(FileNotFoundError):  # another process was faster
@@ -245,7 +260,10 @@ class Store:
                 self.fs.delete_file(inner)
 
     def list(self, path: str, recursive: bool = False) -> list[str]:
-        """Files and folders in a folder, as paths inside the filesystem, sorted; [] where there is no such folder."""
+        """Files and folders in a folder, as paths inside the filesystem, sorted.
+
+        [] where there is no such folder.
+        """
         selector = load_pyarrow("pyarrow.fs").FileSelector(
             self.get_localized_path(path), allow_not_found=True, recursive=recursive
         )
@@ -284,23 +302,29 @@ class Store:
         return load_pyarrow("pyarrow.parquet").ParquetDataset(inner, filesystem=self.fs)
 
     def get_data_metadata_path(self, path: str) -> str:
-        """Where a program of this host may keep what it learned of the data set in a folder, beside that folder."""
+        """Where this host's programs may keep what they learned of a data set.
+
+        It is beside the folder of the data set.
+        """
         host = hashlib.md5(socket.gethostname().encode(), usedforsecurity=False).hexdigest()
         return f"{path.rstrip('/')}_{host}_cached_metadata.pkl"
 
     def get_local_output_dir_fn(self, run_id: str) -> Callable[[], AbstractContextManager[str]]:
-        """A picklable function that gives a context with a local folder for the run's files.
+        """A picklable function that gives a context with a local folder for a run.
 
         It is the run's own folder where the store is local, else a temporary one, to be given to :meth:`sync_fn`.
         """
         return LocalOutputDir(self.get_run_path(run_id), self.is_local)
 
     def sync_fn(self, run_id: str) -> Callable[[str], None]:
-        """A picklable function that copies the files of a local folder into the run's folder."""
+        """A picklable function that copies a local folder's files to the run's."""
         return RunSync(self.get_run_path(run_id), self.is_local, self.write)
 
     def to_remote(self, run_id: str, dataset_idx: int | str | None) -> RemoteStore:
-        """What a worker needs for one run on data set ``dataset_idx``, as plain values. Pickles."""
+        """What a worker needs for one run on a data set, as plain values.
+
+        Pickles.
+        """
         return RemoteStore(
             train_data_path=self.get_train_data_path(dataset_idx),
             val_data_path=self.get_val_data_path(dataset_idx),
@@ -352,7 +376,10 @@ class Store:
         return f"{self.prefix.rstrip('/')}/{name}" if path is None else filesystems.normalize(path)
 
     def _is_inside(self, path: str) -> bool:
-        """Whether a path without scheme is one inside the filesystem rather than a local path to make absolute."""
+        """Whether a path without scheme is one inside the filesystem.
+
+        Otherwise it is a local path to make absolute.
+        """
         return not self.is_local or (Path(path).is_absolute() and not path.startswith("file:"))
 
     def _open(self) -> tuple[Any, str]:

@@ -1,4 +1,4 @@
-"""Filesystems: one function that opens any URL, and writes that are complete or absent.
+"""Filesystems: one function that opens any URL, and complete writes.
 
 Where a fit keeps what is the business of :mod:`hvd_cluster.data.store`.
 """
@@ -39,10 +39,11 @@ def scheme_of(url: str) -> str:
 
 
 def normalize(path: str | os.PathLike[str]) -> str:
-    """A path or URL in its one spelling: an absolute path where it is local, a URL without a trailing "/" elsewhere.
+    """A path or URL in its one spelling.
 
-    ``file:/a``, ``file:///a`` and ``/a`` are the same, and so are ``dbfs:/a`` and ``dbfs:///a``; relative paths are
-    taken from the current folder, so that the result means the same in every process of this host.
+    It is an absolute path where it is local, and a URL without a trailing "/" elsewhere. ``file:/a``, ``file:///a`` and
+    ``/a`` are the same, and so are ``dbfs:/a`` and ``dbfs:///a``; relative paths are taken from the current folder, so
+    that the result means the same in every process of this host.
 
     Raises:
         DataError: the path is empty, a ``file:`` URL names another host, or another URL has no ``//``.
@@ -62,7 +63,10 @@ def normalize(path: str | os.PathLike[str]) -> str:
 
 
 def _full_url(url: str, scheme: str) -> str:
-    """A URL with ``//``: fsspec takes any other for a local path below the current folder."""
+    """A URL with ``//``.
+
+    fsspec takes any other for a local path below the current folder.
+    """
     rest = url[len(scheme) + 1 :]
     if scheme in _HOSTLESS and rest.startswith("/"):
         named = rest.startswith("//") and not rest.startswith("///")
@@ -175,7 +179,10 @@ def unwritable_text(path: str, error: OSError) -> str:
 
 
 def as_filesystem(filesystem: Any) -> Any:
-    """A ``pyarrow.fs.FileSystem`` of what a user may have: one of these, one of fsspec, or a Store."""
+    """A ``pyarrow.fs.FileSystem`` of what a user may have.
+
+    That is one of these, one of fsspec, or a Store.
+    """
     fs = load_pyarrow("pyarrow.fs")
     if isinstance(filesystem, fs.FileSystem):
         return filesystem
@@ -222,7 +229,10 @@ def write_whole(filesystem: Any, path: str, data: bytes, *, atomic_upload: bool 
 
 
 def _write_local(path: Path, data: bytes) -> None:
-    """Write beside the target, flush to the disk, rename, and flush the folder that holds the new name."""
+    """Write beside the target, flush to the disk, and rename.
+
+    Then flush the folder that holds the new name.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
     try:
@@ -238,7 +248,10 @@ def _write_local(path: Path, data: bytes) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make renames in a local folder survive a power cut, where the filesystem can promise it."""
+    """Make renames in a local folder survive a power cut.
+
+    Where the filesystem can promise it.
+    """
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -249,7 +262,10 @@ def sync_folder(folder: Path) -> None:
 
 
 class UnfinishedFile:
-    """A file that a pyarrow writer fills under a hidden name, which :meth:`complete` replaces by its own."""
+    """A file that a pyarrow writer fills under a hidden name.
+
+    :meth:`complete` replaces it by its own name.
+    """
 
     def __init__(
         self, filesystem: Any, path: str, make_writer: Callable[[Any], Any], *, atomic_upload: bool = False

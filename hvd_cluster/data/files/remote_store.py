@@ -1,4 +1,7 @@
-"""What a worker needs of a store for one run: plain paths, and functions that pickle without it."""
+"""What a worker needs of a store for one run.
+
+Plain paths, and functions that pickle without it.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +49,7 @@ class RemoteStore:
 
 @dataclass(frozen=True)
 class RunSync:
-    """Copies the files of a local folder into a run's folder, each whole or not at all."""
+    """Copies a local folder's files into a run's folder, each whole or not at all."""
 
     #: The run's folder in the store, and whether it is a local one.
     run_path: str
@@ -64,7 +67,10 @@ class RunSync:
 
 @dataclass(frozen=True)
 class LocalOutputDir:
-    """Gives a local folder for a run's files: the run's own where any program can write there, else a temporary one."""
+    """Gives a local folder for a run's files.
+
+    It is the run's own where any program can write there, else a temporary one.
+    """
 
     #: The run's folder in the store, and whether it is a local one.
     run_path: str

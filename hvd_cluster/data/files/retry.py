@@ -67,7 +67,10 @@ def retried(
 
 
 def file_info(filesystem: Any, path: Any) -> Any:
-    """The ``pyarrow.fs.FileInfo`` of a path; a list of them for several paths or a ``FileSelector``."""
+    """The ``pyarrow.fs.FileInfo`` of a path.
+
+    A list of them for several paths or a ``FileSelector``.
+    """
     shown = path if isinstance(path, str) else getattr(path, "base_dir", "files")
     return retried(lambda: filesystem.get_file_info(path), filesystem, f"looking at {shown}")
 

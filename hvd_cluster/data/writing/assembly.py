@@ -69,7 +69,9 @@ def _with_sources(split: Split, is_in_order: bool) -> Split:
 
 
 def _reader_of(plan: PartPlan, parts: Sequence[PartReport], store: Store) -> ParquetFragments | None:
-    """Reads parts whose types differ in types that hold the values of all of them; None where no types differ.
+    """A reader of parts whose types differ, or None where they do not.
+
+    Its types hold the values of all parts.
 
     Raises:
         DataError: a column that no tensor is made of has no such type.

@@ -1,4 +1,7 @@
-"""What the rows of the used columns hold: nulls and list lengths, counted batch by batch."""
+"""What the rows of the used columns hold: nulls and list lengths.
+
+They are counted batch by batch.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +73,10 @@ class TableStats:
                 ours.add_lengths(level, lengths)
 
     def problems(self, *, allow_ragged: bool = False, first_rows: int | None = None) -> list[str]:
-        """What is wrong with the columns, a sentence each that names the column and the remedy."""
+        """What is wrong with the columns, a sentence each.
+
+        It names the column and the remedy.
+        """
         where = "" if first_rows is None else f" in the first {first_rows} rows"
         texts: list[str] = []
         for name, seen in self.columns.items():

@@ -1,4 +1,7 @@
-"""Names for data by its content: the same rows, requested in the same way, have the same name."""
+"""Names for data by its content.
+
+The same rows, requested in the same way, have the same name.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +25,10 @@ if TYPE_CHECKING:
 
 
 def of_table(table: pa.Table, options: Mapping[str, Any]) -> str:
-    """The name of an Arrow table's columns, written with these options: 32 hexadecimal digits.
+    """The name of an Arrow table's columns, written with these options.
 
-    A table that is cut into other chunks, or has other values behind its nulls, may have another name.
+    It has 32 hexadecimal digits. A table that is cut into other chunks, or has other values behind its nulls, may have
+    another name.
     """
     digest = _digest(options)
     pyarrow, ipc = load_pyarrow(), load_pyarrow("pyarrow.ipc")
@@ -91,12 +95,15 @@ class PlanState:
         return cls(frame, int(frame.semanticHash()), state_of_files(frame))
 
     def has_rows_of(self, now: PlanState) -> bool:
-        """Whether the rows of another DataFrame, whose state is new, are those that this one had then."""
+        """Whether another DataFrame's rows are those that this one had then.
+
+        The state of the other is new.
+        """
         return self.resolved == now.resolved and self.files == now.files and _same_plan(self.frame, now.frame)
 
 
 class SparkPlans:
-    """Remembers frames, and gives the same name to those with the same plan over unchanged files.
+    """Gives the same name to frames with the same plan over unchanged files.
 
     The name is drawn at random for a plan that is new: ``semanticHash`` alone has 32 bits, and for data that exists
     only in the session's memory it says nothing in another one.
@@ -129,7 +136,10 @@ def _same_plan(one: Any, other: Any) -> bool:
 
 
 def state_of_files(frame: Any) -> str:
-    """Names, sizes and times of change of the files that a frame reads; names alone where these cannot be read."""
+    """Names, sizes and times of change of the files that a frame reads.
+
+    Names alone where these cannot be read.
+    """
     parts = []
     for url in sorted(frame.inputFiles()):
         try:

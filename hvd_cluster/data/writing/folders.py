@@ -1,4 +1,7 @@
-"""The folders of a data set during its writing: one writer owns them, and no reader takes them for complete."""
+"""The folders of a data set during its writing.
+
+One writer owns them, and no reader takes them for complete.
+"""
 
 from __future__ import annotations
 
@@ -88,7 +91,10 @@ class DatasetFolders:
 
     @property
     def claim(self) -> str:
-        """The file in each folder that is there until the data is complete, with SUCCESS then, or given up."""
+        """The file in each folder that is there until the data is complete.
+
+        Then it is replaced by SUCCESS, or the data is given up.
+        """
         return self._claim
 
     def _listed(self) -> set[str]:
@@ -120,15 +126,15 @@ class DatasetFolders:
             time.sleep(_POLL_S)
 
     def _names(self, folder: str) -> list[str]:
-        """What the folder holds, sorted, without claims that are no more than a temporary file yet."""
+        """What the folder holds, sorted, without claims that are still temporary."""
         names = [path.rsplit("/", 1)[-1] for path in self._store.list(folder)]
         return [name for name in names if not (INCOMPLETE in name and name.endswith(".tmp"))]
 
     def _remove(self, folder: str) -> None:
-        """Delete what was written, the claim last: until it is deleted no other writer begins.
+        """Delete what was written, the claim last.
 
-        Tasks that were cancelled may continue for a moment; once the claim has gone from a folder they remove their
-        files.
+        Until it is deleted no other writer begins. Tasks that were cancelled may continue for a moment; once the claim
+        has gone from a folder they remove their files.
         """
         until = time.monotonic() + _LAST_FILES_S
         while True:

@@ -21,7 +21,9 @@ from hvd_cluster.data.writing import content_address
 def in_place(
     chosen: TableColumns, schema: Schema, store: Store, *, ratio: float | None, num_proc: int, seed: int
 ) -> Dataset:
-    """The data set of a table's row groups where they are; without a ratio its validation part is empty.
+    """The data set of a table's row groups where they are.
+
+    Without a ratio its validation part is empty.
 
     Args:
         chosen: the columns.
@@ -41,7 +43,10 @@ def in_place(
 
 
 def address_of(chosen: TableColumns, options: Mapping[str, Any]) -> str:
-    """The name of a table's rows, written with these options: by its snapshot, or by its files as they are now."""
+    """The name of a table's rows, written with these options.
+
+    It follows from its snapshot, or from its files as they are now.
+    """
     table = chosen.table
     if table.snapshot is not None:
         return content_address.of_text(table.snapshot.key, options)

@@ -1,6 +1,7 @@
-"""One file of a data set while it is written: rows in, row groups of one size out, in Parquet or in Arrow's format.
+"""One file of a data set while it is written, in Parquet or Arrow's format.
 
-Both formats hold the same Arrow data in the same row groups, so that a reader makes the same batches of them.
+Rows go in, and row groups of one size come out. Both formats hold the same Arrow data in the same row groups, so that a
+reader makes the same batches of them.
 """
 
 from __future__ import annotations
@@ -111,7 +112,10 @@ class PartFile:
 
     @property
     def kept_types(self) -> Any:
-        """``pyarrow.Schema`` of the columns that have the types in which they came; None where no rows came."""
+        """``pyarrow.Schema`` of the columns that keep their types.
+
+        None where no rows came.
+        """
         ragged = self._plan.allow_ragged
         kept = [column.name for column in self._plan.schema if _keeps_type(column, ragged)]
         return None if self._schema is None else load_pyarrow().schema([self._schema.field(name) for name in kept])
@@ -173,9 +177,10 @@ def _keeps_type(column: Column, allow_ragged: bool) -> bool:
 
 
 def _stored_type(array: pa.Array, column: Column, allow_ragged: bool) -> Any:
-    """The Arrow type that a column is written in; lists and dense vectors become flat fixed-size lists.
+    """The Arrow type that a column is written in.
 
-    A column that begins with sparse vectors keeps Spark's struct: dense it could be a thousand times larger.
+    Lists and dense vectors become flat fixed-size lists. A column that begins with sparse vectors keeps Spark's struct:
+    dense it could be a thousand times larger.
     """
     pyarrow = load_pyarrow()
     types = load_pyarrow("pyarrow.types")

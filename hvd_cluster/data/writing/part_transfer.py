@@ -1,7 +1,8 @@
-"""Partitions of a data set that travel as rows: written where they are made, cut into bytes, assembled elsewhere.
+"""Partitions of a data set that travel as rows.
 
-The files are those that ``materialize`` writes of the same partitions, in Arrow's format, so that a reader makes the
-same batches of them; no shared file system is needed.
+They are written where they are made, cut into bytes, and assembled elsewhere. The files are those that ``materialize``
+writes of the same partitions, in Arrow's format, so that a reader makes the same batches of them; no shared file system
+is needed.
 """
 
 from __future__ import annotations
@@ -86,7 +87,9 @@ def _rows(part: int, name: str, at: int, data: bytes) -> pa.RecordBatch:
 
 @contextlib.contextmanager
 def received(batches: Iterable[pa.RecordBatch]) -> Iterator[dict[str, str]]:
-    """Put rows of SCHEMA, in any order, together in a folder of this machine, which goes with the context.
+    """Put rows of SCHEMA, in any order, together in a folder of this machine.
+
+    The folder goes with the context.
 
     Yields:
         The variable that passes the folder to a worker.

@@ -1,6 +1,6 @@
-"""One partition of the data -> one file for training and one for validation, in the process that holds it.
+"""One partition of the data -> a file for training and one for validation.
 
-Runs on Spark's executors as well as in the driver; knows neither.
+It runs in the process that holds the partition. Runs on Spark's executors as well as in the driver; knows neither.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ OnPart = Callable[[int, Iterator[Any]], dict[str, Any]]
 
 @dataclass(frozen=True)
 class RemoteParts:
-    """Data that lies in parts on other machines, where functions can be run over each."""
+    """Data in parts on other machines, where functions can be run over each."""
 
     #: ``pyarrow.Schema`` of the parts; types of single parts may differ from it.
     schema: Any
@@ -125,7 +125,10 @@ def write_part(plan: PartPlan, part: int, batches: Iterable[pa.RecordBatch]) -> 
 
 
 def _require_claim(plan: PartPlan) -> None:
-    """Check that the driver still collects parts, now that this one's files have their names."""
+    """Check that the driver still collects parts.
+
+    This part's files have their names by now.
+    """
     if not plan.claim:
         return
     missing = load_pyarrow("pyarrow.fs").FileType.NotFound
@@ -144,7 +147,10 @@ def _require_claim(plan: PartPlan) -> None:
 def _validation_mask(
     plan: PartPlan, part: int, report: PartReport, batch: pa.RecordBatch
 ) -> npt.NDArray[np.bool_] | None:
-    """Count the batch, and mark its rows that are for validation, shape (n,); None where there is no validation."""
+    """Count the batch, and mark its rows for validation, shape (n,).
+
+    None where there is no validation.
+    """
     report.stats.add(batch, plan.schema)
     if plan.validation is None:
         return None

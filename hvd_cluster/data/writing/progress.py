@@ -20,7 +20,7 @@ POLL_S = 2.0
 
 
 class ProgressBar:
-    """A bar on the terminal or in a notebook, by tqdm, which ends when all rows are written."""
+    """A bar by tqdm on the terminal or in a notebook, until all rows are written."""
 
     def __init__(self, description: str = "writing rows") -> None:
         self._description = description
@@ -49,9 +49,9 @@ def counted(batches: Iterable[pa.RecordBatch], progress: Progress | None, total:
 
 
 class FinishedParts:
-    """A context that reports the rows of parts that executors have finished, found in the store.
+    """A context that reports the rows of the parts that executors have finished.
 
-    Works for every kind of session, because it asks the store and not Spark.
+    They are found in the store. Works for every kind of session, because it asks the store and not Spark.
     """
 
     def __init__(self, plan: PartPlan, progress: Progress | None) -> None:

@@ -20,10 +20,10 @@ def mark_used(store: Store, folder: str) -> None:
 
 
 def remove_older_than(store: Store, age_s: float) -> list[str]:
-    """Delete the intermediate data sets of a store that have not been written or used for some time.
+    """Delete a store's intermediate data sets that were unused for some time.
 
-    A data set that a fit reads right now is as old as its last use: choose an age longer than any fit, or make sure
-    that none is running.
+    Writing one is a use. A data set that a fit reads right now is as old as its last use: choose an age longer than any
+    fit, or make sure that none is running.
 
     Args:
         store: its folders ``intermediate_train_data.*`` and so on are checked.
@@ -58,7 +58,10 @@ def remove(store: Store, dataset_id: str | int) -> list[str]:
 
 
 def _folders_by_id(store: Store) -> dict[str, list[str]]:
-    """Dataset id -> its folders for training, validation and test, inside the filesystem."""
+    """Dataset id -> its folders, inside the filesystem.
+
+    They are for training, validation and test.
+    """
     found: dict[str, list[str]] = {}
     for path in (store.get_train_data_path(), store.get_val_data_path(), store.get_test_data_path()):
         parent, name = path.rsplit("/", 1)

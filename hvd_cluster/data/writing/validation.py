@@ -1,4 +1,7 @@
-"""Which rows are for validation: a pure function of the row's number, independent of batches."""
+"""Which rows are for validation.
+
+A pure function of the row's number, independent of batches.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def check(validation: object, columns: Collection[str] = ()) -> float | str | None:
-    """The parameter in its one form: None, the name of a column, or a ratio in (0, 1).
+    """The parameter in its one form: None, a column's name, or a ratio in (0, 1).
 
     Args:
         columns: those to train on, which the one that marks rows is not among.
@@ -70,7 +73,10 @@ def ratio_mask(start: int, stop: int, ratio: float, seed: int, stream: int) -> n
 
 
 def _uniform(seed: int, stream: int, counters: npt.NDArray[np.uint64], salt: int) -> npt.NDArray[np.float64]:
-    """Numbers in [0, 1) as a hash of (seed, stream, salt, counter): SplitMix64 (Steele, Lea, Flood 2014)."""
+    """Numbers in [0, 1) as a hash of (seed, stream, salt, counter).
+
+    SplitMix64 (Steele, Lea, Flood 2014).
+    """
     mask = (1 << 64) - 1
     key = _mix(np.array([(seed * 0x9E3779B97F4A7C15 + stream * 0xD1B54A32D192ED03 + salt) & mask], dtype=np.uint64))
     return (_mix(counters * np.uint64(0x9E3779B97F4A7C15) + key) >> np.uint64(11)).astype(np.float64) / float(1 << 53)
