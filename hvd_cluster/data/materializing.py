@@ -299,10 +299,7 @@ class _Materializer:
         return of_snapshot(dataset, table.snapshot)
 
     def _written_before(self, address: Callable[[], str]) -> Dataset | None:
-        """The complete data set that an earlier call wrote; else None.
-
-        Then its address becomes the name of the folders.
-        """
+        """The complete data set of an earlier call; else its address names the folders."""
         if not self.reuse or self.wrong:
             return None
         self.dataset_id = address()
@@ -344,10 +341,7 @@ class _Materializer:
         return self._usable(infer(arrow_schema, self.options.columns, wrong=self.wrong, raw=self.options.raw))
 
     def _countable(self, existing: Sequence[str]) -> list[str]:
-        """The columns to take from data that has ``existing`` ones.
-
-        They are all, where nothing is wrong.
-        """
+        """The columns to take from data, which are all where nothing is wrong."""
         if isinstance(self.options.validation, str) and list(existing).count(self.options.validation) != 1:
             column_stats.raise_if_any(self.wrong)
         found = [name for name in self.options.read_columns if not self.wrong or list(existing).count(name) == 1]
@@ -356,10 +350,7 @@ class _Materializer:
         return found
 
     def _usable(self, schema: Schema) -> Schema:
-        """The schema.
-
-        What is wrong with it is kept until the nulls of its columns have been counted.
-        """
+        """The schema; what is wrong waits until nulls have been counted."""
         if self.options.tensors_only and (text := schema.no_tensors_text(self.options.raw)):
             self.wrong.append(text)
         return schema
@@ -395,10 +386,7 @@ class _Materializer:
 
 
 def _report(plan: PartPlan, part: int, batches: Iterator[pa.RecordBatch]) -> dict[str, Any]:
-    """Write a partition on an executor.
-
-    Errors that the user can fix come back as a message, not a Spark traceback.
-    """
+    """Write a partition on an executor; the user's errors come back as a message."""
     try:
         return write_part(plan, part, batches).to_json()
     except FileNotFoundError:

@@ -1,7 +1,4 @@
-"""Parquet -> batches of tensors, in an order that (seed, epoch) decides.
-
-A reader continues from any position in it.
-"""
+"""Parquet -> batches of tensors in an order of (seed, epoch), from any position."""
 
 from __future__ import annotations
 
@@ -272,9 +269,8 @@ class ParquetReader(IterableDataset[dict[str, Any]]):
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """The rest of the epoch.
 
-        Afterwards the position is the beginning of the next one. The next iteration continues one that was left early.
-        One that was left after the epoch's last batch, as by loops that count ``len(reader)`` steps, is complete. Do
-        not run two iterations at a time.
+        Afterwards the position is the beginning of the next one. The next iteration continues one that was left early;
+        one that was left after the epoch's last batch is complete. Do not run two iterations at a time.
 
         Yields:
             Column name -> tensor or array of shape ``(rows, *column.shape)``.
@@ -331,8 +327,7 @@ class ParquetReader(IterableDataset[dict[str, Any]]):
     def close(self) -> None:
         """End the threads and release what they have read; may be called again.
 
-        An iteration that was left ends too. The reader may be used further: the next iteration continues at
-        :attr:`position`.
+        An iteration that was left ends too; the next one continues at :attr:`position`.
         """
         for batches in list(self._open):
             if inspect.getgeneratorstate(batches) != inspect.GEN_RUNNING:  # else its own code closes us, and ends it
@@ -354,10 +349,7 @@ class ParquetReader(IterableDataset[dict[str, Any]]):
     # --- state ------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """The position, and what the order depends on, as plain values.
-
-        The same on every rank after as many steps.
-        """
+        """The position, and what the order depends on; the same on all ranks in step."""
         position = self.position
         return {
             "epoch": position.epoch,

@@ -170,10 +170,7 @@ class Store:
         return "logs"
 
     def get_full_path(self, path: str) -> str:
-        """The path with its scheme, as other programs want it.
-
-        For example ``file:///abs`` for local ones.
-        """
+        """The path with its scheme for other programs, such as ``file:///abs``."""
         url = filesystems.normalize(path)
         return Path(url).as_uri() if filesystems.scheme_of(url) == "file" else url
 
@@ -302,10 +299,7 @@ class Store:
         return load_pyarrow("pyarrow.parquet").ParquetDataset(inner, filesystem=self.fs)
 
     def get_data_metadata_path(self, path: str) -> str:
-        """Where this host's programs may keep what they learned of a data set.
-
-        It is beside the folder of the data set.
-        """
+        """The place beside a data set's folder for what a program has learned of it."""
         host = hashlib.md5(socket.gethostname().encode(), usedforsecurity=False).hexdigest()
         return f"{path.rstrip('/')}_{host}_cached_metadata.pkl"
 

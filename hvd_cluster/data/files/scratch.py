@@ -1,4 +1,4 @@
-"""Local folders that are removed with the process that uses them, even if it is killed."""
+"""Local folders that are removed with their process, even if it is killed."""
 
 from __future__ import annotations
 

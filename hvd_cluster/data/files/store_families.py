@@ -103,10 +103,11 @@ class HDFSStore(Store):
 
 
 class DBFSLocalStore(Store):
-    """A store on Databricks' DBFS or in a Unity Catalog volume, through the local mounts ``/dbfs`` and ``/Volumes``.
+    """A store on Databricks' DBFS or in a Unity Catalog volume.
 
-    Takes ``dbfs:/path``, ``/dbfs/path``, ``file:/dbfs/path`` and ``file:///dbfs/path``, and for volumes
-    ``dbfs:/Volumes/catalog/schema/volume/path`` and ``/Volumes/...``.
+    It goes through the local mounts ``/dbfs`` and ``/Volumes``. Takes ``dbfs:/path``, ``/dbfs/path``,
+    ``file:/dbfs/path`` and ``file:///dbfs/path``, and for volumes ``dbfs:/Volumes/catalog/schema/volume/path`` and
+    ``/Volumes/...``.
     """
 
     def __init__(self, prefix_path: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
