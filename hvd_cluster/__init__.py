@@ -1,4 +1,7 @@
-"""Horovod's promise on today's stack: one training function, every GPU of a Spark or Ray cluster."""
+"""Horovod's promise on today's stack: one function, every GPU of a cluster.
+
+A training function, on a Spark or Ray cluster.
+"""
 
 from __future__ import annotations
 

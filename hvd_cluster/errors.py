@@ -42,25 +42,38 @@ DUPLICATE_NAME_TEXT = (
 
 
 class HorovodInternalError(RuntimeError):
-    """A collective failed: a peer died, the ranks disagreed, or the job was shut down."""
+    """A collective failed.
+
+    A peer died, the ranks disagreed, or the job was shut down.
+    """
 
 
 class RanksDisagreeError(HorovodInternalError):
-    """Ranks submitted different requests under one name, e.g. tensors of different shapes; the world stays usable."""
+    """Ranks submitted different requests under one name.
+
+    Tensors of different shapes, for example. The world stays usable.
+    """
 
 
 class JoinUnsupportedError(HorovodInternalError):
-    """A rank has joined, and the operation needs data of every rank; the world stays usable."""
+    """A rank has joined, and the operation needs data of every rank.
+
+    The world stays usable.
+    """
 
 
 class WorldEndedError(HorovodInternalError):
-    """The world has ended, because a rank died, failed or shut down: every later operation fails too."""
+    """The world has ended, so every later operation fails too.
+
+    A rank died, failed or shut down.
+    """
 
 
 class GradientChangedError(RuntimeError):
-    """A gradient was changed or replaced while it was being reduced; the text names the parameter and the step.
+    """A gradient was changed or replaced while it was being reduced.
 
-    The rank on which this happened raises it; the job ends with :class:`HorovodInternalError` on the others.
+    The text names the parameter and the step. The rank on which this happened raises it; the job ends with
+    :class:`HorovodInternalError` on the others.
     """
 
 
@@ -77,7 +90,10 @@ class HostsUpdatedInterrupt(RuntimeError):
 
 
 class HorovodVersionMismatchError(ImportError):
-    """The installed framework is not the one that Horovod was built with. Never raised: nothing is compiled."""
+    """The framework is not the one that Horovod was built with.
+
+    Never raised: nothing is compiled.
+    """
 
     def __init__(self, name: str, version: str, installed_version: str) -> None:
         super().__init__(name, version, installed_version)
@@ -101,11 +117,17 @@ class UnsupportedReductionError(ValueError, RuntimeError):
 
 
 class DataError(ValueError):
-    """The data, its schema or its store does not fit the job; the text names the column or path."""
+    """The data, its schema or its store does not fit the job.
+
+    The text names the column or path.
+    """
 
 
 class RunInUseError(DataError):
-    """Another program is fitting the same ``run_id`` of a store; the text names its host and process."""
+    """Another program is fitting the same ``run_id`` of a store.
+
+    The text names its host and process.
+    """
 
 
 class LaunchError(RuntimeError):
@@ -146,7 +168,10 @@ class AuthenticationError(ConnectionError):
 
 
 class StaleWorldError(ConnectionError):
-    """This process belongs to an earlier generation of an elastic job, and the current one refuses it."""
+    """This process belongs to an earlier generation of an elastic job.
+
+    The current one refuses it.
+    """
 
 
 class MissingExtraError(ImportError):

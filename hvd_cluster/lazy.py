@@ -1,4 +1,4 @@
-"""Lazy packages, which import the module of a public name when the name is first used."""
+"""Lazy packages, which import the module of a public name on first use."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""All knobs in one table: the environment variable, default, unit and rule of each.
+"""All knobs in one table: variable, default, unit and rule of each.
 
-An argument takes precedence over the environment, and the environment over the default. Only this module reads
-``HOROVOD_*`` knobs from the environment; :mod:`hvd_cluster.topology` reads the ranks.
+The variable is that of the environment. An argument takes precedence over the environment, and the environment over the
+default. Only this module reads ``HOROVOD_*`` knobs from the environment; :mod:`hvd_cluster.topology` reads the ranks.
 """
 
 from __future__ import annotations
@@ -55,7 +55,10 @@ def _log_level(text: str) -> str:
 
 
 def _knob(name: str, default: T, parse: Callable[[str], T], *, is_common: bool = False) -> T:
-    """A dataclass field with its environment variable, its parser, and whether it must be equal on all ranks."""
+    """A dataclass field with its environment variable and its parser.
+
+    It also says whether the value must be equal on all ranks.
+    """
     return field(default=default, metadata={"env": name, "parse": parse, "is_common": is_common})
 
 
@@ -157,9 +160,9 @@ class Settings:
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None, **overrides: Any) -> Settings:
-        """Settings from the environment, with ``overrides`` (by field name; None means "not given") on top.
+        """Settings from the environment, with ``overrides`` on top.
 
-        An empty variable counts as unset.
+        They have field names; None means "not given". An empty variable counts as unset.
 
         Raises:
             ValueError: one or more variables or overrides cannot be used; the text names all of them.
@@ -182,7 +185,10 @@ class Settings:
 
     @classmethod
     def given(cls, environ: Mapping[str, str] | None = None) -> frozenset[str]:
-        """Names of the settings that the environment sets, even to their default; autotune does not change them."""
+        """The names of the settings that the environment sets.
+
+        Also those that it sets to their default; autotune does not change them.
+        """
         environ = os.environ if environ is None else environ
         return frozenset(knob.name for knob in fields(cls) if environ.get(knob.metadata["env"], "").strip())
 
@@ -192,5 +198,5 @@ class Settings:
         return self.monitor or self.report_steps or self.metrics_port is not None
 
     def common(self) -> dict[str, object]:
-        """The settings that must be equal on all ranks of a world, by their environment variables."""
+        """The settings that must be equal on all ranks, by environment variable."""
         return {knob.metadata["env"]: getattr(self, knob.name) for knob in fields(self) if knob.metadata["is_common"]}

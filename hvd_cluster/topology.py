@@ -1,4 +1,4 @@
-"""Topology: the rank, host and rendezvous of a worker, which the launcher passes to it.
+"""Topology: a worker's rank, host and rendezvous, which the launcher passes.
 
 :class:`Topology` is passed as environment variables. :meth:`Topology.from_env` reads ours (``HOROVOD_*``) and those of
 torchrun, Open MPI, MPICH (PMI), Slurm and LSF's jsrun, and those of platforms that start the processes themselves:
@@ -84,7 +84,10 @@ class Topology:
         return cls()
 
     def to_env(self) -> dict[str, str]:
-        """The variables that carry this topology: ours, those that Horovod scripts read, and torchrun's."""
+        """The variables that carry this topology.
+
+        They are ours, those that Horovod scripts read, and torchrun's.
+        """
         return {name: value for name, value in self._variables().items() if value != ""}
 
     def _variables(self) -> dict[str, str]:
@@ -137,7 +140,9 @@ class Topology:
         )
 
     def with_cross_indices(self, local_ranks: Sequence[int]) -> Topology:
-        """The same rank, with its indices over the hosts, from the local ranks of all workers.
+        """The same rank, with its indices over the hosts.
+
+        They follow from the local ranks of all workers.
 
         Args:
             local_ranks: the local rank of each rank.
@@ -149,7 +154,10 @@ class Topology:
 def export(
     variables: Mapping[str, str | None], environ: MutableMapping[str, str] | None = None
 ) -> dict[str, str | None]:
-    """Write ``variables`` into the environment; a value of None removes the variable. Returns the previous values."""
+    """Write variables into the environment; return the previous values.
+
+    A value of None removes the variable.
+    """
     environ = os.environ if environ is None else environ
     before = {name: environ.get(name) for name in variables}
     for name, value in variables.items():
@@ -170,7 +178,10 @@ _JOB_VARIABLES = frozenset(
 
 
 def is_job_variable(name: str) -> bool:
-    """Whether a launcher sets ``name`` for the workers of one job, so that those of another must not inherit it."""
+    """Whether a launcher sets a variable for the workers of one job.
+
+    The workers of another job must not inherit it.
+    """
     return name in _JOB_VARIABLES or name.startswith("TORCHELASTIC_") or name in _own_variables()
 
 
@@ -180,7 +191,10 @@ def _own_variables() -> frozenset[str]:
 
 
 def inherited_env() -> dict[str, str]:
-    """A copy of this process's environment, for a launcher to pass to child processes."""
+    """A copy of this process's environment, to pass to child processes.
+
+    A launcher passes it.
+    """
     return dict(os.environ)
 
 
@@ -281,7 +295,9 @@ def _slurm(environ: Mapping[str, str]) -> Topology:
 
 
 def slurm_counts(environ: Mapping[str, str], variable: str) -> list[int]:
-    """The tasks of each node: ``"2(x3),1"`` means three nodes of two tasks and one node of one.
+    """The tasks of each node, from one of Slurm's variables.
+
+    ``"2(x3),1"`` means three nodes of two tasks and one node of one.
 
     Raises:
         ValueError: the variable cannot be parsed.
@@ -296,7 +312,10 @@ def slurm_counts(environ: Mapping[str, str], variable: str) -> list[int]:
 
 
 def _on_platform(platform: str, rank: str, size: str, master: str, environ: Mapping[str, str]) -> Topology:
-    """The local indices are not known before the ranks meet: ``hvd.init()`` finds them."""
+    """The topology on a platform, without local indices.
+
+    They are not known before the ranks meet: ``hvd.init()`` finds them.
+    """
     return Topology(
         rank=int(rank),
         size=int(size),

@@ -1,8 +1,9 @@
-"""``import hvd_cluster.compat`` makes ``import horovod...`` resolve to hvd_cluster, here and in workers launched here.
+"""``import hvd_cluster.compat`` makes ``import horovod`` mean hvd_cluster.
 
-``horovod`` is then a separate module (``horovod.__version__`` is "0.28.1", and so is the version in its metadata); the
-paths below it forward to ours by :mod:`hvd_cluster.oldpaths.table`. If the real Horovod is installed, the import raises
-``ImportError``: parts of a program that use different libraries would wait for each other forever.
+It does so here and in workers launched here. ``horovod`` is then a separate module (``horovod.__version__`` is
+"0.28.1", and so is the version in its metadata); the paths below it forward to ours by
+:mod:`hvd_cluster.oldpaths.table`. If the real Horovod is installed, the import raises ``ImportError``: parts of a
+program that use different libraries would wait for each other forever.
 
 If petastorm is not installed, ``import petastorm...`` resolves to :mod:`hvd_cluster.petastorm`; if Databricks' sparkdl
 is not, ``from sparkdl import HorovodRunner`` resolves to :mod:`hvd_cluster.spark.horovod_runner`.

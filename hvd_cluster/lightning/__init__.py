@@ -1,7 +1,8 @@
-"""Lightning 2 on Horovod's collectives: ``Trainer(strategy=HorovodStrategy())``, or ``strategy="horovod"``.
+"""Lightning 2 on Horovod's collectives.
 
-Importing this package registers the name; :mod:`hvd_cluster.oldpaths.strategy_hook` registers it in programs that do
-not import it. By name, the strategy scales the learning rate, as in Lightning 1.
+Use ``Trainer(strategy=HorovodStrategy())``, or ``strategy="horovod"``. Importing this package registers the name;
+:mod:`hvd_cluster.oldpaths.strategy_hook` registers it in programs that do not import it. By name, the strategy scales
+the learning rate, as in Lightning 1.
 """
 
 from __future__ import annotations

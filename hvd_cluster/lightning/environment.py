@@ -21,12 +21,12 @@ class HorovodEnvironment(_ClusterEnvironment):
 
     @property
     def main_address(self) -> str:
-        """The host of torch.distributed's rendezvous; empty if no launcher started this process."""
+        """The host of torch.distributed's rendezvous; empty without a launcher."""
         return split_address(Topology.from_env().master)[0]
 
     @property
     def main_port(self) -> int:
-        """The port of torch.distributed's rendezvous; 0 if no launcher started this process."""
+        """The port of torch.distributed's rendezvous; 0 without a launcher."""
         return int(split_address(Topology.from_env().master)[1] or 0)
 
     @staticmethod

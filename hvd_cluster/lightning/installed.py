@@ -1,4 +1,7 @@
-"""Which distribution of Lightning 2 the program uses: there are two, each with its own copy of the classes."""
+"""Which distribution of Lightning 2 the program uses.
+
+There are two, each with its own copy of the classes.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +17,10 @@ _PACKAGES = {"lightning": "lightning.pytorch", "pytorch_lightning": "pytorch_lig
 
 
 def lightning() -> Any:
-    """``lightning.pytorch`` or ``pytorch_lightning``: the imported one, or else the installed one.
+    """``lightning.pytorch`` or ``pytorch_lightning``.
 
-    A Trainer of one distribution does not accept modules and strategies of the other.
+    It is the imported one, or else the installed one. A Trainer of one distribution does not accept modules and
+    strategies of the other.
 
     Raises:
         MissingExtraError: neither is installed.
@@ -36,7 +40,10 @@ def lightning() -> Any:
 
 
 def submodule(name: str) -> Any:
-    """A module of that distribution, by its path below ``lightning.pytorch``; or ``fabric`` and its path there."""
+    """A module of that distribution, by its path below ``lightning.pytorch``.
+
+    Or ``fabric`` and its path there.
+    """
     package = lightning().__name__
     if name.partition(".")[0] != "fabric":
         return importlib.import_module(f"{package}.{name}")

@@ -1,4 +1,4 @@
-"""Replaces the optimizers that a LightningModule configured by distributed ones during a fit."""
+"""Replaces a LightningModule's optimizers by distributed ones in a fit."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _SCHEDULER_RATES = ("base_lrs", "max_lrs", "_last_lr")
 def distribute(
     optimizers: Sequence[Any], schedulers: Iterable[Any], module: torch.nn.Module, options: Mapping[str, Any]
 ) -> tuple[list[Any], list[Any]]:
-    """A distributed optimizer for each optimizer, to which the schedulers are moved; and those that reduce gradients.
+    """A distributed optimizer for each optimizer, and those that reduce gradients.
 
-    As with DDP, the gradient of a parameter that several optimizers have is reduced once: the first of them reduces it.
-    The others take their steps as they are; what only they have is reduced by an optimizer that takes no steps. With
-    Adasum they reduce their steps, not gradients.
+    The schedulers are moved to the distributed optimizers. As with DDP, the gradient of a parameter that several
+    optimizers have is reduced once: the first of them reduces it. The others take their steps as they are; what only
+    they have is reduced by an optimizer that takes no steps. With Adasum they reduce their steps, not gradients.
 
     Args:
         optimizers: the optimizers of ``configure_optimizers``; one that is already distributed, or has nothing to
@@ -54,7 +54,10 @@ def distribute(
 
 
 def restore(optimizers: Sequence[Any], originals: Sequence[Any], schedulers: Iterable[Any]) -> list[Any]:
-    """The optimizers that :func:`distribute` replaced, with their current state; moves the schedulers back."""
+    """The optimizers that :func:`distribute` replaced, with their current state.
+
+    Moves the schedulers back.
+    """
     for optimizer, original in zip(optimizers, originals, strict=True):
         move_schedulers(schedulers, optimizer, original)
     return list(originals)
@@ -75,7 +78,10 @@ def no_reduction(optimizers: Sequence[Any]) -> Iterator[None]:
 
 @contextmanager
 def backward_pass(optimizers: Sequence[Any]) -> Iterator[None]:
-    """Inside is a backward pass; at the end its gradients are reduced, and added to those that were reduced before."""
+    """A context for a backward pass, whose end reduces its gradients.
+
+    They are added to those that were reduced before.
+    """
     with ExitStack() as stack:
         for optimizer in optimizers:
             if _is_distributed(optimizer):
@@ -131,7 +137,10 @@ def _replaced(
 
 
 def move_schedulers(schedulers: Iterable[Any], before: Any, after: Any) -> None:
-    """Let the schedulers of one optimizer change another, which has the same param groups."""
+    """Let the schedulers of one optimizer change another.
+
+    It has the same param groups.
+    """
     for scheduler in schedulers:
         if getattr(scheduler, "optimizer", None) is before:
             scheduler.optimizer = after

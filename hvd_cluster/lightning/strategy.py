@@ -41,7 +41,9 @@ _OPS = {
 
 
 class HorovodStrategy(_ParallelStrategy):
-    """Runs a Trainer on the workers that hvdrun, ``spark.run``, Ray, ``local.run``, torchrun, MPI or Slurm has started.
+    """Runs a Trainer on the workers that a launcher has started.
+
+    The launcher is hvdrun, ``spark.run``, Ray, ``local.run``, torchrun, MPI or Slurm.
 
     ::
 
@@ -117,7 +119,10 @@ class HorovodStrategy(_ParallelStrategy):
 
     @property
     def num_nodes(self) -> int:
-        """The number of hosts, which the launcher determines; ``Trainer(num_nodes=...)`` is ignored."""
+        """The number of hosts, which the launcher determines.
+
+        ``Trainer(num_nodes=...)`` is ignored.
+        """
         hvd.init()
         return hvd.cross_size()
 
@@ -141,7 +146,10 @@ class HorovodStrategy(_ParallelStrategy):
         return {"num_replicas": self.world_size, "rank": self.global_rank}
 
     def set_world_ranks(self) -> None:
-        """Set the rank for Lightning's ``rank_zero_only`` functions; called when a Trainer is created."""
+        """Set the rank for Lightning's ``rank_zero_only`` functions.
+
+        Called when a Trainer is created.
+        """
         for module in (submodule("utilities.rank_zero"), import_module("lightning_utilities.core.rank_zero")):
             module.rank_zero_only.rank = self.global_rank
 
@@ -181,7 +189,7 @@ class HorovodStrategy(_ParallelStrategy):
         connect_metrics(self.lightning_module)
 
     def _initial_state(self) -> dict[str, Any]:
-        """The entries of the module's state whose values the ranks may begin with differently."""
+        """The entries of the module's state that may differ between ranks at first."""
         return dict(self.lightning_module.state_dict())
 
     @property
@@ -211,7 +219,7 @@ class HorovodStrategy(_ParallelStrategy):
         )
 
     def on_validation_start(self) -> None:
-        """Broadcast the buffers of rank 0, so that all ranks validate the model that rank 0 saves."""
+        """Broadcast rank 0's buffers, so that all ranks validate what it saves."""
         self._share_buffers()
 
     def on_test_start(self) -> None:
@@ -231,7 +239,10 @@ class HorovodStrategy(_ParallelStrategy):
         self.model.to(self.root_device)
 
     def backward(self, closure_loss: torch.Tensor, optimizer: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """Run the backward pass, and wait until its gradients are reduced before the hooks after it run."""
+        """Run the backward pass, and wait until its gradients are reduced.
+
+        The hooks after it run then.
+        """
         self.pre_backward(closure_loss)
         loss = self.precision_plugin.pre_backward(closure_loss, self.lightning_module)
         with backward_pass(self._reducing):
@@ -250,7 +261,7 @@ class HorovodStrategy(_ParallelStrategy):
         super().save_checkpoint(checkpoint, filepath, storage_options)
 
     def teardown(self) -> None:
-        """Restore the original layers and optimizers, with their trained weights and state."""
+        """Restore the original layers and optimizers, with their trained state."""
         if self._layer_sync is not None and self.model is not None:
             self.model = self._layer_sync.revert(self.model)
         if self._configured:
@@ -265,7 +276,9 @@ class HorovodStrategy(_ParallelStrategy):
     # --- collectives --------------------------------------------------------------------------------------------------
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
-        """Reduce a tensor over all ranks, and return a new tensor; other objects are returned unchanged.
+        """Reduce a tensor over all ranks, and return a new tensor.
+
+        Other objects are returned unchanged.
 
         Args:
             tensor: the same shape and dtype on all ranks; the mean of integers is a floating-point tensor.

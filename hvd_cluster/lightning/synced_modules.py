@@ -1,4 +1,7 @@
-"""Metrics of torchmetrics, and ``Trainer(sync_batchnorm=True)``, over all ranks without torch.distributed."""
+"""Metrics and batch norms over all ranks without torch.distributed.
+
+Those of torchmetrics and of ``Trainer(sync_batchnorm=True)``.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,10 @@ class HorovodSyncBatchNorm(_LayerSync):
         self._originals: dict[str, torch.nn.Module] = {}
 
     def apply(self, model: torch.nn.Module) -> torch.nn.Module:
-        """The model with ``hvd.SyncBatchNorm`` in place of each batch normalization; weights and buffers stay."""
+        """The model with ``hvd.SyncBatchNorm`` for each batch normalization.
+
+        Weights and buffers stay.
+        """
         layers = dict(model.named_modules(remove_duplicate=False))
         converted = hvd.SyncBatchNorm.convert_sync_batchnorm(model)
         replaced = dict(converted.named_modules(remove_duplicate=False))
@@ -29,7 +35,7 @@ class HorovodSyncBatchNorm(_LayerSync):
         return converted
 
     def revert(self, model: torch.nn.Module) -> torch.nn.Module:
-        """The model with the original layers, which get the current weights and statistics."""
+        """The model with the original layers, and current weights and statistics."""
         for path, original in self._originals.items():
             layer = model.get_submodule(path)
             # The same tensors: an optimizer may hold them.
@@ -45,7 +51,10 @@ class HorovodSyncBatchNorm(_LayerSync):
 
 
 def connect_metrics(module: torch.nn.Module) -> None:
-    """Let the torchmetrics metrics in ``module`` gather their state from all ranks if they have no ``dist_sync_fn``."""
+    """Let the torchmetrics metrics in ``module`` gather state from all ranks.
+
+    Those that have a ``dist_sync_fn`` stay as they are.
+    """
     for part in module.modules():
         if hasattr(part, "distributed_available_fn") and getattr(part, "dist_sync_fn", ...) is None:
             part.dist_sync_fn = gather  # type: ignore[assignment]
@@ -58,7 +67,9 @@ def is_distributed() -> bool:
 
 
 def gather(tensor: torch.Tensor, group: Any = None) -> list[torch.Tensor]:
-    """The tensors of all ranks, by rank. They have the same number of dimensions; sizes may differ.
+    """The tensors of all ranks, by rank.
+
+    They have the same number of dimensions; sizes may differ.
 
     Args:
         tensor: the tensor of this rank.

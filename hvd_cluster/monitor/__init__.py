@@ -1,1 +1,4 @@
-"""What this process spends its time on: live steps, calls that take long, stacks, and what slows a job down."""
+"""What this process spends its time on: steps, long calls, stacks.
+
+And what slows a job down.
+"""

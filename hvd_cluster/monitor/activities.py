@@ -1,4 +1,7 @@
-"""What the threads of this process wait for outside of Python, such as files; named in reports of hangs."""
+"""What this process's threads wait for outside of Python, such as files.
+
+Reports of hangs name it.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,10 @@ def activity(text: str, *, warns: bool = True) -> Iterator[None]:
 
 
 def describe_activities() -> list[str]:
-    """What the threads of this process do, e.g. "hvd-reader-0 has been reading s3://b/x for 58.1 s"."""
+    """What the threads of this process do.
+
+    For example "hvd-reader-0 has been reading s3://b/x for 58.1 s".
+    """
     now_s = time.monotonic()
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     return [

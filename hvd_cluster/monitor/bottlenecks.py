@@ -54,7 +54,10 @@ class RankSteps:
     num_idle_reports: int = 0
 
     def fade(self) -> None:
-        """Give less weight to what was seen before: a straggler may do something else now."""
+        """Give less weight to what was seen before.
+
+        A straggler may do something else now.
+        """
         self.call_sites = {site: weight / 2 for site, weight in self.call_sites.items() if weight > _MIN_WEIGHT}
         self.core_wait_s /= 2
         self.observed_s /= 2
@@ -107,7 +110,9 @@ def count_last(ranks: Mapping[int, RankSteps], steps: Sequence[int]) -> Counter[
 
 
 def find_bottlenecks(ranks: Mapping[int, RankSteps], steps: Sequence[int]) -> list[Bottleneck]:
-    """What slows the job down in these steps, the most expensive first; empty if nothing stands out.
+    """What slows the job down in these steps, the most expensive first.
+
+    Empty if nothing stands out.
 
     Args:
         ranks: the steps of each rank.
@@ -126,7 +131,10 @@ def find_bottlenecks(ranks: Mapping[int, RankSteps], steps: Sequence[int]) -> li
 
 
 def _common(times: Mapping[int, Sequence[StepTime]], activity: int) -> Bottleneck:
-    """What every rank spends on an activity: in each step the time of the rank that spends least."""
+    """What every rank spends on an activity.
+
+    In each step it is the time of the rank that spends least.
+    """
     steps = zip(*times.values(), strict=True)
     return Bottleneck(activity, statistics.fmean(min(time[activity] for time in step) for step in steps))
 

@@ -1,7 +1,7 @@
-"""Where the training thread is while other ranks wait for it: the line of the user, what it calls, and which activity.
-If it waits for data that a function of the user prepares in another thread, that is where it is.
+"""Where the training thread is while other ranks wait for it.
 
-A sample costs some microseconds, so the text is made only when it is reported.
+That is the line of the user, what it calls, and which activity. A sample costs some microseconds, so the text is made
+only when it is reported.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _MAX_SITES = 512
 
 
 class CallSite(NamedTuple):
-    """A place in the user's program, and what the training thread does there or waits for."""
+    """A place in the user's program, and what the thread does or waits for there."""
 
     #: What is called and where, e.g. "DataLoader.__next__ (train.py:41)".
     text: str
@@ -69,7 +69,7 @@ class CallSites:
             self._counts[key] = self._counts.get(key, 0) + 1
 
     def take(self, max_sites: int) -> tuple[tuple[CallSite, int], ...]:
-        """The most frequent places since the last call, and how often the thread was seen there."""
+        """The most frequent places since the last call, each with its count."""
         counts, self._counts = self._counts, {}
         frequent = sorted(counts.items(), key=lambda item: -item[1])[:max_sites]
         return tuple(
@@ -78,7 +78,7 @@ class CallSites:
 
 
 def _resolve(frame: FrameType) -> tuple[FrameType | None, CodeType | None, int | None]:
-    """The innermost frame of the user, the code of a library that it calls, and what the calls inside mean.
+    """The user's innermost frame, the library code it calls, and the activity.
 
     If no code of the user is running, as in a fit of a model made of torch's layers, our training loop stands for it.
     """

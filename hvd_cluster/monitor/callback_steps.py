@@ -1,7 +1,7 @@
-"""Where steps end whose optimizer runs no Python: in functions that TensorFlow or JAX has compiled.
+"""Where steps end whose optimizer runs no Python.
 
-Of such a step Python sees the callback that reduces the gradients, in a thread of the framework, and where the program
-calls it as Keras does, the call of the whole function.
+It runs in functions that TensorFlow or JAX has compiled. Of such a step Python sees the callback that reduces the
+gradients, in a thread of the framework, and where the program calls it as Keras does, the call of the whole function.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ _NO_CALL, _RUNNING, _REDUCED, _RETURNED = range(4)
 
 
 class CallbackSteps:
-    """Ends the steps of compiled functions in a clock: once for each callback that reduces gradients."""
+    """Ends the steps of compiled functions in a clock.
+
+    Once for each callback that reduces gradients.
+    """
 
     def __init__(self, clock: StepClock) -> None:
         self._clock = clock
@@ -27,7 +30,9 @@ class CallbackSteps:
 
     @contextmanager
     def callback(self, *, ends_step: bool = False, arrived_s: float = 0.0) -> Iterator[None]:
-        """The block is a callback of a compiled function, for which the thread that trains waits.
+        """A context for a callback of a compiled function.
+
+        The thread that trains waits for it.
 
         Args:
             ends_step: the block reduces the gradients of a step, and nothing else reduces gradients of this step later.
@@ -52,7 +57,9 @@ class CallbackSteps:
 
     @contextmanager
     def call(self, *, is_step: Callable[[], bool], is_async: bool) -> Iterator[None]:
-        """The block calls a training function that makes one step or more, with their optimizer.
+        """A context for a call of a training function that makes steps.
+
+        It makes one step or more, with their optimizer.
 
         Args:
             is_step: whether it has made a step, if neither a callback nor an optimizer has reported one.

@@ -1,4 +1,4 @@
-"""The root's view of all ranks: collects their reports and says what slows the job down."""
+"""The root's view of all ranks: their reports, and what slows the job down."""
 
 from __future__ import annotations
 
@@ -107,12 +107,15 @@ class JobMonitor:
             return self.last_steps
 
     def counts(self) -> tuple[dict[int, tuple[int, StepTime]], dict[int, int]]:
-        """By rank: the number of its steps so far with the seconds of each activity, and how often it was the last."""
+        """By rank: its steps so far with seconds of activities, and times it was last."""
         with self._lock:
             return dict(self._totals), dict(self._num_last)
 
     def summary(self) -> str | None:
-        """A table of all steps so far, and what slowed down the last ones; None if no rank has reported a step."""
+        """A table of all steps so far, and what slowed down the last ones.
+
+        None if no rank has reported a step.
+        """
         job = self.steps()
         with self._lock:
             means: Mapping[int, Sequence[StepTime]] = {

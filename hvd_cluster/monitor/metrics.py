@@ -1,4 +1,7 @@
-"""The monitor's numbers for Prometheus: OpenMetrics over HTTP, at the root (``HOROVOD_METRICS_PORT``)."""
+"""The monitor's numbers for Prometheus: OpenMetrics over HTTP, at the root.
+
+``HOROVOD_METRICS_PORT`` sets the port.
+"""
 
 from __future__ import annotations
 

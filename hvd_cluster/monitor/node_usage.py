@@ -1,4 +1,7 @@
-"""How busy this host is: its cores, memory and GPUs. Needs psutil, and nvidia-ml-py for GPUs (extra ``monitor``)."""
+"""How busy this host is: its cores, memory and GPUs.
+
+Needs psutil, and nvidia-ml-py for GPUs (extra ``monitor``).
+"""
 
 from __future__ import annotations
 

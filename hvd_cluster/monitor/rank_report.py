@@ -18,7 +18,10 @@ _MAX_CALL_SITES = 16
 
 
 def max_steps(size: int) -> int:
-    """How many steps of each of ``size`` ranks are reported and compared: 8,192 of all, but 20 to 200 of each."""
+    """How many steps of each of ``size`` ranks are reported and compared.
+
+    8,192 of all, but 20 to 200 of each.
+    """
     return min(200, max(8192 // size, 20))
 
 
@@ -103,14 +106,20 @@ def _choose(numbers: Sequence[int], at_most: int) -> list[int]:
 
 
 def _mixed(number: int) -> int:
-    """A hash whose low bits show no pattern for consecutive numbers: the finalizer of MurmurHash3."""
+    """A hash without a pattern in its low bits, MurmurHash3's finalizer.
+
+    Consecutive numbers show none.
+    """
     number = (number ^ number >> 16) * 0x85EBCA6B & 0xFFFFFFFF
     number = (number ^ number >> 13) * 0xC2B2AE35 & 0xFFFFFFFF
     return number ^ number >> 16
 
 
 def core_wait_s(native_id: int) -> float:
-    """Seconds that a thread of this process was ready to run and had no core; 0 if the kernel does not count them."""
+    """Seconds that a thread of this process was ready and had no core.
+
+    0 if the kernel does not count them.
+    """
     try:
         return int(Path(f"/proc/self/task/{native_id}/schedstat").read_text().split()[1]) / 1e9
     except (OSError, IndexError, ValueError):

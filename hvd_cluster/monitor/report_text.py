@@ -12,7 +12,10 @@ _MAX_RANKS_NAMED = 4
 
 
 def shares(times: Sequence[StepTime]) -> dict[str, float]:
-    """The share of each activity in the time of these steps, by its name; they add up to 1."""
+    """The share of each activity, by name, in the time of these steps.
+
+    They add up to 1.
+    """
     sums = [sum(column) for column in zip(*times, strict=True)] or [0.0] * len(ACTIVITIES)
     total = sum(sums) or 1.0
     return {name: value / total for name, value in zip(ACTIVITIES, sums, strict=True)}
@@ -35,7 +38,10 @@ def progress_line(step: int, step_s: float, ranks: Iterable[Mapping[str, float]]
 
 
 def describe(bottleneck: Bottleneck, names: Mapping[int, str]) -> str:
-    """A bottleneck as a sentence, e.g. "Rank 3 on node-b was last in 87 % of the steps, by 42 ms on average; ..."."""
+    """A bottleneck as a sentence.
+
+    For example "Rank 3 on node-b was last in 87 % of the steps, by 42 ms on average; ...".
+    """
     what = PHRASES[bottleneck.activity]
     if not bottleneck.last_shares:
         return f"All ranks spend {duration(bottleneck.cost_s)} per step on {what}."
@@ -57,7 +63,10 @@ def describe(bottleneck: Bottleneck, names: Mapping[int, str]) -> str:
 
 
 def table(times: Mapping[int, Sequence[StepTime]], last_shares: Mapping[int, float], names: Mapping[int, str]) -> str:
-    """A line for each rank: milliseconds per step of each activity, and in how many steps it was the last."""
+    """A line for each rank: milliseconds per step of each activity.
+
+    It also says in how many steps the rank was the last.
+    """
     width = max(map(len, names.values()))
     header = "".join(f"{name:>11}" for name in ACTIVITIES)
     lines = [f"{'ms per step':<{width}}{header}{'total':>11}{'last':>8}"]

@@ -36,7 +36,9 @@ _PROCESS_STATES = {
 
 
 def user_stack(submitter: int | None = None) -> str:
-    """Where the main thread of this process is: lines of the user's code, the innermost first, and what they call.
+    """Where the main thread is: the user's lines, innermost first.
+
+    And what they call.
 
     Args:
         submitter: the thread that has submitted operations last; shown instead if only it runs code of the user.
@@ -62,7 +64,10 @@ def user_stack(submitter: int | None = None) -> str:
 
 
 def describe_threads() -> list[str]:
-    """What the threads that prepare data do: files, and lines of the user's functions."""
+    """What the threads that prepare data do: files, and the user's lines.
+
+    The lines are of the user's functions.
+    """
     calls = reader_calls(sys._current_frames())
     return [
         *describe_activities(),
@@ -71,7 +76,9 @@ def describe_threads() -> list[str]:
 
 
 def reader_calls(frames: Mapping[int, FrameType]) -> Iterator[tuple[str, FrameType]]:
-    """The names of the threads that prepare data and run code of the user now, with the innermost frame of that code.
+    """The threads that prepare data and run user code now, each with its frame.
+
+    It is the innermost frame of that code.
 
     Args:
         frames: the innermost frame of each thread.
@@ -98,7 +105,7 @@ def process_state(pid: int) -> str:
 
 
 def _stack(frame: FrameType | None) -> tuple[list[str], bool]:
-    """The lines for one thread, given its innermost frame, and whether any is the user's."""
+    """The lines for a thread of an innermost frame, and if any is the user's."""
     lines: list[str] = []
     num_calls = 0
     library_calls: list[str] = []

@@ -23,7 +23,10 @@ ACTIVITIES = ("data", "compute", "late", "transfer", "optimizer", "save", "other
 
 
 class StepTime(NamedTuple):
-    """Seconds of one training step of this rank, from the end of the step before to its own end."""
+    """Seconds of one training step of this rank, up to its end.
+
+    It begins at the end of the step before.
+    """
 
     #: Waiting for the next batch.
     data_s: float
@@ -65,7 +68,10 @@ NUMBERS_PER_JOIN = 1_000_000_000
 
 
 class StepClock:
-    """Measures the steps of one process. Other threads call only :meth:`recent`, :meth:`since` and :meth:`end_join`."""
+    """Measures the steps of one process.
+
+    Other threads call only :meth:`recent`, :meth:`since` and :meth:`end_join`.
+    """
 
     def __init__(self) -> None:
         self._thread: int | None = threading.main_thread().ident
@@ -98,7 +104,10 @@ class StepClock:
         return OTHER if self._current == _BETWEEN_STEPS else self._current
 
     def restart(self) -> None:
-        """Begin with step 0 in this thread: a world begins, and all ranks count its steps alike."""
+        """Begin with step 0 in this thread.
+
+        A world begins, and all ranks count its steps alike.
+        """
         self._thread = threading.get_ident()
         self.num_steps = self._number = 0
         self._steps.clear()
@@ -108,7 +117,10 @@ class StepClock:
         self._since_s = self._began_s = time.monotonic()
 
     def enter(self, activity: int) -> int:
-        """An activity begins. Returns what :meth:`leave` takes; -1 in threads that do not train, which are ignored."""
+        """Begin an activity, and return what :meth:`leave` takes.
+
+        That is -1 in threads that do not train, which are ignored.
+        """
         if not self._trains_here():
             return -1
         before = self._current
@@ -116,7 +128,9 @@ class StepClock:
         return before
 
     def leave(self, before: int, *, is_end_of_data: bool = False) -> None:
-        """The activity ends for which :meth:`enter` has returned ``before``. What follows data is computation.
+        """End the activity for which :meth:`enter` has returned ``before``.
+
+        What follows data is computation.
 
         Args:
             before: the return value.
@@ -129,7 +143,10 @@ class StepClock:
 
     @contextmanager
     def span(self, activity: int) -> Iterator[None]:
-        """The block is ``activity``. If it is a wait for data that ends with ``StopIteration``, there were none."""
+        """A context for an activity.
+
+        If it is a wait for data that ends with ``StopIteration``, there were none.
+        """
         before = self.enter(activity)
         is_over = False
         try:
@@ -191,7 +208,10 @@ class StepClock:
             self._add(TRANSFER, now_s)
 
     def note_data(self, until_s: float) -> None:
-        """What the thread that trains has done until ``until_s`` was to wait for data: ``time.monotonic()``."""
+        """Note that the thread that trains has waited for data until ``until_s``.
+
+        That is ``time.monotonic()``.
+        """
         if not self._trains_here():
             return
         self._add(DATA, min(max(until_s, self._since_s), time.monotonic()))
@@ -201,11 +221,17 @@ class StepClock:
         self._thread = threading.get_ident()
 
     def end_join(self) -> None:
-        """All ranks have joined, after different numbers of steps: from here on, equal numbers mean the same step."""
+        """Note that all ranks have joined, after different numbers of steps.
+
+        From here on, equal numbers mean the same step.
+        """
         self._number = (self._number // NUMBERS_PER_JOIN + 1) * NUMBERS_PER_JOIN
 
     def end_step(self) -> None:
-        """The optimizer has applied its update. The thread that trains calls this, or one for which it waits."""
+        """Note that the optimizer has applied its update.
+
+        The thread that trains calls this, or one for which it waits.
+        """
         if not self._trains_here():
             self._thread = threading.get_ident()
         self._switch(_BETWEEN_STEPS)
@@ -224,7 +250,10 @@ class StepClock:
         self._began_s = self._since_s
 
     def recent(self, max_steps: int | None = None) -> list[StepTime]:
-        """The last steps, oldest first; at most 2048 are kept, and the first one of a world never is."""
+        """The last steps, oldest first; at most 2048 are kept.
+
+        The first one of a world never is.
+        """
         steps = [each for _, each in list(self._steps)]
         return steps if max_steps is None else steps[max(0, len(steps) - max_steps) :]
 

@@ -1,4 +1,7 @@
-"""On PYTHONPATH, this package serves `import horovod` in a process that has not imported hvd_cluster.compat."""
+"""On PYTHONPATH, this package serves `import horovod`.
+
+In a process that has not imported hvd_cluster.compat.
+"""
 
 import importlib
 import sys
