@@ -1,4 +1,4 @@
-"""Starting workers: what all launchers share, the local launcher, and the ``hvdrun`` command.
+"""Starting workers: what launchers share, the local launcher, ``hvdrun``.
 
 Start reading at :func:`hvd_cluster.launch.job.run_job`. A *task* is what every worker runs: a user's command or a
 packed function (``call.py``). A *worker group* is the workers that start and end together. A *fleet* is the hosts of a

@@ -70,7 +70,9 @@ class Agent:
         self._secret = b""
 
     def serve(self, name: str, secret: bytes, interfaces: Sequence[str] = ()) -> None:
-        """Follow the launcher's requests until it sends END or disconnects; then stop all workers.
+        """Follow the launcher's requests until it sends END or disconnects.
+
+        Then stop all workers.
 
         Args:
             name: the name that the launcher uses for this host.
@@ -164,7 +166,7 @@ class Agent:
 
 
 def main() -> int:
-    """Run as the agent of the launcher whose bootstrap message is the first line of the standard input."""
+    """Run as a launcher's agent; the first line of stdin is its bootstrap message."""
     for number in (signal.SIGINT, signal.SIGHUP):  # Ctrl-C is handled by the launcher
         # Not SIG_IGN, which the workers would inherit; exec resets a handler.
         signal.signal(number, lambda *_: None)

@@ -107,7 +107,10 @@ class AgentFleet(Fleet):
             raise LaunchError(f"the launcher cannot open a port at {address}: {error}") from error
 
     def _seen_from_elsewhere(self, entry: FleetHost, address: str) -> str:
-        """``address``, or one that other hosts reach if it is this host's loopback and there are other hosts by now."""
+        """``address``, or one that other hosts reach if it is this host's loopback.
+
+        Only if there are other hosts by now.
+        """
         if entry.remote is not None or address != LOOPBACK or entry.interface:
             return address
         remotes = [host.remote for host in list(self._hosts.values()) if host.remote is not None]
@@ -117,7 +120,7 @@ class AgentFleet(Fleet):
         return self._hosts[name].interface
 
     def environment(self, name: str, task: Task) -> dict[str, str]:
-        """The variables that make a worker on that host use the interface that the others reach."""
+        """The variables by which a worker uses the interface that the others reach."""
         return found_interface_variables(self.interface(name), inherited_env(), task.env)
 
     def probe(self) -> dict[str, str]:

@@ -1,4 +1,7 @@
-"""The hosts that a batch system has allocated to this job, from LSF's and Slurm's variables. Pure."""
+"""The hosts that a batch system has allocated to this job. Pure.
+
+They come from LSF's and Slurm's variables.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +65,10 @@ def _lsf(environ: Mapping[str, str]) -> list[Host]:
 
 
 def _slurm(environ: Mapping[str, str]) -> list[Host]:
-    """The hosts from Slurm's variables: slots are tasks if the job asked for tasks, else GPUs, else one per node."""
+    """The hosts from Slurm's variables.
+
+    Slots are tasks if the job asked for tasks, else GPUs, else one per node.
+    """
     names = expand_nodes(environ["SLURM_JOB_NODELIST"])
     for variable in ("SLURM_TASKS_PER_NODE", "SLURM_NTASKS_PER_NODE"):
         if environ.get(variable):
@@ -79,7 +85,9 @@ def _slurm(environ: Mapping[str, str]) -> list[Host]:
 
 
 def expand_nodes(text: str) -> list[str]:
-    """Expand Slurm's ``"a[1-3,07],b,c[1-2]x[0-1]"`` to names; numbers keep their leading zeros.
+    """Expand Slurm's ``"a[1-3,07],b,c[1-2]x[0-1]"`` to names.
+
+    Numbers keep their leading zeros.
 
     Raises:
         ValueError: the brackets do not match.

@@ -42,7 +42,10 @@ _MAX_SHOWN = 80
 
 @dataclass(frozen=True)
 class PackedCall:
-    """A packed call. It can be unpickled before any of the user's classes is imported."""
+    """A packed call.
+
+    It can be unpickled before any of the user's classes is imported.
+    """
 
     #: The function's name, for messages.
     name: str
@@ -77,7 +80,9 @@ def pack_call(
     dumps: Dumps = dumps,
     remedy: str = HOST_REMEDY,
 ) -> PackedCall:
-    """Pickle a call. Functions of scripts and notebooks, lambdas and closures are pickled by value.
+    """Pickle a call.
+
+    Functions of scripts and notebooks, lambdas and closures are pickled by value.
 
     Args:
         shared_path: whether the workers find modules where this process does. If not, the module of ``fn`` is pickled
@@ -174,7 +179,10 @@ def _source_of(fn: Callable[..., Any]) -> tuple[str, str] | None:
 
 
 def _module_by_value(fn: Callable[..., Any], shared_path: bool) -> ModuleType | None:
-    """The module of ``fn`` if it must be pickled by value because the workers cannot import it."""
+    """The module of ``fn`` if the workers cannot import it.
+
+    It must then be pickled by value.
+    """
     module = sys.modules.get(getattr(_plain_function(fn), "__module__", None) or "")
     file = getattr(module, "__file__", None)
     if module is None or file is None or module.__name__ == "__main__" or not is_user_code(file):
@@ -183,7 +191,10 @@ def _module_by_value(fn: Callable[..., Any], shared_path: bool) -> ModuleType | 
 
 
 def _importable(name: str) -> bool:
-    """Whether an import would find the module if it were not loaded already, as test modules are by their path."""
+    """Whether an import would find the module if it were not loaded already.
+
+    Test modules are loaded by their path.
+    """
     path: Sequence[str] | None = None
     parts = name.split(".")
     for depth in range(1, len(parts) + 1):
@@ -195,9 +206,10 @@ def _importable(name: str) -> bool:
 
 
 def _spec_of(name: str, path: Sequence[str] | None) -> ModuleSpec | None:
-    """How an import finds a module: on ``path`` or ``sys.path``, or as an editable install does, with a finder.
+    """How an import finds a module: on ``path`` or ``sys.path``, or by a finder.
 
-    A finder that loads modules in its own way, such as one for notebooks, may exist in this process only.
+    Editable installs have a finder. A finder that loads modules in its own way, such as one for notebooks, may exist in
+    this process only.
     """
     if (spec := PathFinder.find_spec(name, path)) is not None:
         return spec
@@ -244,9 +256,10 @@ def _parts_of(fn: Any) -> list[tuple[str, Any]]:
 
 
 def captured(fn: FunctionType) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The variables that a function uses, of the functions around it and of its module.
+    """The variables that a function uses.
 
-    ``inspect.getclosurevars`` does not return any if one of them is not set yet; here only that one is missing.
+    They are those of the functions around it and of its module. ``inspect.getclosurevars`` does not return any if one
+    of them is not set yet; here only that one is missing.
     """
     enclosing: dict[str, Any] = {}
     for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True):
@@ -256,7 +269,7 @@ def captured(fn: FunctionType) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _culprits(parts: Sequence[tuple[str, Any]], seen: set[int], depth: int, dumps: Dumps) -> Iterator[tuple[str, Any]]:
-    """The ``parts`` that cannot be pickled, each reduced to the innermost object that causes it."""
+    """The ``parts`` that cannot be pickled, each reduced to its innermost cause."""
     for where, value in parts:
         if id(value) in seen or _picklable(value, dumps):
             continue

@@ -1,4 +1,7 @@
-"""Checks of arguments that several launchers share. Each returns the problems it found, a sentence each. Pure."""
+"""Checks of arguments that several launchers share. Pure.
+
+Each returns the problems it found, a sentence each.
+"""
 
 from __future__ import annotations
 
@@ -52,14 +55,20 @@ def num_proc_range_problems(given: Mapping[str, int | None]) -> list[str]:
 
 
 def amount_problems(name: str, value: Any, unit: str = "") -> list[str]:
-    """Problems of a value that must be a finite number of at least 0; ``unit`` is for example " of seconds"."""
+    """Problems of a value that must be a finite number of at least 0.
+
+    ``unit`` is for example " of seconds".
+    """
     if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
         return [f"{name}={value!r} must be a number{unit}"]
     return [] if float(value) >= 0 else [f"{name}={value} must be >= 0"]
 
 
 def cooldown_problems(name: str, pair: Any) -> list[str]:
-    """Problems of the shortest and the longest time for which a failed host is not used; None is not checked."""
+    """Problems of the shortest and longest time without a failed host.
+
+    None is not checked.
+    """
     if pair is None:
         return []
     if not isinstance(pair, Sequence) or len(pair) != 2 or any(amount_problems("", seconds) for seconds in pair):
@@ -71,7 +80,10 @@ def cooldown_problems(name: str, pair: Any) -> list[str]:
 
 
 def seconds_problems(given: Mapping[str, Any]) -> list[str]:
-    """Problems of numbers of seconds, by the names of their arguments; None is not checked."""
+    """Problems of numbers of seconds, by the names of their arguments.
+
+    None is not checked.
+    """
     return [
         f"{name}={format(value, 'g') if isinstance(value, float) else repr(value)} must be > 0 seconds"
         for name, value in given.items()
@@ -87,7 +99,10 @@ def interface_problems(nics: Any, name: str = "nics") -> list[str]:
 
 
 def string_problems(name: str, value: Any, what: str, *others: type) -> list[str]:
-    """Problems of a value that must be a string, or of one of ``others``, with ``what`` in it; None is not checked."""
+    """Problems of a value that must be a string with ``what`` in it.
+
+    Or one of ``others``. None is not checked.
+    """
     return [] if value is None or isinstance(value, (str, *others)) else [f"{name}={value!r} must be a string: {what}"]
 
 

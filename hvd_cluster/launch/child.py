@@ -97,14 +97,20 @@ class ChildProcess:
                 os.killpg(self.pid, number)
 
     def write_stack(self) -> None:
-        """Have it write its Python stack to its standard error, if it handles :data:`STACK_SIGNAL`; does not wait."""
+        """Have it write its Python stack to its standard error; does not wait.
+
+        It must handle :data:`STACK_SIGNAL`.
+        """
         with self._reap_lock, contextlib.suppress(ProcessLookupError, PermissionError):
             if self.pid and not self._reaped and _has_signal(self.pid, "SigCgt"):
                 os.kill(self.pid, STACK_SIGNAL)
                 self._stack_deadline_s = time.monotonic() + _STACK_S
 
     def _is_writing_stack(self) -> bool:
-        """The signal is on its way, or its handler runs, during which the kernel blocks it."""
+        """Whether the signal is on its way, or its handler runs.
+
+        The kernel blocks the signal while the handler runs.
+        """
         return _has_signal(self.pid, "ShdPnd") or _has_signal(self.pid, "SigBlk")
 
     def catch_up(self) -> None:
@@ -145,7 +151,10 @@ class ChildProcess:
         self._on_exit(exit_code)
 
     def _end_group(self) -> None:
-        """End the processes that the child has left behind. It is not reaped yet, so the group's id is not reused."""
+        """End the processes that the child has left behind.
+
+        It is not reaped yet, so the group's id is not reused.
+        """
         left: list[int] = []
         with contextlib.suppress(OSError):  # too many open files
             left = _living(self.pid, (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()))
@@ -205,7 +214,10 @@ def _living(group: int, pids: Iterable[int]) -> list[int]:
 
 
 def _has_signal(pid: int, mask: str) -> bool:
-    """Whether :data:`STACK_SIGNAL` is in a mask of ``/proc/PID/status``, e.g. "SigCgt": it has a handler."""
+    """Whether :data:`STACK_SIGNAL` is in a mask of ``/proc/PID/status``.
+
+    In "SigCgt" it means that there is a handler.
+    """
     with contextlib.suppress(OSError):
         for line in Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines():
             if line.startswith(f"{mask}:"):

@@ -1,4 +1,6 @@
-"""Makes this process die with its parent. Also a program that does so and then runs another program::
+"""Makes this process die with its parent.
+
+Also a program that does so and then runs another program::
 
     python -I -S die_with_parent.py PARENT_PID COMMAND ARGUMENT...
 
@@ -18,9 +20,9 @@ _PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent(parent_pid: int, *, notices_its_end: bool = False) -> None:
-    """Make the kernel kill this process when the thread that forked it ends; if it has already ended, die now.
+    """Make the kernel kill this process when the thread that forked it ends.
 
-    Signals that the thread had blocked are let through: SIGTERM must end a worker.
+    If it has already ended, die now. Signals that the thread had blocked are let through: SIGTERM must end a worker.
 
     On systems other than Linux this has no effect; there the closed channel to the driver ends the process.
 

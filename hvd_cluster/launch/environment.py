@@ -34,9 +34,9 @@ _XDG_FOLDER = re.compile(r"XDG_(CACHE|CONFIG|DATA|STATE)_HOME")
 def worker_environment(
     topology: Topology, env: Mapping[str, str | None], *, as_horovod: bool | None = None
 ) -> dict[str, str]:
-    """This process's environment plus the worker's topology plus ``env`` (None removes a variable).
+    """This process's environment plus the worker's topology plus ``env``.
 
-    If this process is itself a worker of a job, its own topology is not inherited.
+    None removes a variable. If this process is itself a worker of a job, its own topology is not inherited.
 
     Args:
         as_horovod: whether ``import horovod`` works in the worker; None means as in this process.
@@ -57,9 +57,9 @@ def worker_environment(
 
 
 def interface_variables(nics: str | Iterable[str] | None) -> dict[str, str]:
-    """The variables that make workers use a network interface of ``nics``; none for None.
+    """The variables that make workers use a network interface of ``nics``.
 
-    Gloo uses the first interface, NCCL any of them.
+    Empty for None. Gloo uses the first interface, NCCL any of them.
     """
     names = interface_names(nics)
     if len(names) > 1:
@@ -70,7 +70,9 @@ def interface_variables(nics: str | Iterable[str] | None) -> dict[str, str]:
 def found_interface_variables(
     interface: str, environ: Mapping[str, str], env: Mapping[str, str | None]
 ) -> dict[str, str]:
-    """The variables for an interface that the launcher has found; they do not override the user's own.
+    """The variables for an interface that the launcher has found.
+
+    They do not override the user's own.
 
     Args:
         environ: the environment that workers inherit, whose NCCL_SOCKET_IFNAME is kept.
@@ -80,7 +82,9 @@ def found_interface_variables(
 
 
 def thread_variables(environ: Mapping[str, str], local_size: int) -> dict[str, str]:
-    """The number of threads of a worker's numeric libraries: an equal share of the CPUs unless ``environ`` sets it.
+    """The number of threads of a worker's numeric libraries.
+
+    It is an equal share of the CPUs unless ``environ`` sets it.
 
     Args:
         environ: the environment that the worker would get otherwise.
@@ -91,7 +95,7 @@ def thread_variables(environ: Mapping[str, str], local_size: int) -> dict[str, s
 
 
 def exportable(environ: Mapping[str, str]) -> dict[str, str]:
-    """The part of the launcher's environment that goes to workers on other hosts. Pure."""
+    """The part of the launcher's environment for workers on other hosts. Pure."""
     return {
         name: value
         for name, value in environ.items()
@@ -101,13 +105,15 @@ def exportable(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def agent_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """What an agent needs to import this package when it starts in an empty environment."""
+    """What an agent needs to import this package in an empty environment."""
     present = environ.get("PYTHONPATH", "")
     return {**({"PYTHONPATH": present} if present else {}), **python_path(present)}
 
 
 def python_path(present: str) -> dict[str, str]:
-    """Make this package importable where it is not installed: from a checkout, or from a zip file on Spark.
+    """Make this package importable where it is not installed.
+
+    It comes from a checkout, or from a zip file on Spark.
 
     Args:
         present: the PYTHONPATH that the process would get otherwise.
@@ -119,16 +125,19 @@ def python_path(present: str) -> dict[str, str]:
 
 
 def enable_horovod_import() -> None:
-    """Make ``import horovod`` work in this process, which others may have launched, and in its child processes."""
+    """Make ``import horovod`` work in this process and in its child processes.
+
+    Others may have launched this process.
+    """
     import hvd_cluster.compat  # noqa: F401 - its import is what makes horovod resolve
 
     export(shim_env(inherited_env(), wanted=True))
 
 
 def _startup_path(present: str) -> dict[str, str]:
-    """Make Python run ``startup/sitecustomize.py`` when it starts in a worker or one of its child processes.
+    """Make Python run ``startup/sitecustomize.py`` in workers and their children.
 
-    The directory comes last, so that a sitecustomize of the user's has priority.
+    It runs when the process starts. The directory comes last, so that a sitecustomize of the user's has priority.
     """
     folder = str(Path(__file__).with_name("startup"))
     return {"PYTHONPATH": os.pathsep.join([*other_entries(present, folder), folder])}

@@ -1,4 +1,7 @@
-"""What a launcher needs of a cluster's hosts; another kind of cluster subclasses it."""
+"""What a launcher needs of a cluster's hosts.
+
+Another kind of cluster subclasses it.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,10 @@ class Fleet(Closing, ABC):
         return self._server
 
     def open(self, *, others: bool) -> None:
-        """Start the key-value store. Workers on other hosts use a port that the server opens for them later."""
+        """Start the key-value store.
+
+        Workers on other hosts use a port that the server opens for them later.
+        """
         if self._server is None:
             self._server = self._stack.enter_context(KeyValueServer(self.secret, LOOPBACK))
 
@@ -72,7 +78,10 @@ class Fleet(Closing, ABC):
         return set()
 
     def probe(self) -> dict[str, str]:
-        """Find an address of each host that the others reach. Returns the reason for each host that has none."""
+        """Find an address of each host that the others reach.
+
+        Returns the reason for each host that has none.
+        """
         return {}
 
     def is_lost(self, name: str) -> bool:
@@ -100,16 +109,24 @@ class Fleet(Closing, ABC):
     def start(
         self, name: str, task: Task, topology: Topology, env: Mapping[str, str | None], callbacks: Callbacks
     ) -> Worker:
-        """Start a worker on the host ``name``; the arguments are those of :func:`hvd_cluster.launch.task.start_worker`.
+        """Start a worker on the host ``name``.
+
+        The arguments are those of :func:`hvd_cluster.launch.task.start_worker`.
 
         Raises:
             OSError: the program cannot be started on this host; elsewhere the worker's outcome says so.
         """
 
     def interface(self, name: str) -> str:
-        """The network interface of that host that the others reach; empty if there are no others."""
+        """The host's network interface that the others reach.
+
+        Empty if there are no others.
+        """
         return ""
 
     def gpus(self, worker: str) -> tuple[str, ...]:
-        """The GPUs that the scheduler has assigned to the worker of that name; empty without such a scheduler."""
+        """The GPUs that the scheduler has assigned to the worker of that name.
+
+        Empty without such a scheduler.
+        """
         return ()

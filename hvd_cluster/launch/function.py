@@ -1,4 +1,7 @@
-"""``hvd_cluster.run``: runs a function on workers on this or other hosts, with the arguments of ``horovod.run``."""
+"""``hvd_cluster.run``: runs a function on workers on this or other hosts.
+
+It has the arguments of ``horovod.run``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The arguments of ``hvd_cluster.run`` and the flags of hvdrun, which also say which hosts to use."""
+"""The arguments of ``hvd_cluster.run`` and the flags of hvdrun.
+
+They also say which hosts to use.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,10 @@ from hvd_cluster.settings import Settings
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class HostOptions(RunOptions):
-    """The arguments under their names in :func:`hvd_cluster.run`, which describes them; None means not given."""
+    """The arguments of :func:`hvd_cluster.run`, which describes them.
+
+    They have the same names; None means not given.
+    """
 
     slots: int | None = None
     hosts: str | None = None
@@ -41,7 +47,10 @@ class HostOptions(RunOptions):
         return wrong
 
     def elastic_problems(self) -> list[str]:
-        """As for all launchers; but other jobs only ignore these arguments, see :meth:`unused`."""
+        """As for all launchers, but other jobs only ignore these arguments.
+
+        See :meth:`unused`.
+        """
         return super().elastic_problems() if self.is_elastic else []
 
     @property
@@ -68,7 +77,9 @@ class HostOptions(RunOptions):
         return () if self.hostfile is None else tuple(read_hostfile(self.hostfile, self.slots or 1))
 
     def allocated_hosts(self, environ: Mapping[str, str], note: Callable[[str], object]) -> tuple[Host, ...]:
-        """The hosts that a batch system gave this job; empty if there are none, or a discovery script finds them.
+        """The hosts that a batch system gave this job.
+
+        Empty if there are none, or a discovery script finds them.
 
         Args:
             environ: the environment of this process.

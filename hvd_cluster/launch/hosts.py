@@ -52,7 +52,9 @@ def parse_hosts(text: str) -> list[Host]:
 
 
 def parse_hostfile(text: str, name: str = "the hostfile", slots: int = 1) -> list[Host]:
-    """Parse a hostfile: ``host slots=4`` as in Open MPI, ``host:4`` as in MPICH, or just ``host``.
+    """Parse a hostfile.
+
+    A line is ``host slots=4`` as in Open MPI, ``host:4`` as in MPICH, or just ``host``.
 
     Args:
         text: the contents; everything after a # is a comment.
@@ -82,7 +84,10 @@ def parse_hostfile(text: str, name: str = "the hostfile", slots: int = 1) -> lis
 
 
 def _is_name(word: str) -> bool:
-    """Whether ``word`` is a host's name or address, which may follow a user's; with colons, only an IPv6 address."""
+    """Whether a word is a host's name or address, perhaps after a user's name.
+
+    With colons, it is an IPv6 address only.
+    """
     user, at, address = word.rpartition("@")
     with contextlib.suppress(ValueError):
         ipaddress.IPv6Address(address)
@@ -154,7 +159,10 @@ def local_names() -> set[str]:
 
 
 def _is_own(family: int, address: str) -> bool:
-    """Whether the address belongs to this host; the kernel binds sockets to the host's own addresses only."""
+    """Whether the address belongs to this host.
+
+    The kernel binds sockets to the host's own addresses only.
+    """
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.bind((address, 0))

@@ -31,10 +31,10 @@ def run_job(
     on_failure: Callable[[Outcome], None] | None = None,
     discovery: HostDiscovery | None = None,
 ) -> list[Outcome]:
-    """Run the task on ``num_proc`` slots; the first failure ends all workers, unless the job is elastic.
+    """Run the task on ``num_proc`` slots.
 
-    The fleet is closed, and no process of the job remains on any host, when this returns or raises, also after an
-    interrupt.
+    The first failure ends all workers, unless the job is elastic. The fleet is closed, and no process of the job
+    remains on any host, when this returns or raises, also after an interrupt.
 
     Args:
         spec: what to run.

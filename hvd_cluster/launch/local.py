@@ -78,10 +78,11 @@ def run(
 
 
 class Executor:
-    """Runs several calls on the same workers, which keep what they imported and initialised.
+    """Runs several calls on the same workers.
 
-    A context manager. The workers start at the first :meth:`run`, or at :meth:`start`. They survive a call that raises
-    an exception. If a worker has died, or hangs after another one's failure, all are replaced before the next call.
+    They keep what they imported and initialised. A context manager. The workers start at the first :meth:`run`, or at
+    :meth:`start`. They survive a call that raises an exception. If a worker has died, or hangs after another one's
+    failure, all are replaced before the next call.
 
     The arguments are those of :func:`run`. Not thread-safe.
     """
@@ -108,7 +109,9 @@ class Executor:
         self._group: WorkerGroup[WorkerProcess] | None = None
 
     def start(self) -> None:
-        """Start the workers and wait until they have reported; no effect if they are running.
+        """Start the workers and wait until they have reported.
+
+        No effect if they are running.
 
         Raises:
             StartTimeoutError: not all workers reported in time.
@@ -170,9 +173,9 @@ class Executor:
 
 @contextmanager
 def _workers(options: RunOptions, callbacks: Callbacks, call: bytes | None) -> Iterator[WorkerGroup[WorkerProcess]]:
-    """A group of workers that have reported, with their own secret, key-value store and job id.
+    """A group of workers that have reported, in a world of their own.
 
-    When the context ends, the workers have ended too.
+    It has its own secret, key-value store and job id. When the context ends, the workers have ended too.
 
     Args:
         call: the one call that each of them runs; None to submit calls later.

@@ -55,11 +55,14 @@ class LineSplitter:
 
     @property
     def has_version(self) -> bool:
-        """Whether a line is being rewritten and has changed since the last :meth:`version`."""
+        """Whether a line is being rewritten and has a new :meth:`version`."""
         return b"\r" in self._rest and self._rest != self._shown
 
     def version(self) -> list[str]:
-        """The present version of a line that is being rewritten, if there is one that was not returned before."""
+        """The present version of a line that is being rewritten.
+
+        Empty if there is none that was not returned before.
+        """
         if not self.has_version:
             return []
         self._shown = self._rest
@@ -91,7 +94,10 @@ class Tail:
 
 
 def prefixed(rank: int, stream: str, line: str, at: float | None = None) -> str:
-    """``[3]<stdout>:line``, preceded by the local time if ``at`` (seconds since the epoch) is given."""
+    """``[3]<stdout>:line``, preceded by the local time if it is given.
+
+    ``at`` is in seconds since the epoch.
+    """
     stamp = "" if at is None else time.strftime("%Y-%m-%d %H:%M:%S ", time.localtime(at))
     return f"{stamp}[{rank}]<{stream}>:{line}"
 
@@ -165,7 +171,10 @@ def _put(target: TextIO, text: str) -> None:
 
 
 def _is_nonblocking(target: TextIO) -> bool:
-    """Whether the stream is a pipe with O_NONBLOCK, which another process that shares it may have set."""
+    """Whether the stream is a pipe with O_NONBLOCK.
+
+    Another process that shares it may have set that.
+    """
     try:
         return not os.get_blocking(target.fileno())
     except (OSError, ValueError, AttributeError):  # not a file
@@ -184,9 +193,10 @@ def _flush_nonblocking(target: TextIO) -> None:
 
 
 def printer(stdout: TextIO | None, stderr: TextIO | None, *, with_timestamp: bool, verbose: int) -> OnLine:
-    """What a launcher does with its workers' lines: ``verbose=0`` drops them unless a stream is given.
+    """What a launcher does with its workers' lines.
 
-    A limited number of lines per rank and call is shown; ``verbose=2`` and streams get all of them.
+    ``verbose=0`` drops them unless a stream is given. A limited number of lines per rank and call is shown;
+    ``verbose=2`` and streams get all of them.
     """
     shown_here = stdout is None and stderr is None
     if verbose == 0 and shown_here:
@@ -200,7 +210,9 @@ def drop_line(rank: int, stream: str, line: str) -> None:
 
 
 class RankFiles:
-    """Writes each worker's output to ``folder/rank.<rank>/stdout`` and ``folder/rank.<rank>/stderr``.
+    """Writes each worker's output to files below a folder.
+
+    They are ``rank.<rank>/stdout`` and ``rank.<rank>/stderr``.
 
     Args:
         folder: the directory; created if it does not exist.
@@ -228,7 +240,10 @@ class RankFiles:
         return self._folder / f"rank.{rank:0{self._digits}d}" / stream
 
     def __call__(self, rank: int, stream: str, line: str) -> None:
-        """Write one line. If that fails, for example on a full disk, the job continues, and later lines may succeed."""
+        """Write one line.
+
+        If that fails, for example on a full disk, the job continues, and later lines may succeed.
+        """
         with self._lock, self._warning():  # a rank of an elastic job may briefly have two workers
             file = self._files.get((rank, stream)) or self._open(rank, stream)
             file.write(line + "\n")
@@ -260,10 +275,11 @@ _CONTINUATION = re.compile(r'(During handling of|The above exception was) .*:$|"
 
 
 class Tracebacks:
-    """Passes lines on, but holds the last traceback that a rank writes to stderr. Thread-safe.
+    """Passes lines on, but holds each rank's last traceback. Thread-safe.
 
-    When it is known whether it ends the rank, a mistake that all ranks made is shown once. The rank has survived every
-    traceback before the last one, so those are passed on, and what follows them.
+    It is the last one written to stderr. When it is known whether it ends the rank, a mistake that all ranks made is
+    shown once. The rank has survived every traceback before the last one, so those are passed on, and what follows
+    them.
     """
 
     def __init__(self, on_line: OnLine, hold_s: float = HOLD_S) -> None:
@@ -307,7 +323,10 @@ class Tracebacks:
                 self.release(rank)
 
     def take(self, ranks: Collection[int]) -> list[tuple[list[int], str]]:
-        """Remove the held lines of some ranks. Returns each text once, with the ranks that wrote it in order."""
+        """Remove the held lines of some ranks.
+
+        Returns each text once, with the ranks that wrote it in order.
+        """
         groups: dict[str, list[int]] = {}
         for rank in ranks:
             if lines := self._take(rank):
@@ -323,7 +342,9 @@ class Tracebacks:
 
 @contextlib.contextmanager
 def also_written(on_line: OnLine, folder: str | None, size: int) -> Iterator[OnLine]:
-    """``on_line`` that also writes to :class:`RankFiles`; without a folder, ``on_line`` itself.
+    """``on_line`` that also writes to :class:`RankFiles`.
+
+    Without a folder, ``on_line`` itself.
 
     Raises:
         OSError: the files cannot be created.

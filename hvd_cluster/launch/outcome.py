@@ -51,7 +51,10 @@ _PEER_LOST_ERRORS = frozenset({HorovodInternalError.__name__, WorldEndedError.__
 
 @dataclass(frozen=True)
 class ErrorReport:
-    """An exception as text that every process can read, and as an object if it could be pickled."""
+    """An exception as text, and as an object if it could be pickled.
+
+    Every process can read the text.
+    """
 
     #: The qualified name of its class, without ``builtins``.
     type_name: str
@@ -134,7 +137,10 @@ class Outcome:
 
     @property
     def is_secondary(self) -> bool:
-        """Whether this results from another failure: the launcher stopped the worker, or it noticed a peer's death."""
+        """Whether this results from another failure.
+
+        The launcher stopped the worker, or it noticed a peer's death.
+        """
         if self.ok or self.stopped:
             return True
         if self.error is None:
@@ -143,7 +149,10 @@ class Outcome:
 
     @property
     def is_own_fault(self) -> bool:
-        """Whether the program raised or exited with an error, and was not killed by a signal or lost with its host."""
+        """Whether the program raised or exited with an error.
+
+        It was not killed by a signal or lost with its host.
+        """
         return (self.exit_code or 0) > 0 or (self.error is not None and not self.ending_text)
 
     def ending(self) -> str:
@@ -173,13 +182,19 @@ def _is_peer_loss(error: BaseException, message: str) -> bool:
 
 
 def ends_in_peer_loss(output: str) -> bool:
-    """Whether the last line of a command's output is Python's for an error that another rank's failure has caused."""
+    """Whether a command's output ends with an error that another rank caused.
+
+    Its last line is then Python's.
+    """
     last = output.rpartition("\n")[2]
     return last.partition(":")[0].rpartition(".")[2] in _PEER_LOST_ERRORS
 
 
 def describe_exit(exit_code: int | None) -> str:
-    """How a process ended, as the end of a sentence: "exited with code 3", "was killed by signal 9 (SIGKILL...)"."""
+    """How a process ended, as the end of a sentence.
+
+    For example "exited with code 3" or "was killed by signal 9 (SIGKILL...)".
+    """
     if exit_code is None:
         return (
             "ended with an unknown exit code: this program ignores SIGCHLD, or other code in it waits for every child"
@@ -228,7 +243,10 @@ def collect(outcomes: Sequence[Outcome]) -> list[Any]:
 
 
 def failure_text(failed: Outcome, outcomes: Sequence[Outcome]) -> str:
-    """The report of a failed job: traceback, rank and host, how the others ended, the last output."""
+    """The report of a failed job.
+
+    Traceback, rank and host, how the others ended, the last output.
+    """
     parts: list[str] = []
     if failed.error is not None:
         parts.append(failed.error.traceback_text.rstrip("\n"))
@@ -242,7 +260,10 @@ def failure_text(failed: Outcome, outcomes: Sequence[Outcome]) -> str:
 
 
 def _others_text(failed: Outcome, outcomes: Sequence[Outcome]) -> str:
-    """A sentence such as " Of the others, rank 1 finished; ranks 2, 3 raised ValueError."; may be empty."""
+    """A sentence about the other ranks; may be empty.
+
+    For example " Of the others, rank 1 finished; ranks 2, 3 raised ValueError.".
+    """
     by_ending: dict[str, list[int]] = {}
     for outcome in sorted(outcomes, key=lambda outcome: outcome.rank):
         if outcome.rank != failed.rank:
@@ -290,7 +311,10 @@ def _traceback_text(error: BaseException) -> str:
 
 
 def _is_own_error(error: BaseException) -> bool:
-    """Whether this is one of our own errors: the frames of this package in which it was raised do not help the user."""
+    """Whether this is one of our own errors.
+
+    The frames of this package in which it was raised do not help the user.
+    """
     return type(error).__module__ == errors.__name__
 
 
@@ -307,7 +331,9 @@ def _chain(report: traceback.TracebackException | None, seen: set[int]) -> Itera
 
 
 def _relevant_frames(frames: Sequence[traceback.FrameSummary], is_own_error: bool) -> list[traceback.FrameSummary]:
-    """The frames from the user's first one on; if there is none, from the first one outside of this package.
+    """The frames from the user's first one on.
+
+    If there is none, those from the first one outside of this package on.
 
     Args:
         frames: outermost first.
@@ -329,7 +355,10 @@ def is_own_package(file: str) -> bool:
 
 
 def is_user_code(file: str) -> bool:
-    """Whether the file is the user's: a script, a notebook cell, or a module that is not installed."""
+    """Whether the file is the user's.
+
+    It is then a script, a notebook cell, or a module that is not installed.
+    """
     return not is_own_package(file) and not file.startswith(("<frozen ", *_library_folders()))
 
 

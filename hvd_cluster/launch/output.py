@@ -1,4 +1,7 @@
-"""Reads the output of a program, or of this process, from pipes, and splits it into lines."""
+"""Reads the output of a program, or of this process, and splits it into lines.
+
+It comes from pipes.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +67,7 @@ class OutputReader:
             on_failure.pop_all()
 
     def catch_up(self) -> Callable[[], None]:
-        """Return a function that returns when everything written so far has been passed on.
+        """Return a function that waits until all output so far has been passed on.
 
         This call itself does not block. It must not be called after :meth:`end`.
         """
@@ -72,7 +75,10 @@ class OutputReader:
         return self._caught_up.get
 
     def end(self) -> None:
-        """Read what is available, then stop: processes that have escaped from a program may keep its streams open."""
+        """Read what is available, then stop.
+
+        Processes that have escaped from a program may keep its streams open.
+        """
         os.close(self._control)
 
     def join(self) -> None:
@@ -100,7 +106,10 @@ class OutputReader:
             os.close(descriptor)
 
     def _until_version(self, splitters: Mapping[str, LineSplitter]) -> float | None:
-        """Pass on lines that are being rewritten when that is due. Returns for how long there is nothing more to do."""
+        """Pass on lines that are being rewritten when that is due.
+
+        Returns for how long there is nothing more to do.
+        """
         now_s = time.monotonic()
         if self._version_at_s is not None and now_s >= self._version_at_s:
             self._version_at_s = None

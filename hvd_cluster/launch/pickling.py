@@ -26,12 +26,17 @@ _num_users: Counter[tuple[str, str]] = Counter()
 
 
 def dumps(value: Any) -> tuple[bytes, References]:
-    """Pickle ``value`` with cloudpickle, for launchers whose clusters have no objects of their own."""
+    """Pickle ``value`` with cloudpickle.
+
+    For launchers whose clusters have no objects of their own.
+    """
     return cloudpickle.dumps(value), ()
 
 
 def loads(data: bytes, references: References = ()) -> Any:
-    """Unpickle what any :data:`Dumps` returned. Unpickling can run code: check who sent the bytes first.
+    """Unpickle what any :data:`Dumps` returned.
+
+    Unpickling can run code: check who sent the bytes first.
 
     Raises:
         ImportError: a module, or a name in it, is missing here; ``name`` is the module.
@@ -41,7 +46,9 @@ def loads(data: bytes, references: References = ()) -> Any:
 
 @contextlib.contextmanager
 def by_value(module: ModuleType, pickler: Any = cloudpickle) -> Iterator[None]:
-    """Make ``pickler`` pickle the functions and classes of ``module`` by value. Threads may do so at the same time.
+    """Make a pickler pickle functions and classes of ``module`` by value.
+
+    Threads may do so at the same time.
 
     Args:
         pickler: cloudpickle or a copy of it. A module that the user has registered there stays registered.
@@ -62,7 +69,10 @@ def by_value(module: ModuleType, pickler: Any = cloudpickle) -> Iterator[None]:
 
 
 def modules_in(data: bytes) -> set[str]:
-    """Loaded modules that unpickling ``data`` may import; may include strings that only look like module names."""
+    """Loaded modules that unpickling ``data`` may import.
+
+    May include strings that only look like module names.
+    """
     texts = (text for _, text, _ in pickletools.genops(data) if isinstance(text, str))
     return {text for text in texts if text in sys.modules}
 

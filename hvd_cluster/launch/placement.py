@@ -29,7 +29,10 @@ class Slot:
 
 @dataclass(frozen=True)
 class Placement:
-    """A slot and the indices of its worker; :class:`hvd_cluster.topology.Topology` describes each of them."""
+    """A slot and the indices of its worker.
+
+    :class:`hvd_cluster.topology.Topology` describes each of them.
+    """
 
     slot: Slot
     rank: int
@@ -62,7 +65,10 @@ class Placement:
         )
 
     def device_env(self) -> dict[str, str]:
-        """Variables that make ``torch.cuda.set_device(local_rank)`` select the worker's own GPU; empty without GPUs."""
+        """Variables that make ``torch.cuda.set_device(local_rank)`` select its GPU.
+
+        The GPU is the worker's own; empty without GPUs.
+        """
         return {"CUDA_VISIBLE_DEVICES": ",".join(self.visible_devices)} if self.visible_devices else {}
 
 
@@ -107,11 +113,11 @@ def place(slots: Sequence[Slot]) -> list[Placement]:
 
 
 def place_keeping_local_slots(slots: Sequence[Slot], local_slots: Sequence[int]) -> list[Placement]:
-    """Placements for an elastic job, whose workers keep their local slot over many worlds.
+    """Placements for an elastic job, whose workers keep their local slots.
 
-    Ranks follow the order of the slots, as in :func:`place`. Local ranks follow the local slots: a worker that chose
-    its GPU by its local rank must not share it with a new worker in a lower slot. GPUs that the launcher has assigned
-    are visible in the order of local ranks.
+    They keep them over many worlds. Ranks follow the order of the slots, as in :func:`place`. Local ranks follow the
+    local slots: a worker that chose its GPU by its local rank must not share it with a new worker in a lower slot. GPUs
+    that the launcher has assigned are visible in the order of local ranks.
 
     Args:
         slots: in order of seniority, with increasing indices.
@@ -145,7 +151,7 @@ def place_keeping_local_slots(slots: Sequence[Slot], local_slots: Sequence[int])
 
 
 def _visible_devices(on_host: Sequence[Slot]) -> tuple[str, ...]:
-    """The GPUs of one host; position ``local_rank`` holds the GPU that the worker owns."""
+    """The GPUs of one host; position ``local_rank`` holds that worker's own."""
     without = [slot.index for slot in on_host if not slot.gpus]
     if len(without) == len(on_host):
         return ()

@@ -133,17 +133,25 @@ class WorkerProcess(ChildWorker):
         self._send(pickle.dumps(RunRequest(call, _path_for(self._executable))))
 
     def forget_report(self) -> None:
-        """Clear the report of the last call: a process that ends from now on has not answered the next call."""
+        """Clear the report of the last call.
+
+        A process that ends from now on has not answered the next call.
+        """
         with self._changed:
             self.reported = None
 
     def finish(self) -> None:
-        """Let the process exit when the submitted calls are done; one that does not is stopped after a while."""
+        """Let the process exit when the submitted calls are done.
+
+        One that does not is stopped after a while.
+        """
         self._is_finishing = True
         self._send(END)
 
     def wait(self, timeout_s: float | None = None) -> Outcome | None:
-        """Wait until the process is reaped, its group is gone, and its output has been passed on.
+        """Wait until the process is reaped and its output has been passed on.
+
+        Its group is then gone too.
 
         Returns:
             Its outcome, or None if it still runs after ``timeout_s`` seconds.
@@ -195,7 +203,10 @@ class WorkerProcess(ChildWorker):
         self._notify()
 
     def _stop_after(self, grace_s: float) -> None:
-        """Stop the process if it does not exit by itself: threads that the call has left keep an interpreter alive."""
+        """Stop the process if it does not exit by itself.
+
+        Threads that the call has left keep an interpreter alive.
+        """
 
         def stop() -> None:
             logger.warning("rank %d did not exit within %g s after its call: stopping it", self.rank, grace_s)
@@ -248,9 +259,10 @@ class WorkerProcess(ChildWorker):
 
 
 def _path_for(executable: str | None) -> list[str]:
-    """The part of ``sys.path`` that a worker gets: all of it, or if its Python is named, not this one's libraries.
+    """The part of ``sys.path`` that a worker gets.
 
-    The rest is the user's code: the script's folder, and in a Spark task the files that the session has shipped.
+    It is all of it, or if its Python is named, not this one's libraries. The rest is the user's code: the script's
+    folder, and in a Spark task the files that the session has shipped.
     """
     return [entry for entry in sys.path if executable is None or is_user_code(str(entry))]
 
@@ -259,7 +271,9 @@ _NONE = pickle.dumps(None)  # the value of a command that succeeded
 
 
 class ProgramProcess(ChildWorker):
-    """A command as a worker of this host; see :class:`hvd_cluster.launch.worker_group.Worker`.
+    """A command as a worker of this host.
+
+    See :class:`hvd_cluster.launch.worker_group.Worker`.
 
     Raises:
         OSError: the program cannot be started.

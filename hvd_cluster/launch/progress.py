@@ -1,4 +1,7 @@
-"""Progress from inside a worker: ``report(epoch=3, loss=0.1)`` reaches the driver's ``on_event(rank, fields)``."""
+"""Progress from inside a worker, for the driver's ``on_event(rank, fields)``.
+
+For example ``report(epoch=3, loss=0.1)``.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,9 @@ _owner_pid = 0
 
 
 def report(**fields: Any) -> None:
-    """Send ``fields`` to the driver now. Does nothing outside a worker, or in a process that a worker has forked.
+    """Send ``fields`` to the driver now.
+
+    Does nothing outside a worker, or in a process that a worker has forked.
 
     Raises:
         TypeError: a value cannot be written as JSON.

@@ -1,7 +1,8 @@
-"""Finds the address of each host that the others reach, by connecting to it and not by comparing interface names.
+"""Finds the address of each host that the others reach, by connecting to it.
 
-Each host listens for probes (:func:`listen_for_probes`). The others connect to every address that it may have, and keep
-those at which a peer proves that it knows the job's secret: another machine may have the same private address.
+Names of interfaces are not compared. Each host listens for probes (:func:`listen_for_probes`). The others connect to
+every address that it may have, and keep those at which a peer proves that it knows the job's secret: another machine
+may have the same private address.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _RETRY_S = 0.1
 
 
 def listen_for_probes(secret: bytes, name: str, addresses: Sequence[str] = (ANY,)) -> Listener:
-    """A listener that sends the name of this host to every peer that knows the secret."""
+    """A listener that sends this host's name to peers that know the secret."""
 
     def serve(channel: Channel) -> None:
         with contextlib.closing(channel), contextlib.suppress(OSError):
@@ -58,7 +59,10 @@ class HostAddresses:
 
 
 def probe(candidates: Sequence[HostAddresses], secret: bytes) -> dict[str, tuple[str, ...]]:
-    """Connect to every address from this host. Returns the addresses that answered, by host name."""
+    """Connect to every address from this host.
+
+    Returns the addresses that answered, by host name.
+    """
     pairs = [(candidate, address) for candidate in candidates for address in candidate.addresses]
     if not pairs:
         return {}
@@ -134,7 +138,10 @@ def _addresses(
     probers_of: Mapping[str, Sequence[str]],
     reached: Mapping[str, Mapping[str, tuple[str, ...]]],
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """The first address at which all probers of a host reached it; and the reports about hosts without one."""
+    """The first address at which all probers of a host reached it.
+
+    And the reports about hosts without one.
+    """
     chosen: dict[str, str] = {}
     lost: dict[str, str] = {}
     for candidate in candidates:

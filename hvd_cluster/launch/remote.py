@@ -1,4 +1,7 @@
-"""Another host as the launcher sees it, and the workers that the agent runs there."""
+"""Another host as the launcher sees it, and its workers.
+
+The agent there runs them.
+"""
 
 from __future__ import annotations
 
@@ -102,7 +105,10 @@ class RemoteWorker(Worker):
             self._callbacks.on_change()
 
     def _set_outcome(self, outcome: Outcome) -> bool:
-        """Set its outcome; returns False if it already has one, because the first one counts."""
+        """Set its outcome; return False if it already has one.
+
+        The first one counts.
+        """
         with self._lock:
             if self.outcome is not None:
                 return False
@@ -149,7 +155,10 @@ class RemoteHost:
         self._lose(why)
 
     def probe(self, candidates: tuple[HostAddresses, ...], timeout_s: float) -> Mapping[str, tuple[str, ...]]:
-        """Make the agent probe other hosts. Returns the addresses that answered by host; nothing if it is gone."""
+        """Make the agent probe other hosts.
+
+        Returns the addresses that answered by host; nothing if it is gone.
+        """
         with self._changed:
             number = next(self._probes)
             self._reached[number] = None
@@ -187,7 +196,10 @@ class RemoteHost:
                 self._channel.send(END)
 
     def close(self, deadline_s: float) -> None:
-        """Wait for the agent's end until ``deadline_s`` (``time.monotonic``), then close the connection."""
+        """Wait for the agent's end until ``deadline_s``, then close the connection.
+
+        ``deadline_s`` is a ``time.monotonic``.
+        """
         if self._reader is not None:
             self._reader.join(max(0.0, deadline_s - time.monotonic()))
         if self._channel is not None:

@@ -1,4 +1,7 @@
-"""The arguments that the launchers' ``run`` functions share: checked here, with what follows from them."""
+"""The arguments that the launchers' ``run`` functions share.
+
+They are checked here, with what follows from them.
+"""
 
 from __future__ import annotations
 
@@ -32,9 +35,10 @@ _FLAGS = ("prefix_output_with_timestamp", "use_gloo", "use_mpi")
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class RunOptions:
-    """The arguments under their names in the ``run`` functions, which describe them; None means not given.
+    """The arguments of the ``run`` functions, which describe them.
 
-    A new argument of all launchers is a field here, a check in :meth:`problems`, and a parameter of each function.
+    They have the same names; None means not given. A new argument of all launchers is a field here, a check in
+    :meth:`problems`, and a parameter of each function.
 
     Raises:
         ValueError: arguments are wrong; the message lists all of them.
@@ -63,7 +67,9 @@ class RunOptions:
 
     @classmethod
     def of(cls: type[T], arguments: Mapping[str, Any], problems: Iterable[str] = ()) -> T:
-        """The options among the arguments of a function, as ``locals()`` returns them; it ignores all others.
+        """The options among the arguments of a function, as ``locals()`` has them.
+
+        All others are ignored.
 
         Args:
             arguments: by name; None means not given.
@@ -104,7 +110,10 @@ class RunOptions:
         ]
 
     def elastic_problems(self) -> list[str]:
-        """What is wrong with the arguments of elastic jobs; ``num_proc`` is a number or None."""
+        """What is wrong with the arguments of elastic jobs.
+
+        ``num_proc`` is a number or None.
+        """
         names = ("num_proc", "min_num_proc", "max_num_proc", "reset_limit")
         return [
             *checks.num_proc_range_problems({self.name_of(name): getattr(self, name) for name in names}),
@@ -148,7 +157,10 @@ class RunOptions:
         return replace(callbacks, on_call=on_line.begin_call) if isinstance(on_line, LinePrinter) else callbacks
 
     def task(self, call: bytes, env: Mapping[str, str | None] | None = None) -> Task:
-        """The task that runs ``call``, with ``env`` (by default :attr:`variables`) for the workers."""
+        """The task that runs ``call``, with ``env`` for the workers.
+
+        It is :attr:`variables` by default.
+        """
         # as_horovod must be explicit: on another host the agent starts the worker, and does not answer for horovod.
         variables = self.variables if env is None else env
         return Task(call=call, env=variables, executable=self.executable, as_horovod=serves_horovod())
@@ -161,7 +173,7 @@ class RunOptions:
 
 
 def checked_arguments(fn: Callable[P, R]) -> Callable[P, R]:
-    """Let None mean "not given" for each argument of ``fn`` that has another default, as in Horovod's functions.
+    """Let None mean "not given" for arguments of ``fn`` with other defaults.
 
     NumPy's numbers become Python's own, which locks and messages need.
 
@@ -203,7 +215,10 @@ def require_known(callee: str, given: Iterable[str], known: Iterable[str]) -> No
 
 
 def near_miss(name: str, known: Iterable[str]) -> str:
-    """The name that was meant by an unknown one, in words to append to it; empty if none is similar."""
+    """The name that was meant by an unknown one, in words to append to it.
+
+    Empty if none is similar.
+    """
     known = list(known)
     # Horovod's own documentation says "slot" and "np" where its code says "worker" and "num_proc", and Ray Train's
     # ScalingConfig says "resources_per_worker".
@@ -216,12 +231,18 @@ def near_miss(name: str, known: Iterable[str]) -> str:
 
 
 def fields_of(cls: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Those arguments of a function, as ``locals()`` returns them, that are fields of the dataclass ``cls``."""
+    """Those arguments of a function that are fields of the dataclass ``cls``.
+
+    They are given as ``locals()`` returns them.
+    """
     return {each.name: arguments[each.name] for each in fields(cls) if each.name in arguments}
 
 
 def renamed(old: str, given: Any, new: str, value: Any) -> Any:
-    """The value of an argument that may be given under its old name; for :func:`checked_arguments` functions."""
+    """The value of an argument that may be given under its old name.
+
+    For :func:`checked_arguments` functions.
+    """
     if given is None:
         return value
     warnings.warn(f"{old} is deprecated, use {new}", DeprecationWarning, stacklevel=4)

@@ -30,7 +30,10 @@ class JobSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class ElasticSpec(JobSpec):
-    """An elastic job. Its hosts do not change, or ``discovery_script`` or the launcher itself finds them."""
+    """An elastic job.
+
+    Its hosts do not change, or ``discovery_script`` or the launcher itself finds them.
+    """
 
     #: With fewer workers the job waits.
     min_num_proc: int
@@ -51,7 +54,10 @@ class ElasticSpec(JobSpec):
 
     @classmethod
     def of(cls, options: RunOptions, task: Task, settings: Settings, **hosts: Any) -> ElasticSpec:
-        """The job that runs ``task`` as the options say; ``hosts`` are the fields that say where."""
+        """The job that runs ``task`` as the options say.
+
+        ``hosts`` are the fields that say where.
+        """
         count, minimum = options.counts
         pair = options.cooldown_range
         return cls(

@@ -1,4 +1,7 @@
-"""What the workers of a job run: the user's command or a packed call. Frozen, so that it can be sent to hosts."""
+"""What the workers of a job run: the user's command or a packed call.
+
+Frozen, so that it can be sent to hosts.
+"""
 
 from __future__ import annotations
 

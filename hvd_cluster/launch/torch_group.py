@@ -1,4 +1,7 @@
-"""torch.distributed's default group, ready when the user's function starts: for every launcher, if it is asked for."""
+"""torch.distributed's default group, ready when the user's function starts.
+
+For every launcher, if it is asked for.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,9 @@ from hvd_cluster.settings import Settings
 
 @contextmanager
 def torch_group() -> Iterator[None]:
-    """Make the default group if ``HOROVOD_TORCH_BACKEND`` names its backend, and destroy it after a success.
+    """Make the default group if ``HOROVOD_TORCH_BACKEND`` names its backend.
 
-    After an error the other ranks may never come to the end of theirs.
+    Destroy it after a success. After an error the other ranks may never come to the end of theirs.
 
     Raises:
         LaunchError: the job is elastic: its ranks change, and a process group's do not.

@@ -1,8 +1,8 @@
-"""The worker's process: ``hvd_cluster.launch.worker FD PARENT_PID``, as a main module.
+"""The worker's process: ``hvd_cluster.launch.worker FD PARENT_PID``.
 
-Its topology comes from the environment, and its parent is at the other end of an inherited socket: the driver, an agent
-or a Spark task. The parent sends requests, each with one call; the worker sends "ready", progress events, and one
-Outcome per request. If the parent is gone, this process exits.
+It is the main module. Its topology comes from the environment, and its parent is at the other end of an inherited
+socket: the driver, an agent or a Spark task. The parent sends requests, each with one call; the worker sends "ready",
+progress events, and one Outcome per request. If the parent is gone, this process exits.
 """
 
 from __future__ import annotations
@@ -68,9 +68,10 @@ def perform(
     dumps: Dumps = dumps,
     is_alone: bool = False,
 ) -> Outcome:
-    """Run a packed call here and return its outcome. Nothing that the function raises leaves this function.
+    """Run a packed call here and return its outcome.
 
-    A process that the function forks never returns: it ends where the function does, as if that were its program.
+    Nothing that the function raises leaves this function. A process that the function forks never returns: it ends
+    where the function does, as if that were its program.
 
     Args:
         keep: called with the result, which then stays in this process; None is returned in its place.
@@ -109,7 +110,10 @@ def perform(
 
 
 def _called(function: Callable[..., Any], arguments: Sequence[Any]) -> Any:
-    """What the function returns, in this process; one that it forks ends here, because the launcher waits for this."""
+    """What the function returns, in this process.
+
+    A process that it forks ends here, because the launcher waits for this one.
+    """
     pid = os.getpid()
     try:
         result = function(*arguments)
@@ -123,7 +127,10 @@ def _called(function: Callable[..., Any], arguments: Sequence[Any]) -> Any:
 
 
 def _end_fork(error: BaseException | None) -> NoReturn:
-    """End this process as the interpreter would, without the handlers that it inherited for its parent's exit."""
+    """End this process as the interpreter would, without inherited handlers.
+
+    They are for its parent's exit.
+    """
     exit_code = _exit_code_of(error) if isinstance(error, SystemExit) else int(error is not None)
     try:
         if isinstance(error, SystemExit):
@@ -154,7 +161,10 @@ def _exit_code_of(request: SystemExit) -> int:
 
 
 def _listen(channel: Channel, requests: queue.SimpleQueue[bytes]) -> None:
-    """Receive requests in a thread of its own, so that the parent's end is noticed while the user's function runs."""
+    """Receive requests in a thread of its own.
+
+    So the parent's end is noticed while the user's function runs.
+    """
     try:
         while True:
             requests.put(channel.recv())

@@ -1,4 +1,7 @@
-"""The workers of one host as a group: they start together, and the first failure ends them all."""
+"""The workers of one host as a group.
+
+They start together, and the first failure ends them all.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,10 @@ EXIT_GRACE_S = 30.0
 
 
 class StopCall(BaseException):
-    """Raised by an ``on_event`` to stop all workers; the call then raises it in its caller's thread."""
+    """Raised by an ``on_event`` to stop all workers.
+
+    The call then raises it in its caller's thread.
+    """
 
 
 def ignore_event(rank: int, event: dict[str, Any]) -> None:
@@ -41,7 +47,10 @@ def ignore_event(rank: int, event: dict[str, Any]) -> None:
 
 @contextlib.contextmanager
 def passing_on(rank: int) -> Iterator[None]:
-    """Call a launcher's callback inside: an Exception that it raises is logged, and StopCall passes."""
+    """A context for a call of a launcher's callback.
+
+    An Exception that it raises is logged, and StopCall passes.
+    """
     try:
         yield
     except Exception:  # a broken callback must not fail the job
@@ -85,7 +94,10 @@ class Worker(ABC):
 
     @contextlib.contextmanager
     def _passing_on(self) -> Iterator[None]:
-        """Call the launcher's callbacks inside; their errors neither end the receiving thread nor fail the job."""
+        """A context for calls of the launcher's callbacks.
+
+        Their errors neither end the receiving thread nor fail the job.
+        """
         try:
             with passing_on(self.rank):
                 yield
@@ -100,7 +112,10 @@ class Worker(ABC):
 
     @abstractmethod
     def write_stack(self) -> None:
-        """Have it write its Python stack to its standard error, if it can; :meth:`terminate` lets it finish."""
+        """Have it write its Python stack to its standard error, if it can.
+
+        :meth:`terminate` lets it finish.
+        """
 
     @abstractmethod
     def terminate(self) -> None:
@@ -172,7 +187,9 @@ class WorkerGroup(Generic[W]):
             raise StartTimeoutError(_timeout_text(late, len(self.workers), timeout_s))
 
     def reports(self) -> list[Outcome]:
-        """The outcomes of the present call on all ranks. Workers live on, unless one died or hangs after a failure.
+        """The outcomes of the present call on all ranks.
+
+        Workers live on, unless one died or hangs after a failure.
 
         Raises:
             StopCall: an ``on_event`` raised it.
@@ -181,7 +198,10 @@ class WorkerGroup(Generic[W]):
         return self._outcomes()
 
     def report_of(self, worker: W) -> Outcome:
-        """The outcome of the present call on one worker, if the others do not take part in it."""
+        """The outcome of the present call on one worker alone.
+
+        The others do not take part in it.
+        """
         self._wait_until(lambda: bool(worker.reported or worker.outcome), None)
         outcome = worker.reported or worker.outcome
         assert outcome is not None
@@ -194,7 +214,10 @@ class WorkerGroup(Generic[W]):
         return [worker.outcome for worker in self.workers if worker.outcome is not None]
 
     def let_exit(self, grace_s: float = EXIT_GRACE_S) -> None:
-        """Wait until all have exited by themselves; stop those that have not after ``grace_s`` seconds."""
+        """Wait until all have exited by themselves.
+
+        Those that have not after ``grace_s`` seconds are stopped.
+        """
         if not self._wait_until(lambda: self.all_ended, time.monotonic() + grace_s):
             hanging = [worker.rank for worker in self._living()]
             logger.warning("ranks %s did not exit within %g s after their last call: stopping them", hanging, grace_s)
@@ -211,7 +234,10 @@ class WorkerGroup(Generic[W]):
         return all(worker.outcome is None for worker in self.workers)
 
     def stop(self, grace_s: float = STOP_GRACE_S) -> None:
-        """Send SIGTERM to every living worker, after ``grace_s`` seconds SIGKILL; returns when all have ended."""
+        """Send SIGTERM to every living worker, and SIGKILL after ``grace_s`` seconds.
+
+        Returns when all have ended.
+        """
         try:
             for worker in self._living():
                 worker.terminate()
@@ -229,7 +255,10 @@ class WorkerGroup(Generic[W]):
         return [outcome for worker in self.workers if (outcome := worker.outcome or worker.reported)]
 
     def _wait_for_all(self) -> None:
-        """Wait for an outcome of every worker; after a failure only for a limited time, then stop the rest."""
+        """Wait for an outcome of every worker.
+
+        After a failure, wait only for a limited time, then stop the rest.
+        """
 
         def complete() -> bool:
             return len(self._outcomes()) == len(self.workers)

@@ -1,4 +1,7 @@
-"""The report of ``--check-build``: the frameworks, controllers and operations that work here."""
+"""The report of ``--check-build``: what works here.
+
+It lists the frameworks, controllers and operations.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +50,10 @@ def _exists(module: str) -> bool:
 
 
 def _torch_has(backend: str) -> bool:
-    """Whether this build of torch has the process group. Importing torch takes seconds, so it happens only here."""
+    """Whether this build of torch has the process group.
+
+    Importing torch takes seconds, so it happens only here.
+    """
     try:
         import torch
     except ImportError:

@@ -1,4 +1,7 @@
-"""``--config-file``: a YAML file with values for flags that are not on the command line."""
+"""``--config-file``: a YAML file with values for flags that are not given.
+
+Flags on the command line have priority.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +60,7 @@ def apply_config(parsed: argparse.Namespace, path: str) -> None:
 
 
 def apply_entries(parsed: argparse.Namespace, content: Any, source: str) -> None:
-    """Set the attributes of ``parsed`` that are None from the sections of a config file.
+    """Set the attributes of ``parsed`` that are None from a config file.
 
     Raises:
         ValueError: an entry sets something that no flag can set; the message names all such entries.

@@ -1,4 +1,7 @@
-"""The flags that set a variable of the workers, and Horovod's flags that have no effect."""
+"""The flags that set a variable of the workers, and those without effect.
+
+The latter are Horovod's.
+"""
 
 from __future__ import annotations
 
@@ -117,7 +120,9 @@ KEPT_ANYWAY: Sequence[str] = ("--gloo", "--disable-cache", "--no-hierarchical-al
 
 
 def knob_environment(arguments: argparse.Namespace) -> dict[str, str]:
-    """The variables for the given flags, also for those that equal a default, so that they override the environment.
+    """The variables for the given flags, which override the environment.
+
+    Also for flags that equal a default.
 
     Raises:
         ValueError: values are out of range; the message names the flags.

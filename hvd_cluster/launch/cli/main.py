@@ -1,4 +1,4 @@
-"""``hvdrun -np 2 python train.py``: the entry point, the exit codes, and the report of a failure."""
+"""``hvdrun -np 2 python train.py``: entry point, exit codes, failure report."""
 
 from __future__ import annotations
 
@@ -32,7 +32,10 @@ _USAGE_ERROR = 2
 
 
 class _Stopped(BaseException):
-    """A signal asked the launcher to end. Not an Exception, so that no handler mistakes it for a failure."""
+    """A signal asked the launcher to end.
+
+    Not an Exception, so that no handler mistakes it for a failure.
+    """
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -40,7 +43,10 @@ class _Stopped(BaseException):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line and return the exit code: 0, that of the worker that failed first, or 128 plus a signal."""
+    """Run the command line and return the exit code.
+
+    It is 0, that of the worker that failed first, or 128 plus a signal.
+    """
     as_horovod = Path(sys.argv[0]).name == "horovodrun"
     prog = "horovodrun" if as_horovod else "hvdrun"
     if arguments is None:
@@ -108,7 +114,10 @@ def execute(plan: LaunchPlan, parsed: argparse.Namespace) -> int:
 
 
 def exit_code_of(failed: Outcome) -> int:
-    """The launcher's exit code for a failed worker: the worker's own, or 128 plus the signal, as in shells."""
+    """The launcher's exit code for a failed worker.
+
+    It is the worker's own, or 128 plus the signal, as in shells.
+    """
     code = failed.exit_code or 1  # None if its host was lost
     return code if code > 0 else 128 - code
 
@@ -118,7 +127,10 @@ def _log_failure(failed: Outcome) -> None:
 
 
 def _report_end(failed: Outcome, outcomes: Sequence[Outcome], folder: str | None, tracebacks: Tracebacks) -> None:
-    """Show the tracebacks that ended ranks, each once and the cause first, and how the ranks ended."""
+    """Show the tracebacks that ended ranks, and how the ranks ended.
+
+    Each traceback is shown once, and the cause first.
+    """
     others = [outcome.rank for outcome in outcomes if outcome is not failed]
     # A rank whose interpreter does not exit is stopped in the end, but may have written the cause.
     shown = sorted(tracebacks.take([failed.rank, *others]), key=lambda shown: ends_in_peer_loss(shown[1]))
@@ -143,10 +155,11 @@ def _report_end(failed: Outcome, outcomes: Sequence[Outcome], folder: str | None
 
 @contextlib.contextmanager
 def _signals_raise() -> Iterator[None]:
-    """Turn Ctrl-C, SIGTERM and SIGHUP into an exception, so that the workers are stopped on the way out.
+    """Turn Ctrl-C, SIGTERM and SIGHUP into an exception.
 
-    A signal that this process was started to ignore stays ignored: SIGHUP under ``nohup``, SIGINT in the background of
-    a shell script. But if SIGCHLD were, as some daemons leave it, the kernel would drop the workers' exit codes.
+    So the workers are stopped on the way out. A signal that this process was started to ignore stays ignored: SIGHUP
+    under ``nohup``, SIGINT in the background of a shell script. But if SIGCHLD were, as some daemons leave it, the
+    kernel would drop the workers' exit codes.
     """
 
     def stop(number: int, _frame: FrameType | None) -> None:

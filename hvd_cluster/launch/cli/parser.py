@@ -23,7 +23,10 @@ _INSTEAD = {
 
 
 def build_parser(prog: str, version: str) -> argparse.ArgumentParser:
-    """The parser. Flags that are not given are None, so that a config file can set them."""
+    """The parser.
+
+    Flags that are not given are None, so that a config file can set them.
+    """
     parser = argparse.ArgumentParser(
         prog=prog,
         usage=f"{prog} -np N [options] command [argument ...]",
@@ -63,7 +66,10 @@ def build_parser(prog: str, version: str) -> argparse.ArgumentParser:
 
 
 def unknown_text(flags: Iterable[str]) -> str:
-    """The message about flags that do not exist. Some are those of mpirun and torchrun, which have other names here."""
+    """The message about flags that do not exist.
+
+    Some are those of mpirun and torchrun, which have other names here.
+    """
     hints = dict.fromkeys(_INSTEAD[name] for flag in flags if (name := flag.partition("=")[0]) in _INSTEAD)
     return "; ".join([f"unrecognized arguments: {' '.join(flags)}", *hints])
 

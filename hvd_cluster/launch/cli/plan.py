@@ -93,19 +93,28 @@ def make_plan(parsed: argparse.Namespace, environ: Mapping[str, str], *, as_horo
 
 
 def _command(words: Sequence[str]) -> tuple[str, ...]:
-    """The program and its arguments. Variables may come first, as in Horovod, which gives the command to a shell."""
+    """The program and its arguments.
+
+    Variables may come first, as in Horovod, which gives the command to a shell.
+    """
     return ("env", *words) if _ASSIGNMENT.match(words[0]) else tuple(words)
 
 
 def _missing_interfaces(names: Iterable[str]) -> str:
-    """The end of a sentence if this host has no interface with one of these names or prefixes."""
+    """The end of a sentence if this host has none of these interfaces.
+
+    A name may be a prefix.
+    """
     existing = [name for _, name in socket.if_nameindex()]
     missing = [repr(name) for name in names if not any(each.startswith(name) for each in existing)]
     return f". This host has no interface {' or '.join(missing)}; it has {', '.join(existing)}" if missing else ""
 
 
 def _not_a_program(name: str) -> str:
-    """Why the first word of the command cannot be run; users of ``torchrun`` leave out ``python``."""
+    """Why the first word of the command cannot be run.
+
+    Users of ``torchrun`` leave out ``python``.
+    """
     if not Path(name).is_file():
         return f"the program {name!r} does not exist on this host"
     if name.endswith(".py"):
@@ -114,7 +123,10 @@ def _not_a_program(name: str) -> str:
 
 
 def describe(spec: JobSpec) -> str:
-    """The output of ``--dry-run``: the ssh command of each host; each worker's placement, variables and command."""
+    """The output of ``--dry-run``.
+
+    The ssh command of each host; each worker's placement, variables and command.
+    """
     command = shlex.join(spec.task.command or ())
     lines = [f"# {name}={value}" for name, value in sorted(spec.task.env.items())]
     if isinstance(spec, ElasticSpec):

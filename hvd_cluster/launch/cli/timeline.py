@@ -1,4 +1,7 @@
-"""``hvdrun timeline FILE``: prints a timeline as a table and draws a picture of it."""
+"""``hvdrun timeline FILE``: a timeline as a table and a picture.
+
+The table is printed.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,10 @@ _USAGE_ERROR = 2
 
 
 def main(arguments: Sequence[str], *, prog: str = "hvdrun") -> int:
-    """Print the summary, write the picture, and return the exit code: 0, or 2 for a file that is not a timeline."""
+    """Print the summary, write the picture, and return the exit code.
+
+    It is 0, or 2 for a file that is not a timeline.
+    """
     parser = argparse.ArgumentParser(
         prog=f"{prog} timeline",
         description="Summarise a timeline: time per phase, the slowest rank, communication during backward.",

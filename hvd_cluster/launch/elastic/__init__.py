@@ -1,4 +1,4 @@
-"""Jobs that may lose and gain workers: host discovery, the policy, and the controller that applies it.
+"""Jobs that may lose and gain workers: discovery, policy and controller.
 
 Start reading at :func:`hvd_cluster.launch.job.run_job`. The *discovery* lists the available hosts; the
 *host manager* connects them and keeps a *blacklist*. The *policy* is pure and decides what to do next; the *controller*

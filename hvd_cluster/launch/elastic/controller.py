@@ -1,4 +1,4 @@
-"""Applies what the policy decides: starts, stops and notifies workers, and forms worlds."""
+"""Applies what the policy decides: starts and stops workers, forms worlds."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ class ElasticController:
             member.skips_sync = bool(request["skip_sync"])
 
     def _refuse(self, member: ElasticWorker, version: str) -> None:
-        """Stop a worker of another version, which may send and expect other messages. It counts as failed."""
+        """Stop a worker of another version, which counts as failed."""
         member.stop()
         ending = (
             f"cannot take part: hvd_cluster is {version} there and {__version__} in the launcher; all hosts need the "
@@ -372,10 +372,10 @@ class ElasticController:
     # --- the end -----------------------------------------------------------------------------------------------------
 
     def _results(self) -> list[Outcome]:
-        """The outcomes of the last world, or of all workers if there was none; earlier failures do not count.
+        """The outcomes of the last world, or of all workers if there was none.
 
-        A member that was lost with its host or by a signal does not invalidate what rank 0 has finished; its own error
-        does.
+        Earlier failures do not count. A member that was lost with its host or by a signal does not invalidate what rank
+        0 has finished; its own error does.
         """
         done = {outcome.rank for outcome in self._finished}
         # Before the first world, a worker that has finished may have replaced one that failed.

@@ -31,7 +31,10 @@ class HostDiscovery(ABC):
         """
 
     def give_up(self) -> None:  # noqa: B027 - most have nothing to interrupt
-        """The job ends: a discovery that runs in another thread should return soon, with any result."""
+        """Note that the job ends.
+
+        A discovery that runs in another thread should return soon, with any result.
+        """
 
 
 class FixedHosts(HostDiscovery):
@@ -45,7 +48,7 @@ class FixedHosts(HostDiscovery):
 
 
 class HostDiscoveryScript(HostDiscovery):
-    """Runs a program of the user that prints ``host`` or ``host:slots``, one per line.
+    """Runs a user's program that prints ``host`` or ``host:slots`` lines.
 
     Args:
         discovery_script: the program with its arguments, for a shell.
@@ -103,7 +106,9 @@ def _text(file: IO[bytes]) -> str:
 
 
 def parse_found(text: str, default_slots: int) -> dict[str, int]:
-    """Parse the output of a discovery script to host -> slots, in order; hosts without slots are left out. Pure.
+    """Parse the output of a discovery script to host -> slots, in order. Pure.
+
+    Hosts without slots are left out.
 
     Raises:
         ValueError: a line has another form.

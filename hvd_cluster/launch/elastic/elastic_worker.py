@@ -1,4 +1,7 @@
-"""One worker of an elastic job, as its controller sees it, and the messages to the workers."""
+"""One worker of an elastic job, as its controller sees it.
+
+And the messages to the workers.
+"""
 
 from __future__ import annotations
 
@@ -105,7 +108,10 @@ class Announcer:
         self._world_since = self._latest = 0.0
 
     def begin_world(self) -> None:
-        """Start a new world: the ranks that follow belong to it, and its members have no notifications yet."""
+        """Start a new world, to which the ranks that follow belong.
+
+        Its members have no notifications yet.
+        """
         self._notified = (False, False)
         self._world_since = self._now()
 
@@ -118,7 +124,10 @@ class Announcer:
         self._post(topology_box(member.name), {"leave": f"{member.host} is no longer needed"})
 
     def notify_change(self, members: Iterable[ElasticWorker], adds: bool, removes: bool) -> None:
-        """Notify the members that workers will be added or removed, unless they were notified of the same before."""
+        """Notify the members that workers will be added or removed.
+
+        Unless they were notified of the same before.
+        """
         if (adds, removes) in ((False, False), self._notified):
             return
         self._notified = (adds, removes)
@@ -128,7 +137,10 @@ class Announcer:
             self._post(host_update_box(member.name), update)
 
     def _now(self) -> float:
-        """A strictly increasing time: notifications that are not newer than a world do not concern it."""
+        """A strictly increasing time.
+
+        Notifications that are not newer than a world do not concern it.
+        """
         self._latest = max(time.time(), self._latest + 1e-3)
         return self._latest
 

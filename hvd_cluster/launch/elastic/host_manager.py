@@ -52,7 +52,9 @@ class HostManager:
         self._thread = threading.Thread(target=self._run, name="hvd-discovery", daemon=True)
 
     def start(self) -> None:
-        """Run the discovery once now, and then in the thread. Waits for a host, and a short time for the others.
+        """Run the discovery once now, and then in the thread.
+
+        Waits for a host, and a short time for the others.
 
         Raises:
             LaunchError: the first discovery fails, so the script is probably wrong.
@@ -70,7 +72,10 @@ class HostManager:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop the discovery, also one that is running. The fleet connects to no more hosts afterwards."""
+        """Stop the discovery, also one that is running.
+
+        The fleet connects to no more hosts afterwards.
+        """
         self._stopped.set()
         self._discovery.give_up()
         self._fleet.give_up()
@@ -79,7 +84,10 @@ class HostManager:
         self._pool.shutdown(cancel_futures=True)
 
     def usable(self) -> dict[str, int]:
-        """Host -> slots, in the order in which they were found; without lost hosts until they are reached again."""
+        """Host -> slots, in the order in which they were found.
+
+        Lost hosts are left out until they are reached again.
+        """
         now_s = time.monotonic()
         with self._lock:
             kept = {host: n for host, n in self._hosts.items() if not self._blacklist.holds(host, now_s)}
@@ -113,7 +121,10 @@ class HostManager:
                 logger.warning("the hosts could not be discovered this time: %s: %s", type(error).__name__, error)
 
     def _connect(self, found: Mapping[str, int]) -> None:
-        """Have the pool connect the hosts that are not being connected; an existing connection costs nothing."""
+        """Have the pool connect the hosts that are not being connected.
+
+        An existing connection costs nothing.
+        """
         now_s = time.monotonic()
         with self._lock:
             free = [Host(name, slots) for name, slots in found.items() if not self._blacklist.holds(name, now_s)]
@@ -122,7 +133,10 @@ class HostManager:
                 self._pending[host.name] = self._pool.submit(self._fleet.add, host)
 
     def _publish(self, found: Mapping[str, int]) -> None:
-        """Make the hosts usable whose connections are finished. Others remain pending, and delay nothing."""
+        """Make the hosts usable whose connections are finished.
+
+        Others remain pending, and delay nothing.
+        """
         now_s = time.monotonic()
         finished = {name: _reason(future) for name, future in self._pending.items() if future.done()}
         for name in finished:
@@ -177,9 +191,10 @@ class Blacklist:
         self._entries: dict[str, _Entry] = {}
 
     def add(self, host: str, now_s: float) -> float | None:
-        """Record a failure of ``host``. Returns for how many seconds it is excluded; None for forever.
+        """Record a failure of a host; return the seconds for which it is excluded.
 
-        Several failures while the host is excluded count as one: when a host fails, all its workers fail.
+        None means forever. Several failures while the host is excluded count as one: when a host fails, all its workers
+        fail.
         """
         entry = self._entries.setdefault(host, _Entry(0, 0.0))
         if entry.until_s is not None and entry.until_s <= now_s:

@@ -1,4 +1,6 @@
-"""Decides what an elastic job does next: hosts and workers in, a decision out. Pure.
+"""Decides what an elastic job does next. Pure.
+
+Hosts and workers in, a decision out.
 
 The rules:
 
@@ -149,7 +151,10 @@ def decide(view: View) -> Decision:
 
 
 def _last_holders(view: View, holders: list[WorkerView], members: list[WorkerView]) -> list[WorkerView]:
-    """The workers with which the state would be lost; empty if one that has it is on a usable host."""
+    """The workers with which the state would be lost.
+
+    Empty if one that has it is on a usable host.
+    """
     if any(view.hosts.get(worker.host) for worker in holders):
         return []
     # The report of a member that has not left its world may be on its way.
@@ -157,7 +162,9 @@ def _last_holders(view: View, holders: list[WorkerView], members: list[WorkerVie
 
 
 def _wanted_and_unwanted(view: View, last: list[WorkerView]) -> tuple[list[WorkerView], list[WorkerView]]:
-    """The workers that may stay, and those that must leave; those with the state stay first, then those with low ranks.
+    """The workers that may stay, and those that must leave.
+
+    Those with the state stay first, then those with low ranks.
 
     Args:
         last: these may stay on any host, at least one of them, but leave room for a worker that can receive the state.
@@ -179,7 +186,10 @@ def _seniority(worker: WorkerView) -> tuple[bool, bool, int, int]:
 
 
 def _to_stop(view: View, unwanted: list[WorkerView]) -> tuple[int, ...]:
-    """Workers that may not even finish their step: those on failed hosts, and new ones that are not needed."""
+    """Workers that may not even finish their step.
+
+    They are those on failed hosts, and new ones that are not needed.
+    """
     return tuple(w.key for w in unwanted if w.host in view.blacklisted or w.rank is None)
 
 
@@ -205,7 +215,10 @@ def _first_world(view: View, wanted: list[WorkerView], base: Decision) -> Decisi
 
 
 def _next_world(view: View, wanted: list[WorkerView], members: list[WorkerView], base: Decision) -> Decision:
-    """Wait until all members have left the broken world; then at least one that has the state is wanted."""
+    """Wait until all members have left the broken world.
+
+    Then at least one that has the state is wanted.
+    """
     waiting = replace(base, leave=())
     going = [worker for worker in members if worker.key in base.stop]
     training = [worker for worker in members if worker.phase is not Phase.WAITING and worker not in going]
@@ -238,7 +251,10 @@ def _next_world(view: View, wanted: list[WorkerView], members: list[WorkerView],
 
 
 def _short(view: View, num_ready: int, needed: int, base: Decision) -> Decision:
-    """Too few workers: wait for more, with a time limit, or fail at once if none can come."""
+    """Wait for more workers, with a time limit, or fail if none can come.
+
+    There are too few.
+    """
     slots = sum(view.hosts.values())
     are_starting = slots >= needed and any(worker.phase is Phase.STARTING for worker in view.workers)
     timeout_s = max(view.timeout_s, START_S) if are_starting else view.timeout_s

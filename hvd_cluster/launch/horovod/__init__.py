@@ -1,4 +1,5 @@
-"""What programs import from ``horovod.runner``: small parts of Horovod's launcher, implemented with ours.
+"""What programs import from ``horovod.runner``.
 
-:mod:`hvd_cluster.oldpaths.table` maps Horovod's paths to these names.
+Small parts of Horovod's launcher, implemented with ours. :mod:`hvd_cluster.oldpaths.table` maps Horovod's paths to
+these names.
 """

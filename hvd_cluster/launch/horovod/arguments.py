@@ -1,4 +1,7 @@
-"""``horovod.runner._HorovodArgs`` and ``horovod.runner.launch._run``: a launch described by an object."""
+"""A launch described by an object.
+
+``horovod.runner._HorovodArgs`` and ``horovod.runner.launch._run``.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +29,10 @@ _FOR_FUNCTIONS = (
 
 
 class _HorovodArgs(argparse.Namespace):
-    """The flags of ``horovodrun``, one attribute each; ``run_func`` is a function to run instead of a command.
+    """The flags of ``horovodrun``, one attribute each.
 
-    All are unset at first. ``_run`` takes such an object, or what ``parse_args`` returns.
+    ``run_func`` is a function to run instead of a command. All are unset at first. ``_run`` takes such an object, or
+    what ``parse_args`` returns.
     """
 
     def __init__(self, **given: Any) -> None:

@@ -15,5 +15,8 @@ def dumps_base64(obj: Any, to_ascii: bool = True) -> str | bytes:
 
 
 def loads_base64(encoded: str | bytes) -> Any:
-    """The object that was given to :func:`dumps_base64`. A pickle can run code: load only what you trust."""
+    """The object that was given to :func:`dumps_base64`.
+
+    A pickle can run code: load only what you trust.
+    """
     return cloudpickle.loads(base64.b64decode(encoded))

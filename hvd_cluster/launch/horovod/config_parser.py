@@ -1,4 +1,7 @@
-"""``horovod.runner.common.util.config_parser``: names of variables; flags and config files as variables."""
+"""``horovod.runner.common.util.config_parser``: names of variables.
+
+Flags and config files as variables.
+"""
 
 from __future__ import annotations
 

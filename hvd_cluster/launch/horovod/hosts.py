@@ -1,4 +1,7 @@
-"""``horovod.runner.common.util.hosts``: hosts with their slots, and the assignment of ranks to slots."""
+"""``horovod.runner.common.util.hosts``: hosts with their slots.
+
+And the assignment of ranks to slots.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,10 @@ class HostInfo:
 
 @dataclass
 class SlotInfo:
-    """The slot of one worker; each field is the value of the function of that name in ``horovod.torch``."""
+    """The slot of one worker.
+
+    Each field is the value of the function of that name in ``horovod.torch``.
+    """
 
     hostname: str
     rank: int
@@ -43,7 +49,10 @@ class SlotInfo:
     cross_size: int | None = None
 
     def to_response_string(self) -> str:
-        """rank, size, local_rank, local_size, cross_rank and cross_size, separated by commas."""
+        """The indices and sizes of the slot, separated by commas.
+
+        They are rank, size, local_rank, local_size, cross_rank and cross_size.
+        """
         found = (self.rank, self.size, self.local_rank, self.local_size, self.cross_rank, self.cross_size)
         return ",".join(str(each) for each in found)
 
@@ -86,7 +95,9 @@ def parse_host_files(filename: str) -> str:
 def get_host_assignments(
     hosts_: Sequence[HostInfo], min_num_proc: int, max_num_proc: int | None = None
 ) -> list[SlotInfo]:
-    """A slot for each worker, in the order of ranks, which are contiguous on each host.
+    """A slot for each worker, in the order of ranks.
+
+    Ranks are contiguous on each host.
 
     Args:
         hosts_: the hosts, in the order in which ranks fill them.

@@ -1,4 +1,7 @@
-"""``horovod.runner.util.network`` and ``horovod.runner.common.util.network``: this host's addresses."""
+"""This host's addresses.
+
+``horovod.runner.util.network`` and ``horovod.runner.common.util.network``.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""``horovod.runner.common.util.settings`` and ``horovod.runner.elastic.settings``: the settings of a launch.
+"""The settings of a launch.
 
-These classes only hold values; hvd_cluster's launchers take their arguments one by one.
+``horovod.runner.common.util.settings`` and ``horovod.runner.elastic.settings``. These classes only hold values;
+hvd_cluster's launchers take their arguments one by one.
 """
 
 from __future__ import annotations

@@ -48,7 +48,9 @@ def on_event(
     daemon: bool = True,
     silent: bool = False,
 ) -> threading.Thread:
-    """Start a thread that calls ``func(*args)`` once ``event`` is set, unless ``stop`` is set first.
+    """Start a thread that calls ``func(*args)`` once ``event`` is set.
+
+    Unless ``stop`` is set first.
 
     Args:
         event: what to wait for.

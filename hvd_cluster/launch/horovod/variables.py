@@ -1,4 +1,7 @@
-"""``horovod.runner.common.util.env``: this process's rank and size from the environment."""
+"""``horovod.runner.common.util.env``: rank and size from the environment.
+
+They are those of this process.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,9 @@ _NOT_EXPORTABLE = re.compile(r"BASH_FUNC.*|OLDPWD")
 
 
 def get_env_rank_and_size() -> tuple[int, int]:
-    """Rank and size from the launcher's variables (ours, torchrun's, MPI's, Slurm's); 0 and 1 without a launcher.
+    """Rank and size from the launcher's variables; 0 and 1 without a launcher.
+
+    The launcher is ours, torchrun, MPI or Slurm.
 
     Raises:
         ValueError: the variables are not numbers, or contradict each other.

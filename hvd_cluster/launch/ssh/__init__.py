@@ -1,1 +1,4 @@
-"""Other hosts, reached through ssh: its options, the connection to one host, and to all hosts of a job."""
+"""Other hosts, reached through ssh.
+
+Its options, the connection to one host, and to all hosts of a job.
+"""

@@ -28,7 +28,9 @@ _RETRY_S = 1.0
 
 
 class AgentHub:
-    """Starts agents through ssh and accepts the connections of those that prove that they know the secret.
+    """Starts agents through ssh and accepts their connections.
+
+    They must prove that they know the secret.
 
     Args:
         interfaces: names, or prefixes of names, of the network interfaces that the hosts should use.

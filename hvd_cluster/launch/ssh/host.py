@@ -68,7 +68,10 @@ class SshHost(RemoteHost):
             os.close(reader)
 
     def close(self, deadline_s: float) -> None:
-        """Wait for the agent's end until ``deadline_s``, then close the connection. May be called twice."""
+        """Wait for the agent's end until ``deadline_s``, then close the connection.
+
+        May be called twice.
+        """
         ended = threading.Thread(target=self._ssh.join, name="hvd-ssh-end", daemon=True)
         ended.start()
         if self._channel is not None and not self.gone:
@@ -84,7 +87,10 @@ class SshHost(RemoteHost):
         ended.join()
 
     def _send_bootstrap(self, line: bytes) -> None:
-        """Write the message from a thread: an environment may be larger than the pipe's buffer."""
+        """Write the message from a thread.
+
+        An environment may be larger than the pipe's buffer.
+        """
         writer = os.dup(self._stdin)
 
         def write() -> None:

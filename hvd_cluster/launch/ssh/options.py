@@ -35,10 +35,10 @@ class SshOptions:
     python: str = sys.executable
 
     def arguments(self, host: str, command: Sequence[str]) -> list[str]:
-        """``ssh ... host command``. It never prompts, because no one could answer, and exits if the network is dead.
+        """``ssh ... host command``.
 
-        A new host key is accepted, as in Horovod; a changed one is refused, unless the user's ssh configuration says
-        otherwise.
+        It never prompts, because no one could answer, and exits if the network is dead. A new host key is accepted, as
+        in Horovod; a changed one is refused, unless the user's ssh configuration says otherwise.
         """
         host = _without_brackets(host)
         options = {
@@ -83,7 +83,10 @@ def _without_brackets(host: str) -> str:
 
 
 def is_temporary(exit_code: int | None, output: str) -> bool:
-    """Whether the failure may be temporary: a pod or a machine that is still starting. Pure."""
+    """Whether the failure may be temporary. Pure.
+
+    A pod or a machine may still be starting.
+    """
     return exit_code == _SSH_FAILED and any(text in output for text in _TEMPORARY_ERRORS)
 
 

@@ -1,5 +1,5 @@
 # ruff: noqa: INP001 - its folder is an entry of sys.path, not a package
-"""Python imports this module when a worker, or a child process of one, starts: its directory is on their PYTHONPATH.
+"""Python imports this module when a worker, or a child of one, starts.
 
 It makes ``Trainer(strategy="horovod")`` work in programs that do not import hvd_cluster, and has the process write its
 stack when the launcher asks for it. Other Pythons than the launcher's may import it too, so it uses only the standard
@@ -18,7 +18,10 @@ from pathlib import Path
 
 
 class _LightningWatch:
-    """Imports hvd_cluster, which registers the strategy, when the program imports Lightning."""
+    """Imports hvd_cluster when the program imports Lightning.
+
+    That registers the strategy.
+    """
 
     @staticmethod
     def find_spec(fullname: str, path: object = None, target: object = None) -> None:  # noqa: ARG004

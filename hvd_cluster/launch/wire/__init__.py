@@ -1,1 +1,4 @@
-"""What launchers, agents and workers send each other: the listener, the messages, flow control."""
+"""What launchers, agents and workers send each other.
+
+The listener, the messages, flow control.
+"""

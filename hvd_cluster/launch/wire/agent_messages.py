@@ -1,6 +1,7 @@
-"""The messages between the launcher and its agent on a remote host; pickled, over an authenticated channel.
+"""The messages between the launcher and its agent on a remote host.
 
-The first one, :class:`BootstrapMessage`, goes to the agent's standard input, because it contains secrets.
+They are pickled, over an authenticated channel. The first one, :class:`BootstrapMessage`, goes to the agent's standard
+input, because it contains secrets.
 
 ``key`` identifies a worker among all that the launcher has started. A rank does not: in an elastic job several workers
 may have the same rank one after the other.
@@ -120,7 +121,10 @@ class StartWorker:
 
 
 class WorkerSignal(Enum):
-    """What an agent sends to a worker: the methods of :class:`~hvd_cluster.launch.worker_group.Worker`."""
+    """What an agent sends to a worker.
+
+    The methods of :class:`~hvd_cluster.launch.worker_group.Worker`.
+    """
 
     WRITE_STACK = "write_stack"
     TERMINATE = "terminate"
@@ -137,7 +141,10 @@ class SignalWorker:
 
 @dataclass(frozen=True)
 class Acknowledged:
-    """To the agent: this many bytes of output were passed on; see :mod:`hvd_cluster.launch.wire.agent_messages`."""
+    """To the agent: this many bytes of output were passed on.
+
+    See :mod:`hvd_cluster.launch.wire.agent_messages`.
+    """
 
     num_bytes: int
 
@@ -186,7 +193,10 @@ class SendWindow:
         self._changed = threading.Condition()
 
     def acquire(self, num_bytes: int) -> None:
-        """Wait until ``num_bytes`` may be sent; an oversized message waits until nearly all are acknowledged."""
+        """Wait until ``num_bytes`` may be sent.
+
+        An oversized message waits until nearly all are acknowledged.
+        """
         room = max(_STEP_BYTES, WINDOW_BYTES - num_bytes)
         with self._changed:
             self._changed.wait_for(lambda: self._is_closed or self._num_in_flight <= room)
@@ -212,7 +222,7 @@ class ReceiveWindow:
         self._num_bytes = 0
 
     def add(self, num_bytes: int) -> int:
-        """Count ``num_bytes`` as received. Returns the number of bytes to acknowledge now, or 0."""
+        """Count bytes as received; return how many to acknowledge now, or 0."""
         self._num_bytes += num_bytes
         if self._num_bytes < _STEP_BYTES:
             return 0

@@ -25,7 +25,9 @@ _MAX_HANDSHAKES = 256
 
 
 class Listener:
-    """Accepts connections until it is closed; an error on one of them does not affect the others.
+    """Accepts connections until it is closed.
+
+    An error on one of them does not affect the others.
 
     Args:
         secret: the job's secret. A peer that does not prove that it knows the secret is disconnected.

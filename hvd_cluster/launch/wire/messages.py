@@ -1,4 +1,7 @@
-"""The messages between a worker's process and its parent, and those that every launcher passes on to the driver."""
+"""The messages between a worker's process and its parent.
+
+And those that every launcher passes on to the driver.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,10 @@ class Ready:
 
 @dataclass(frozen=True)
 class ProgressEvent:
-    """To the driver: what a worker gave to :func:`hvd_cluster.launch.progress.report`."""
+    """To the driver: what a worker gave to ``report``.
+
+    See :func:`hvd_cluster.launch.progress.report`.
+    """
 
     #: The worker's rank, or the key that the launcher gave it.
     key: int
