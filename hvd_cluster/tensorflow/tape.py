@@ -84,9 +84,7 @@ def PartialDistributedGradientTape(  # noqa: N802 - Horovod's name
     local_layers: Any = None,
     scale_local_gradients: bool = True,
 ) -> Any:
-    """A distributed tape that does not reduce the gradients of some layers.
-
-    Otherwise it is a :func:`DistributedGradientTape`.
+    """:func:`DistributedGradientTape` that does not reduce some layers' gradients.
 
     Args:
         local_layers: a Keras layer or a list of them, whose trainable weights are excluded from the reduction.
