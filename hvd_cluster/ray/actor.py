@@ -190,10 +190,7 @@ class ActorWorker(Worker):
             channel = result
 
     def _get(self, ref: Any) -> Any:
-        """The value of a reference, polled.
-
-        In Ray 2.40 a wait never ends after a ``ray.shutdown()``.
-        """
+        """The value of a reference, polled: Ray 2.40 may wait after ``ray.shutdown()``."""
         timeout = load_ray().exceptions.GetTimeoutError
         while True:
             with contextlib.suppress(timeout):
