@@ -110,6 +110,7 @@ class Steps(pl.Callback):
         pl_module.log("steps", float(step_clock.num_steps))
 
 
+@pytest.mark.needs("torch>=2.6")
 @pytest.mark.parametrize("sharding", [DIVIDED, "zero1"])
 def test_each_update_is_one_step_in_which_computation_is_not_the_optimizer(frame, two_workers, sharding):
     model = fit(frame, two_workers, sharding, SlowNet(), callbacks=[Steps()])
