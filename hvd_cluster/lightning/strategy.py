@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import Any
 
 import torch
+from torch.nn.parameter import is_lazy
 
 import hvd_cluster.torch as hvd
 from hvd_cluster.lightning.environment import HorovodEnvironment
@@ -181,9 +182,19 @@ class HorovodStrategy(_ParallelStrategy):
         super().setup_environment()
 
     def setup(self, trainer: Any) -> None:
-        """Set up model, optimizers and metrics, and broadcast the weights of rank 0."""
+        """Set up model, optimizers and metrics, and broadcast the weights of rank 0.
+
+        Raises:
+            ValueError: parameters have no shape yet.
+        """
         if trainer.state.fn == _FITTING and self._layer_sync is not None:
             self.model = self._layer_sync.apply(self.model)
+        lazy = [name for name, one in self.lightning_module.named_parameters() if is_lazy(one)]
+        if lazy and trainer.state.fn == _FITTING:
+            raise ValueError(
+                f"{', '.join(lazy)} have no shape yet, as in LazyLinear, so ranks cannot make them equal: give the "
+                "layers their sizes, or call them once with rows like those of the data, in configure_model()"
+            )
         super().setup(trainer)
         hvd.broadcast_parameters(self._initial_state(), root_rank=0)
         connect_metrics(self.lightning_module)

@@ -94,10 +94,13 @@ class LightningBestFile(BestFile):
         weights = self.weights(trainer)
         if weights is None:
             return
-        if isinstance(self.run.spec.model, ModelSource):
-            made_state.load(module, weights)
-        else:
-            module.load_state_dict(weights)
+        try:
+            if isinstance(self.run.spec.model, ModelSource):
+                made_state.load(module, weights)
+            else:
+                module.load_state_dict(weights)
+        except RuntimeError as error:  # training has changed the structure since
+            logger.warning("the best checkpoint has other weights than the module: the last are returned (%s)", error)
 
     def weights(self, trainer: Any) -> dict[str, Any] | None:
         """The weights that the user's ModelCheckpoint found best; None if none monitors a metric.

@@ -17,8 +17,8 @@ from hvd_cluster.estimators.lightning import rank_state
 from hvd_cluster.estimators.lightning.best_file import LightningBestFile
 from hvd_cluster.estimators.lightning.epoch_numbers import EpochNumbers, parted
 from hvd_cluster.estimators.lightning.estimator_strategy import EstimatorStrategy
-from hvd_cluster.estimators.lightning.layer_hooks import hooks_for, makes_layers
 from hvd_cluster.estimators.lightning.spec import LightningSpec
+from hvd_cluster.estimators.lightning.structure_check import StructureCheck
 from hvd_cluster.estimators.run import random_state
 from hvd_cluster.estimators.run.best_file import file_tensor
 from hvd_cluster.estimators.run.checkpoint import PartialEpoch
@@ -48,17 +48,17 @@ class SaveRun(_callbacks.Checkpoint):
     Args:
         run: on this worker.
         best: the file of its best epoch.
+        check: how the fitted module is returned.
     """
 
-    def __init__(self, run: WorkerRun[LightningSpec], best: LightningBestFile) -> None:
+    def __init__(self, run: WorkerRun[LightningSpec], best: LightningBestFile, check: StructureCheck) -> None:
         super().__init__()
         self.run = run
+        self.check = check
         #: Batches of the current epoch that an earlier start of the run has made.
         self.done = 0
         #: :meth:`Readers.not_finite`; None for the loaders of a LightningDataModule.
         self.look: Callable[[int, int], str | None] | None = None
-        #: Lightning's hooks that give a copy of the user's module the layers of the trained one.
-        self.hooks: tuple[str, ...] = ()
         #: The dtypes in which the user's module got its features in the first training step, if that called it.
         self.dtypes: list[str] = [] if run.resumed is None else list(run.resumed.state.get("dtypes", []))
         self._recording = contextlib.ExitStack()
@@ -80,16 +80,6 @@ class SaveRun(_callbacks.Checkpoint):
         if found is not None and getattr(trainer.strategy, "scale_lr", False):
             groups = [group for state in checkpoint["optimizer_states"] for group in state["param_groups"]]
             scale_rates(groups, checkpoint["lr_schedulers"], self._hvd.size() / found.size)
-
-    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
-        """Check that the fitted model can be made, before it is trained.
-
-        Raises:
-            DataError: the module has other weights than the user's module has after any hooks.
-        """
-        model = self._spec.model
-        if self._spec.objective is None and (not isinstance(model, ModelSource) or makes_layers(pl_module)):
-            self.hooks = hooks_for(model.build() if isinstance(model, ModelSource) else model, pl_module)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Prepare to continue an interrupted epoch: Lightning alone would skip hooks of its start."""

@@ -159,7 +159,9 @@ class LightningEstimator(LightningEstimatorParams, ModuleEstimator):
         if find_spec("lightning") is None and find_spec("pytorch_lightning") is None:
             raise MissingExtraError("lightning", "lightning", "by LightningEstimator")
         value = self._value
-        is_lightning = self._is_lightning_module()
+        is_lightning, given = self._is_lightning_module(), self._given_module()
+        if not is_lazy(given) and (wrong := unsized(with_configured_layers(given))):
+            raise ValueError(wrong[0])
         findings = self._findings(trial, is_lightning)
         self._try_scoring(trial, with_configured_layers(self._given_module()), findings)
         shared = self._fit_fields(trial.dataset, store, run_id, trial.seed)

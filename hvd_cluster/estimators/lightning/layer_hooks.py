@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from hvd_cluster.errors import DataError
+from hvd_cluster.estimators.torch.changed_module import layout
 from hvd_cluster.estimators.torch.model_pickling import copied
 
-#: Hooks to call, in the Trainer's order: most modules need none, ``load_from_checkpoint`` calls ``configure_model``.
-_HOOKS: tuple[tuple[str, ...], ...] = ((), ("configure_model",), ("setup", "configure_model"))
+#: Hooks to call, in the Trainer's order; ``load_from_checkpoint`` calls the first only.
+_HOOKS: tuple[tuple[str, ...], ...] = (("configure_model",), ("setup", "configure_model"))
 
 
 def after_hooks(module: torch.nn.Module, hooks: Sequence[str]) -> Any:
@@ -50,38 +52,17 @@ def makes_layers(module: torch.nn.Module) -> bool:
     return _defines(module, "setup") or _defines(module, "configure_model")
 
 
-def hooks_for(given: torch.nn.Module, whole: torch.nn.Module) -> tuple[str, ...]:
-    """The hooks after which the ``given`` module has the keys of ``whole``.
-
-    Raises:
-        DataError: without a Trainer, ``setup()`` makes other layers; the text names keys that differ.
-    """
-    keys, differing = set(whole.state_dict()), set[str]()
+def hooks_for(given: torch.nn.Module, whole: torch.nn.Module) -> tuple[str, ...] | None:
+    """The hooks after which the ``given`` module has the entries of ``whole``; None if they need more than that."""
+    wanted = layout(whole)
     for hooks in _HOOKS:
-        if not all(_defines(given, hook) for hook in hooks[:1]):
-            continue
-        try:
-            found = set((after_hooks(given, hooks) if hooks else given).state_dict())
-        except Exception as error:  # the user's own hook, which may need the trainer
-            failure = f"{hooks[0]}() failed without a Trainer: {type(error).__name__}: {error}"
-            raise DataError(_refusal(differing, failure)) from error
-        if found == keys:
-            return hooks
-        differing = found ^ keys
-    if _defines(given, "setup"):
-        raise DataError(_refusal(differing, "setup() makes other ones without a Trainer"))
-    return ()  # callbacks may change keys during the fit, as pruning does
+        with contextlib.suppress(Exception):  # the user's own hook, which may need the trainer
+            if _defines(given, hooks[0]) and layout(after_hooks(given, hooks)) == wanted:
+                return hooks
+    return None
 
 
 def _defines(module: torch.nn.Module, hook: str) -> bool:
     """Whether the user's class defines a hook, and not only Lightning."""
     method = getattr(type(module), hook, None)
     return method is not None and not method.__module__.startswith(("lightning.", "pytorch_lightning."))
-
-
-def _refusal(keys: set[str], reason: str) -> str:
-    some = ", ".join(sorted(keys)[:5])
-    return (
-        f"the trained module has other weights than the given one ({some}), so the fitted model cannot be made: "
-        f"{reason}. Make the layers in __init__() or in configure_model()"
-    )

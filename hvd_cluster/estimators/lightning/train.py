@@ -55,6 +55,7 @@ def _train(spec: LightningSpec, hvd: Collectives, folder: str) -> TrainResult:
     from hvd_cluster.estimators.lightning.best_file import LightningBestFile
     from hvd_cluster.estimators.lightning.callbacks import SaveRun
     from hvd_cluster.estimators.lightning.module import LossModule
+    from hvd_cluster.estimators.lightning.structure_check import StructureCheck
 
     own = _empty_model(spec) or initial_model(spec.model, hvd)
     module: Any = own if spec.objective is None else LossModule(spec, own)
@@ -63,7 +64,7 @@ def _train(spec: LightningSpec, hvd: Collectives, folder: str) -> TrainResult:
     if isinstance(spec.model, ModelSource) and found is not None:
         made_state.require_same(found.state, spec.model.made, spec.run_id)
     best = LightningBestFile(run, folder)
-    saving = SaveRun(run, best)
+    saving = SaveRun(run, best, StructureCheck(spec, own))
     trainer = _trainer(run, folder, saving, best)
     if found is not None and found.is_over(spec):
         trainer.fit_loop.max_epochs = found.epochs  # then fit() loads everything and trains nothing
@@ -174,7 +175,7 @@ def _trainer(run: WorkerRun[LightningSpec], folder: str, saving: SaveRun, best: 
         "strategy": _strategy(spec)(run, **options),
         "accelerator": "gpu" if device.type == "cuda" else "cpu",
         "devices": 1,
-        "callbacks": [ReduceLogged(hvd), *callbacks, saving],
+        "callbacks": [ReduceLogged(hvd), *callbacks, saving.check, saving],
         "max_epochs": spec.epochs,
         "logger": _logger(spec, pl, folder),
         "log_every_n_steps": spec.log_every_n_steps,
@@ -219,7 +220,9 @@ def _logger(spec: LightningSpec, pl: Any, folder: str) -> Any:
 def _packed_model(spec: LightningSpec, model: torch.nn.Module, trainer: Any, saving: SaveRun) -> bytes:
     made = spec.model.made if isinstance(spec.model, ModelSource) else None
     state = model.state_dict() if made is None else made_state.TrainedPart(made).of(model)
-    return _packed(trainer, state, trainer.optimizers[0].state_dict() if trainer.optimizers else None, saving)
+    optimizer = trainer.optimizers[0] if trainer.optimizers else None
+    changed = saving.check.structure.changed(model, optimizer)
+    return _packed(trainer, state, None if optimizer is None else optimizer.state_dict(), saving, **changed)
 
 
 def _sharded_result(spec: LightningSpec, trainer: Any, best: LightningBestFile, saving: SaveRun) -> bytes:
@@ -241,7 +244,7 @@ def _packed(trainer: Any, state: Mapping[str, Any], optimizer: Any, saving: Save
     optimizer = on_cpu(optimizer)
     if optimizer is not None:
         scale_rates(optimizer["param_groups"], (), 1 / getattr(trainer.strategy, "rate_factor", 1.0))  # of one worker
-    more |= {"hooks": list(saving.hooks), "dtypes": saving.dtypes}
+    more = {"hooks": list(saving.check.hooks), "dtypes": saving.dtypes, **more}
     return packed({"model": on_cpu(state), "optimizer": optimizer, **more})
 
 

@@ -11,6 +11,7 @@ from hvd_cluster.estimators.run import early_stopping, random_state
 from hvd_cluster.estimators.run.checkpoint import Checkpoint, PartialEpoch, packed
 from hvd_cluster.estimators.run.worker_run import WorkerRun
 from hvd_cluster.estimators.spec import TrainSpec
+from hvd_cluster.estimators.torch.changed_module import Structure
 from hvd_cluster.estimators.torch.means import Means
 from hvd_cluster.estimators.torch.steps import Steps
 from hvd_cluster.estimators.torch.train_state import unscaled_optimizer
@@ -43,6 +44,15 @@ class Checkpointing:
         self._best: bytes | None = None
         #: Index of the first epoch that may be the best: that of the best checkpoint of a resumed run.
         self._since = 0
+        self._structure = Structure(steps.model, run.spec)
+
+    def check_structure(self) -> None:
+        """Check that the fit can return the model, of which training may have changed the structure.
+
+        Raises:
+            DataError: it cannot.
+        """
+        self._structure.require_returnable(self._steps.model, [self._steps.optimizer])
 
     def restore(self) -> None:
         """Continue from the run's checkpoint, if it has one.
@@ -92,11 +102,11 @@ class Checkpointing:
         if is_best:
             self._keep(checkpoint, best=True)
             if run.spec.return_best:
-                self._best = result_of(checkpoint)
+                self._best = self._result_of(checkpoint)
 
     def to_return(self) -> bytes:
         """The model and the optimizer that the fit returns, on rank 0: as they are now, or of the best epoch."""
-        return self._best or result_of(self._current())
+        return self._best or self._result_of(self._current())
 
     @property
     def _looks_for_best(self) -> bool:
@@ -133,15 +143,22 @@ class Checkpointing:
     def _keep(self, checkpoint: Checkpoint, best: bool = False) -> None:
         checkpoint.save(self._run.files, best)
 
+    def _result_of(self, checkpoint: Checkpoint) -> bytes:
+        return result_of(checkpoint, **self._structure.changed(self._steps.model, self._steps.optimizer))
+
     def _current(self, partial_epoch: PartialEpoch | None = None) -> Checkpoint:
         return self._run.checkpoint(self._steps.capture(self._scale, self._given_rates), partial_epoch)
 
 
-def result_of(checkpoint: Checkpoint) -> bytes:
-    """A copy of the model and the optimizer, or of what is not in shards."""
+def result_of(checkpoint: Checkpoint, **changed: Any) -> bytes:
+    """A copy of the model and the optimizer, or of what is not in shards.
+
+    Args:
+        changed: :meth:`Structure.changed`.
+    """
     state = checkpoint.state
     shards = {"shards": state["shards"]} if "shards" in state else {}
-    return packed({"model": state["model"], "optimizer": unscaled_optimizer(state), **shards})
+    return packed({"model": state["model"], "optimizer": unscaled_optimizer(state), **shards, **changed})
 
 
 def require_shards(found: Checkpoint | None, run_id: str) -> None:

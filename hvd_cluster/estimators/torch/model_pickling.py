@@ -150,7 +150,7 @@ def unpicklable_text(name: str, module: torch.nn.Module) -> str:
 def _unpicklable(name: str, module: torch.nn.Module) -> Iterator[str]:
     for inner, part in module.named_modules():
         for attribute, value in vars(part).items():
-            if attribute in {"_modules", "_parameters", "_buffers"} or _is_picklable(value):
+            if attribute in {"_modules", "_parameters", "_buffers", "_trainer"} or _is_picklable(value):
                 continue
             path = ".".join(text for text in (name, inner, attribute) if text)
             values = value.items() if isinstance(value, Mapping) else []

@@ -19,6 +19,7 @@ from hvd_cluster.estimators.model_factory import name_of
 from hvd_cluster.estimators.run.checkpoint import unpacked
 from hvd_cluster.estimators.spec import Inputs, MakeObjective, TrainResult
 from hvd_cluster.estimators.torch.arguments import label_keywords, with_arguments
+from hvd_cluster.estimators.torch.changed_module import trained_module
 from hvd_cluster.estimators.torch.checkpoint import shards_of
 from hvd_cluster.estimators.torch.model import TorchModel
 from hvd_cluster.estimators.torch.model_pickling import copied, make_picklable, module_on_cpu, unpicklable_text
@@ -287,16 +288,22 @@ class ModuleEstimator(DistributedEstimator):
 
     def _create_model(self, results: list[TrainResult], spec: Any) -> Any:
         state = unpacked(results[0].state)
-        model = self._untrained_copy(spec, state).cpu()
-        optimizer = None if spec.optimizer is None else spec.optimizer.build(model)
-        made = None
+        if (changed := trained_module(state)) is not None:
+            model, optimizer = changed[0], None
+            if spec.optimizer is not None and changed[1] is not None:
+                optimizer = spec.optimizer.at(changed[1]).build(model)
+                optimizer.load_state_dict(state["optimizer"])
+        else:
+            model = self._untrained_copy(spec, state).cpu()
+            optimizer = None if spec.optimizer is None else spec.optimizer.build(model)
+            made = spec.model.made if isinstance(spec.model, ModelSource) else None
+            trained = TrainState(model, optimizer, made=made)
+            shards = shards_of(spec.store, spec.run_id, state)
+            trained.load(state["model"], state["optimizer"], shards)
+            if shards is not None and state.get("deletes_shards"):
+                shards.delete()  # no checkpoint names them
         if isinstance(spec.model, ModelSource):
-            made, self._made = spec.model.made, (spec.model, model)
-        trained = TrainState(model, optimizer, made=made)
-        shards = shards_of(spec.store, spec.run_id, state)
-        trained.load(state["model"], state["optimizer"], shards)
-        if shards is not None and state.get("deletes_shards"):
-            shards.delete()  # no checkpoint names them
+            self._made = (spec.model, model)
         spec = self._as_called(spec, model, state)
         scales = output_scales(model, self._objective()().losses, len(spec.output_shapes))
         metadata = {**self._metadata_of(spec), "output_scales": scales}

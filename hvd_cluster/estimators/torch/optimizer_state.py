@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import inspect
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -76,6 +77,11 @@ class OptimizerState:
     def given_rates(self) -> list[float]:
         """The learning rate of each param group."""
         return [float(options.get("lr", 0.0)) for _, options in self.groups]
+
+    def at(self, positions: Sequence[Sequence[int]]) -> OptimizerState:
+        """The same optimizer of a model in which its parameters have other positions."""
+        pairs = zip(positions, self.groups, strict=True)
+        return dataclasses.replace(self, groups=tuple((tuple(held), options) for held, (_, options) in pairs))
 
     def build(self, model: torch.nn.Module) -> torch.optim.Optimizer:
         """The optimizer of the parameters of ``model``, with its state on their device."""

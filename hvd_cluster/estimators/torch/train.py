@@ -97,8 +97,11 @@ def _train_epochs(loop: TrainingLoop, saving: Checkpointing) -> None:
         while not run.is_over:
             random_state.seed_all(spec.seed, run.epoch, hvd.rank())
             done, sums = _continued(run)
+            first = done + 1
 
-            def after_step(done: int, means: Means) -> None:
+            def after_step(done: int, means: Means, first: int = first) -> None:
+                if done == first:
+                    saving.check_structure()
                 if run.is_checkpoint_due_within(done, loop.readers.train_steps):
                     loop.losses.check(run.epoch, loop.has_finite_weights)
                     saving.save_within(done, means)

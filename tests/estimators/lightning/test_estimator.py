@@ -742,13 +742,7 @@ def test_layers_that_a_hook_makes_are_in_the_fitted_model(frame, two_workers, ho
     assert np.isfinite(model.transform(frame)["y__output"]).all()
 
 
-def test_layers_that_cannot_be_made_again_are_named_before_training(frame, one_worker):
-    class NeedsTrainer(Net):
-        def setup(self, stage):
-            self.more = torch.nn.Linear(1, self.trainer.max_epochs)
-
-    with pytest.raises(WorkerFailedError, match=r"other weights .*more\.bias, more\.weight"):
-        estimator(one_worker, NeedsTrainer(), max_restarts=0).fit(frame)
+def test_layers_without_a_shape_are_named(frame, one_worker):
     lazy = Net()
     lazy.last = torch.nn.LazyLinear(1)
     with pytest.raises(ValueError, match=r"last\.weight, last\.bias have no shape yet, as in LazyLinear"):
