@@ -93,7 +93,7 @@ def prepare_data(
 
 
 def get_dataset_properties(dataset_idx: int) -> tuple[int, int, dict[str, Any], float]:
-    """``(train_rows, val_rows, metadata, avg_row_size)`` of a data set while its context is open.
+    """``(train_rows, val_rows, metadata, avg_row_size)`` of the data set ``dataset_idx`` while its context is open.
 
     ``metadata`` has a dict ``{"shape", "dtype", "intermediate_format"}`` for each column; the average is in bytes.
 

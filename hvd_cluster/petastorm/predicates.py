@@ -71,7 +71,7 @@ class _OfField(_RowPredicate):
 
 
 class in_set(_OfField):
-    """Rows whose field has one of some values."""
+    """Rows whose field ``predicate_field`` has one of ``inclusion_values``."""
 
     def __init__(self, inclusion_values: Iterable[Any], predicate_field: str) -> None:
         self._values = set(inclusion_values)
@@ -85,7 +85,7 @@ class in_set(_OfField):
 
 
 class in_intersection(_OfField):
-    """Rows whose field, an array, holds at least one of some values."""
+    """Rows whose field ``_predicate_field``, an array, holds at least one of ``inclusion_values``."""
 
     def __init__(self, inclusion_values: Iterable[Any], _predicate_field: str) -> None:
         self._values = list(inclusion_values)

@@ -61,7 +61,7 @@ class _Combined(RowGroupSelectorBase):
 
 
 class IntersectIndexSelector(_Combined):
-    """Row groups that every one of several selectors picks."""
+    """Row groups that all of ``single_index_selectors`` pick."""
 
     def select_row_groups(self, index_dict: Mapping[str, RowGroupIndex]) -> set[int]:
         selected = self._selected(index_dict)
@@ -69,7 +69,7 @@ class IntersectIndexSelector(_Combined):
 
 
 class UnionIndexSelector(_Combined):
-    """Row groups that at least one of several selectors picks."""
+    """Row groups that at least one of ``single_index_selectors`` picks."""
 
     def select_row_groups(self, index_dict: Mapping[str, RowGroupIndex]) -> set[int]:
         return set().union(*self._selected(index_dict))

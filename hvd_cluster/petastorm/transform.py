@@ -13,9 +13,10 @@ from hvd_cluster.petastorm.unischema_field import UnischemaField
 def edit_field(
     name: str, numpy_dtype: Any, shape: tuple[int | None, ...], nullable: bool = False
 ) -> tuple[str, Any, tuple[int | None, ...], bool]:
-    """Describe a field that a transform makes or changes.
+    """Describe a field that a transform makes or changes, for ``TransformSpec(edit_fields=...)``.
 
-    For ``TransformSpec(edit_fields=...)``.
+    Args:
+        name, numpy_dtype, shape, nullable: as in :class:`~hvd_cluster.petastorm.unischema.UnischemaField`.
     """
     return name, numpy_dtype, shape, nullable
 
@@ -50,7 +51,7 @@ class TransformSpec:
 
 
 def transform_schema(schema: Unischema, transform_spec: TransformSpec) -> Unischema:
-    """The schema after a transform, in the order of ``selected_fields``.
+    """The schema after ``transform_spec``, in the order of ``selected_fields``.
 
     It is without the removed fields and with the edited ones.
 

@@ -2,7 +2,7 @@
 
 After a change that is meant: ``python tests/house/public_api.py > tests/house/public_api.txt``.
 
-A line for each function, class, method and property that a user can reach from ``__all__`` of a public module.
+A line for each function, class, method and property that docs/api shows, and for each variable of the settings.
 Annotations are left out: they name internal classes, and mypy checks them.
 """
 
@@ -13,28 +13,42 @@ import inspect
 import re
 import sys
 from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
-#: Modules whose ``__all__`` is public. mxnet's needs mxnet, which does not install beside the others.
-MODULES = [
-    "hvd_cluster",
-    "hvd_cluster.errors",
-    *("hvd_cluster.torch", "hvd_cluster.torch.elastic"),
-    *("hvd_cluster.tensorflow", "hvd_cluster.tensorflow.elastic"),
-    *("hvd_cluster.keras", "hvd_cluster.keras.callbacks", "hvd_cluster.keras.elastic"),
-    "hvd_cluster.lightning",
-    *("hvd_cluster.spark", "hvd_cluster.spark.conf"),
-    *("hvd_cluster.ray", "hvd_cluster.ray.train", "hvd_cluster.ray.ray_logger"),
-    *("hvd_cluster.data", "hvd_cluster.data.loaders"),
-    *("hvd_cluster.petastorm", "hvd_cluster.petastorm.converter"),
-    "hvd_cluster.estimators",
-]
+from hvd_cluster.settings import Settings
+
+ROOT = Path(__file__).parents[2]
+#: A module or a name that the reference shows, and the names that it shows of a module if not all.
+SHOWN = re.compile(r"^::: (hvd_cluster[.\w]*)(?:\n    options: \{members: (?:\[(.*)\]|false)\})?$", re.MULTILINE)
 
 
-def public_names(module: Any) -> list[str]:
-    if hasattr(module, "__all__"):
-        return sorted(module.__all__)
-    own = [name for name, value in vars(module).items() if getattr(value, "__module__", None) == module.__name__]
+def documented() -> dict[str, list[str] | None]:
+    """The modules of the reference, with their public names; None for all that they define.
+
+    mxnet's are left out: they need mxnet, which does not install beside the others.
+    """
+    found: dict[str, list[str] | None] = {"hvd_cluster": ["__version__"]}
+    for page in sorted((ROOT / "docs" / "api").glob("*.md")):
+        for shown in SHOWN.finditer(page.read_text()):
+            path, members = shown[1], shown[2]
+            if (ROOT / path.replace(".", "/")).exists() or (ROOT / f"{path.replace('.', '/')}.py").exists():
+                found[path] = members.split(", ") if members else None
+            else:
+                module, _, name = path.rpartition(".")
+                found[module] = [*(found.get(module) or []), name]
+    return {module: names for module, names in sorted(found.items()) if module != "hvd_cluster.mxnet"}
+
+
+def public_names(module: Any, names: list[str] | None) -> list[str]:
+    if names is not None or hasattr(module, "__all__"):
+        return sorted(names or module.__all__)
+    own = [
+        name
+        for name, value in vars(module).items()
+        if getattr(value, "__module__", None) == module.__name__ or (name.isupper() and isinstance(value, (str, tuple)))
+    ]
     return sorted(name for name in own if not name.startswith("_"))
 
 
@@ -71,12 +85,15 @@ def is_ours(base: type) -> bool:
 
 
 def main() -> None:
-    for name in MODULES:
+    for name, names in documented().items():
         module = importlib.import_module(name)
         print(f"\n[{name}]")
-        for each in public_names(module):
+        for each in public_names(module, names):
             for line in lines_of(each, getattr(module, each)):
                 print(line)
+    print("\n[hvd_cluster.settings]")
+    for knob in fields(Settings):
+        print(f"{knob.metadata['env']}={knob.default!r}")
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -21,6 +22,15 @@ def test_public_names_and_signatures_are_those_of_the_record() -> None:
         f"{text}\nIf the change is meant: describe it in its docstring, docs/ and CHANGELOG.md, then "
         "python tests/house/public_api.py > tests/house/public_api.txt"
     )
+
+
+def test_the_record_has_what_the_reference_shows() -> None:
+    record = entries((HERE / "public_api.txt").read_text())
+    pages = [page for page in (HERE.parents[1] / "docs" / "api").glob("*.md") if page.name != "mxnet.md"]
+    shown = [path for page in pages for path in re.findall(r"^::: (\S+)", page.read_text(), re.MULTILINE)]
+    modules = {name.rpartition(".")[0] for name in record}
+    assert len(shown) > 40
+    assert [path for path in shown if path not in record and path not in modules] == []
 
 
 def test_docstrings_name_each_argument() -> None:

@@ -42,6 +42,7 @@ class TfDataServiceConfig:
 
     #: Number of dispatchers: one for all ranks, or one for each.
     dispatchers: int
+    #: Number of workers of each dispatcher.
     workers_per_dispatcher: int
     #: Which job runs the dispatchers: "compute", the job of the workers, or "training".
     dispatcher_side: str
@@ -205,7 +206,7 @@ tf.data.Dataset.send_to_data_service = send_to_data_service
 
 
 def compute_worker_fn(compute_config: TfDataServiceConfig) -> None:
-    """Run one worker of the service, and this rank's dispatcher if it has one.
+    """Run one worker of the service ``compute_config``, and this rank's dispatcher if it has one.
 
     Returns after ``shutdown()``. Call it after ``hvd.init()`` on each rank; the service has one worker per rank.
 
