@@ -83,8 +83,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
                 "op=hvd.Adasum does not support Keras optimizers: use a tf.compat.v1.train one, or "
                 "hvd.DistributedGradientTape(op=hvd.Adasum)"
             )
-        # hvd_cluster.keras is a layer above this package, so it is imported by its public name.
-        wrap = importlib.import_module("hvd_cluster.tensorflow.keras").DistributedOptimizer
+        # By its name: hvd_cluster.keras is a layer above, and registers nothing until a program imports it.
+        wrap = importlib.import_module("hvd_cluster.keras").DistributedOptimizer
         return wrap(
             optimizer,
             name=name,
