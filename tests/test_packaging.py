@@ -5,6 +5,7 @@ from __future__ import annotations
 import email
 import json
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -124,6 +125,22 @@ def test_make_dist_builds_the_archives_and_an_sbom_of_the_declared_dependencies(
     assert f"The tag is v0.0.0, and hvd_cluster/version.py has {__version__}" in refused.stdout
 
 
+PROGRAM = "import torch, hvd_cluster.torch as hvd; hvd.init(); print('sum', hvd.allreduce(torch.ones(1), op=hvd.Sum))"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.skipif(shutil.which("mmdebstrap") is None, reason="needs mmdebstrap: apt-get install mmdebstrap")
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, for a root file system")
+@pytest.mark.skipif(platform.freedesktop_os_release()["ID"] != "debian", reason="needs Debian, for its mirror")
+def test_the_wheel_installs_on_a_bare_debian_and_runs_two_workers(wheel: Path, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(PROGRAM)
+    command = ["unshare", "--mount", str(ROOT / "tests/matrix/bare_debian.sh"), str(wheel), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("sum tensor([2.])") == 2
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_wheel_installs_into_a_fresh_environment_and_runs_two_workers(wheel: Path, tmp_path: Path) -> None:
@@ -139,10 +156,7 @@ def test_the_wheel_installs_into_a_fresh_environment_and_runs_two_workers(wheel:
         check=False,
     )
     assert installed.returncode == 0, installed.stderr
-    program = (
-        "import torch, hvd_cluster.torch as hvd; hvd.init(); print('sum', hvd.allreduce(torch.ones(1), op=hvd.Sum))"
-    )
-    (tmp_path / "train.py").write_text(program)
+    (tmp_path / "train.py").write_text(PROGRAM)
     done = subprocess.run(
         [str(bin / "hvdrun"), "-np", "2", str(bin / "python"), "train.py"],
         cwd=tmp_path,
