@@ -112,7 +112,7 @@ def _tensorflow() -> Any:
 
 def _of_generator(items: Callable[[], Iterator[Any]], signature: Any) -> Any:
     tf = _tensorflow()
-    return tf.data.Dataset.from_generator(lambda: _Asked(items()), output_signature=signature)
+    return tf.data.Dataset.from_generator(lambda: _ServedItems(items()), output_signature=signature)
 
 
 def prefetched(dataset: Any, num_batches: int) -> Any:
@@ -133,7 +133,7 @@ def prefetched(dataset: Any, num_batches: int) -> Any:
     return prefetched.with_options(options)
 
 
-class _Asked(Iterator[Any]):
+class _ServedItems(Iterator[Any]):
     """Items that threads of TensorFlow ask for.
 
     TensorFlow releases this object after the last one.

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from hvd_cluster.engine.messages import Decision, Entry, Ready, Recall, ReportBatch, Tune
+from hvd_cluster.engine.messages import Decision, Entry, Recall, ReportBatch, Tune, VotesComplete
 from hvd_cluster.engine.negotiation import Negotiator
 from hvd_cluster.engine.shared_memory.ballot import MAX_VOTES, Ballot, Vote
 from hvd_cluster.engine.signature import Key, SetId, Signature
@@ -210,7 +210,7 @@ class Agreement:
         # Executing what is read takes time, and more may be written meanwhile.
         while ballot.has_unread:
             for message in ballot.read():
-                if isinstance(message, Ready):
+                if isinstance(message, VotesComplete):
                     self._note_ready(message.ids)
                 elif isinstance(message, Recall):
                     self._vote_again(message.epoch)

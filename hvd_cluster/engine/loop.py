@@ -233,8 +233,8 @@ class Loop:
                 else:
                     self._links.flush(rank)
         self._stall.inspect()
-        if (overdue := self._submissions.take_overdue(time.monotonic())) is not None:
-            self._abort(f"rank {self._rank} on {self._world.topology.host} has waited {overdue}")
+        if (expired := self._submissions.describe_expired(time.monotonic())) is not None:
+            self._abort(f"rank {self._rank} on {self._world.topology.host} has waited {expired}")
         self.steps.tick()
 
     def fail(self, error: BaseException) -> None:

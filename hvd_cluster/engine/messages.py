@@ -123,7 +123,7 @@ Entry = Define | Forget | Run | Refuse | Tune | JoinDone | Close
 
 
 @dataclass(frozen=True)
-class Ready:
+class VotesComplete:
     """Log of one host: all of its ranks that these requests concern have voted for them; its leader reports them."""
 
     ids: tuple[int, ...]
@@ -137,7 +137,7 @@ class Recall:
 
 
 #: What the ranks of one host read: the world's log, mixed with messages for this host only.
-HostMessage = tuple[Entry, ...] | Ready | Recall
+HostMessage = tuple[Entry, ...] | VotesComplete | Recall
 
 
 @dataclass(frozen=True)

@@ -308,7 +308,7 @@ class SubmissionQueue:
                 if not waiting:
                     del self._held[key]
 
-    def take_overdue(self, now_s: float) -> str | None:
+    def describe_expired(self, now_s: float) -> str | None:
         """What the end of the world is for, if a pending request has expired: how long it has waited, and for what."""
         if now_s < self.expires_s:
             return None

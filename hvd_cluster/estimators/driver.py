@@ -19,7 +19,7 @@ from hvd_cluster.estimators.run.checkpoint import Checkpoint
 from hvd_cluster.estimators.run.epochs import EpochListener, StopFit
 from hvd_cluster.estimators.run.run_files import ReceivedFiles, RunFiles
 from hvd_cluster.estimators.view.fit_log import preflight_line
-from hvd_cluster.estimators.view.progress_bar import ProgressBar
+from hvd_cluster.estimators.view.progress_bar import FitProgressBar
 from hvd_cluster.launch.worker_group import StopCall
 
 logger = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ class DriverRun:
     train_fn: Callable[[Any], Any]
     store: Store
     max_restarts: int
-    bar: ProgressBar
+    bar: FitProgressBar
     epochs: EpochListener
     #: Raises if the fit may no longer write to the run.
     require_held: Callable[[], None]

@@ -37,7 +37,7 @@ from hvd_cluster.estimators.stages.spark_ml import Estimator
 from hvd_cluster.estimators.trial_rows import TrialRows
 from hvd_cluster.estimators.view import tracking
 from hvd_cluster.estimators.view.fit_log import LossWatch
-from hvd_cluster.estimators.view.progress_bar import ProgressBar
+from hvd_cluster.estimators.view.progress_bar import FitProgressBar
 
 if TYPE_CHECKING:
     from hvd_cluster.estimators.run.checkpoint import Checkpoint
@@ -248,7 +248,7 @@ class DistributedEstimator(ColumnRoles, EstimatorParams, Estimator):
     def _driver_run(self, ready: Preflight, prepared: Prepared, tracker: tracking.Tracker) -> DriverRun:
         """What starts the workers, and starts them again when one dies."""
         train_fn, rows = self._train_fn(), prepared.rows
-        bar = ProgressBar(ready.run_id, enabled=self._value("verbose") > 0)
+        bar = FitProgressBar(ready.run_id, enabled=self._value("verbose") > 0)
         return DriverRun(
             backend=ready.backend,
             train_fn=train_fn if rows is None else rows.wrapped(train_fn),

@@ -21,10 +21,10 @@ from hvd_cluster.errors import DataError
 from hvd_cluster.petastorm import metadata, row_group_index
 from hvd_cluster.petastorm.epoch_order import EpochOrder, shard_of
 from hvd_cluster.petastorm.errors import NoDataAvailableError
-from hvd_cluster.petastorm.fragment_reader import FragmentReader
+from hvd_cluster.petastorm.fragment_reader import FragmentDecoder
 from hvd_cluster.petastorm.fragments import Fragment, fragments_of, parquet_files
 from hvd_cluster.petastorm.location import Location, Url, locate
-from hvd_cluster.petastorm.options import ReaderOptions
+from hvd_cluster.petastorm.options import PetastormOptions
 from hvd_cluster.petastorm.predicates import PredicateBase
 from hvd_cluster.petastorm.reader import Reader
 from hvd_cluster.petastorm.selectors import RowGroupSelectorBase
@@ -106,7 +106,7 @@ def make_reader(
         PetastormMetadataError: the metadata is damaged, or its pickled schema asks for more than a schema.
         NoDataAvailableError: there are fewer row groups than shards, or nothing is selected.
     """
-    return _make(ReaderOptions.of(locals()), dataset_url, storage_options, filesystem, batched=False)
+    return _make(PetastormOptions.of(locals()), dataset_url, storage_options, filesystem, batched=False)
 
 
 def make_batch_reader(
@@ -153,10 +153,10 @@ def make_batch_reader(
         DataError: an argument makes no sense, or there is no Parquet.
         NoDataAvailableError: there are fewer row groups than shards, or nothing is selected.
     """
-    return _make(ReaderOptions.of(locals()), dataset_url_or_urls, storage_options, filesystem, batched=True)
+    return _make(PetastormOptions.of(locals()), dataset_url_or_urls, storage_options, filesystem, batched=True)
 
 
-def _make(options: ReaderOptions, source: Any, storage_options: Any, filesystem: Any, *, batched: bool) -> Reader:
+def _make(options: PetastormOptions, source: Any, storage_options: Any, filesystem: Any, *, batched: bool) -> Reader:
     table = table_of(source, filesystem, storage_options)
     if table is not None:
         require_one_version(table, source, options.shard_count or 1, "shards")
@@ -189,7 +189,7 @@ def _make(options: ReaderOptions, source: Any, storage_options: Any, filesystem:
     table.require(names)
     row_filter = filter_rules.parse(options.filters)
     cache = options.cache()
-    reader = FragmentReader(
+    reader = FragmentDecoder(
         tables=RowGroupTables(table.reader, names, row_filter, cache, snapshot=table.snapshot),
         folder_types=folder_types,
         schema=schema,
@@ -244,7 +244,7 @@ def _view(schema: Unischema, schema_fields: Any, text: str) -> Unischema:
 
 
 def _selected(
-    fragments: list[Fragment], reader: FragmentReader, options: ReaderOptions, location: Location | None, text: str
+    fragments: list[Fragment], reader: FragmentDecoder, options: PetastormOptions, location: Location | None, text: str
 ) -> list[Fragment]:
     """The row groups that may have rows for the user, before they are sharded."""
     if options.rowgroup_selector is not None:

@@ -34,7 +34,7 @@ class RowBatch:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FragmentReader:
+class FragmentDecoder:
     """What is done to every fragment. Several threads may use it at once."""
 
     #: Reads the columns of ``schema`` and of the predicate, filtered.

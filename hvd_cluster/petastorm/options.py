@@ -18,7 +18,7 @@ _MAX_THREADS = 32
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReaderOptions:
+class PetastormOptions:
     """The options of ``make_reader`` and ``make_batch_reader``.
 
     They have petastorm's names, and those functions document them.
@@ -46,7 +46,7 @@ class ReaderOptions:
     filters: Any
 
     @classmethod
-    def of(cls, arguments: Mapping[str, Any]) -> ReaderOptions:
+    def of(cls, arguments: Mapping[str, Any]) -> PetastormOptions:
         """Those of a call's arguments that are options."""
         options = cls(**{option.name: arguments[option.name] for option in fields(cls)})
         options.check()

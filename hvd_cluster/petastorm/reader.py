@@ -15,7 +15,7 @@ from hvd_cluster.monitor.step_clock import DATA, step_clock
 from hvd_cluster.petastorm.columns import objects
 from hvd_cluster.petastorm.epoch_order import EpochOrder
 from hvd_cluster.petastorm.errors import NoDataAvailableError
-from hvd_cluster.petastorm.fragment_reader import FragmentReader, RowBatch
+from hvd_cluster.petastorm.fragment_reader import FragmentDecoder, RowBatch
 from hvd_cluster.petastorm.unischema import Unischema
 
 #: Bytes of read row groups that may wait, before decoding.
@@ -40,7 +40,7 @@ class Reader:
     """
 
     def __init__(
-        self, fragments: FragmentReader, order: EpochOrder, *, batched: bool, num_threads: int, queue_size: int
+        self, fragments: FragmentDecoder, order: EpochOrder, *, batched: bool, num_threads: int, queue_size: int
     ) -> None:
         self._fragments = fragments
         self._order = order

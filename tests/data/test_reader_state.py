@@ -57,7 +57,7 @@ def flat(ranks: list[list[list[int]]]) -> list[int]:
     return [row for batches in ranks for batch in batches for row in batch]
 
 
-def weaved(ranks: list[list[list[int]]]) -> list[int]:
+def interleaved(ranks: list[list[list[int]]]) -> list[int]:
     """The rows in the order of the epoch: position i is on rank ``i % R``."""
     per_rank = [[row for batch in batches for row in batch] for batches in ranks]
     rows = [None] * sum(map(len, per_rank))
@@ -95,7 +95,7 @@ def test_an_epoch_that_is_interrupted_twice_on_other_ranks_gives_each_row_as_oft
     options: Any = {"seed": seed, "shuffle": shuffle, "remainder": remainder}
     rows = sum(groups)
     in_order = {"seed": seed, "shuffle": shuffle, "remainder": "partial"}
-    whole = weaved(taken(ranks_of(path, 1, lanes=sizes[0], epoch=epoch, **in_order)))
+    whole = interleaved(taken(ranks_of(path, 1, lanes=sizes[0], epoch=epoch, **in_order)))
     assert sorted(whole) == list(range(rows))
 
     seen: list[int] = []
@@ -111,7 +111,7 @@ def test_an_epoch_that_is_interrupted_twice_on_other_ranks_gives_each_row_as_oft
             assert max(steps) - min(steps) <= 1
         else:
             assert len(steps) == 1, "ranks take equal steps"
-        seen += weaved(batches)
+        seen += interleaved(batches)
         states = [json.loads(json.dumps(reader.state_dict())) for reader in readers]
         if len(steps) == 1:
             assert all(one == states[0] for one in states), "the state is the same on all ranks"
@@ -270,7 +270,7 @@ def test_uneven_ranks_take_every_row_and_no_empty_batch(folder: Path) -> None:
 
 def test_one_order_for_any_number_of_ranks_where_lanes_are_given(folder: Path) -> None:
     path = written(folder, [25, 25, 25, 25])
-    orders = [weaved(taken(ranks_of(path, size, lanes=2, batch_size=1))) for size in (1, 2, 4)]
+    orders = [interleaved(taken(ranks_of(path, size, lanes=2, batch_size=1))) for size in (1, 2, 4)]
     assert orders[0] == orders[1] == orders[2]
 
 

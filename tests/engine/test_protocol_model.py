@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from simulated_hosts import JOIN, LEAVE, ODD, SUM, Numbers, SimulatedHosts, SimulatedRank, Step, was_woken
 from simulated_tree import SimulatedWorld, decided
 
-from hvd_cluster.engine.messages import Bucket, Close, Decision, JoinDone, Ready, Refuse
+from hvd_cluster.engine.messages import Bucket, Close, Decision, JoinDone, Refuse, VotesComplete
 from hvd_cluster.engine.shared_memory.ballot import Ballot
 
 #: Each walks through hundreds of orders.
@@ -301,7 +301,7 @@ def _overslept(node: SimulatedRank) -> list[Any]:
         return []
     unread = ballot._ring[ballot._position : ballot._header[0]]  # no model writes more than fits
     messages = ballot._decoder.decode(bytes(unread))
-    return [message for message in messages if node.agreement._is_leader or not isinstance(message, Ready)]
+    return [message for message in messages if node.agreement._is_leader or not isinstance(message, VotesComplete)]
 
 
 def on_hosts(

@@ -144,8 +144,8 @@ def test_the_timeout_of_a_held_request_begins_when_the_earlier_one_is_done(submi
     submissions.begin([requests[0].key])
     submissions.finish([requests[0].key])
     now_s = time.monotonic()
-    assert submissions.take_overdue(now_s + 4.0) is None
-    text = submissions.take_overdue(now_s + 5.5)
+    assert submissions.describe_expired(now_s + 4.0) is None
+    text = submissions.describe_expired(now_s + 5.5)
     assert text is not None
     assert text.endswith("for other ranks to call a")
 
@@ -156,8 +156,8 @@ def test_a_request_expires_only_while_a_caller_waits_for_it(submissions: Submiss
     request.timeout_s, request.awaited_since = 5.0, lambda: since_s
     submissions.submit(request, is_waited_for=False)
     begun_s, since_s = since_s, math.inf
-    assert submissions.take_overdue(begun_s + 6.0) is None
+    assert submissions.describe_expired(begun_s + 6.0) is None
     assert submissions.expires_s <= begun_s + 11.0
     since_s = begun_s + 7.0
-    assert submissions.take_overdue(begun_s + 11.5) is None
-    assert submissions.take_overdue(begun_s + 12.5) is not None
+    assert submissions.describe_expired(begun_s + 11.5) is None
+    assert submissions.describe_expired(begun_s + 12.5) is not None

@@ -11,7 +11,7 @@ The order of an epoch
    many workers. Elsewhere L is ``split.lanes``.
 3. *Windows*: consecutive row ranges of a lane, up to ``window_rows`` rows (one range may be longer). The rows of a
    window are permuted by (seed, epoch, lane, window).
-4. *Weave*: position i of the epoch's order is element ``i // L`` of lane ``i mod L``.
+4. *Interleaving*: position i of the epoch's order is element ``i // L`` of lane ``i mod L``.
 
 Nothing of this knows the rank or the number of ranks. With b rows per rank and step, step t of R ranks takes the
 positions ``[t*b*R, (t+1)*b*R)`` (the global batch), and of those rank r the ones with ``i mod R == r``. So R ranks

@@ -6,7 +6,7 @@ import pickle
 from array import array
 from collections.abc import Callable, Iterable, Iterator
 
-from hvd_cluster.engine.messages import HostMessage, Ready, Recall, Run
+from hvd_cluster.engine.messages import HostMessage, Recall, Run, VotesComplete
 
 # The first word of a message is its length in bytes times 8, plus one of these.
 RUN, PICKLED, PIECE, RECALL, READY = range(5)
@@ -77,7 +77,7 @@ class LogDecoder:
                 (epoch,) = _unpacked(payload)
                 yield Recall(epoch)
             elif kind == READY:
-                yield Ready(tuple(_unpacked(payload)))
+                yield VotesComplete(tuple(_unpacked(payload)))
             else:
                 # Written by a rank of this job: no other process has the descriptor of the segment.
                 message, self._pieces = b"".join((*self._pieces, payload)), []

@@ -23,7 +23,7 @@ _ON_GPUS = "NCCL_"
 
 
 @dataclass(frozen=True)
-class Phase:
+class PhaseTimes:
     """One phase over all ranks."""
 
     name: str
@@ -61,7 +61,7 @@ class Summary:
     ranks: dict[int, str]
     num_cycles: int
     #: Longest first.
-    phases: list[Phase]
+    phases: list[PhaseTimes]
     #: Operations that every rank has negotiated and that are complete in the timeline.
     num_operations: int
     #: For each rank; the one that made the others wait longest comes first.
@@ -90,7 +90,7 @@ def summarize(trace: Trace) -> Summary:
         by_phase[span.name][span.rank].append((span.start_s, span.end_s))
     ranks = {span.rank for span in trace.spans} | set(trace.ranks)
     phases = [
-        Phase(
+        PhaseTimes(
             name,
             sum(map(len, by_rank.values())),
             {rank: length(union(by_rank.get(rank, []))) for rank in sorted(ranks)},

@@ -94,7 +94,7 @@ class StartEqual(BroadcastGlobalVariablesCallback):
         super().on_train_batch_begin(batch, logs)
 
 
-class EpochNumbers(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore]
+class GlobalEpochNumbers(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore]
     """Comes first: other callbacks see the same numbers of an epoch on all ranks, validation included."""
 
     def __init__(self, progress: FitProgress) -> None:

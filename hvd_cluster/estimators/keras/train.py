@@ -128,7 +128,7 @@ def _callbacks(extras: Extras, progress: Any, keeper: Any, log: Any, scaled_rate
     import keras
 
     import hvd_cluster.keras as hvd
-    from hvd_cluster.estimators.keras.callbacks import EpochNumbers, SaveRun, StartEqual, StopOnAllRanks
+    from hvd_cluster.estimators.keras.callbacks import GlobalEpochNumbers, SaveRun, StartEqual, StopOnAllRanks
 
     spec, hvd_torch = progress.run.spec, progress.run.hvd
     own = []
@@ -142,7 +142,7 @@ def _callbacks(extras: Extras, progress: Any, keeper: Any, log: Any, scaled_rate
         own.append(callback)
     return [
         StartEqual(progress.run),
-        EpochNumbers(progress),
+        GlobalEpochNumbers(progress),
         *own,
         *([keeper] if keeper is not None else []),
         StopOnAllRanks(extras.callbacks, hvd_torch),

@@ -29,7 +29,7 @@ from hvd_cluster.estimators.torch.checkpoint import require_shards
 from hvd_cluster.estimators.torch.framework import predict
 from hvd_cluster.estimators.torch.model_source import ModelSource, is_lazy
 from hvd_cluster.estimators.torch.module_estimator import ModuleEstimator, unsized
-from hvd_cluster.estimators.torch.probe import ProbeResult, probe
+from hvd_cluster.estimators.torch.probe import TrialResult, probe
 from hvd_cluster.estimators.torch.strategies.checks import called_modules
 from hvd_cluster.estimators.torch.strategies.fsdp2 import FSDP2
 from hvd_cluster.estimators.trial_rows import TrialRows
@@ -198,14 +198,14 @@ class LightningEstimator(LightningEstimatorParams, ModuleEstimator):
     def _batch_columns(self, dataset: Dataset) -> tuple[str, ...]:
         return () if self._is_lightning_module() else super()._batch_columns(dataset)
 
-    def _findings(self, trial: TrialRows, is_lightning: bool) -> ProbeResult:
+    def _findings(self, trial: TrialRows, is_lightning: bool) -> TrialResult:
         """The inputs and output shapes of the model, tried on a few rows."""
         dataset, batch = trial.dataset, trial.batch()
         transformed = batch
         model = with_configured_layers(self._given_module())
         inputs = self._module_inputs(dataset, batch, model)
 
-        def tried(rows: Mapping[str, torch.Tensor]) -> ProbeResult:
+        def tried(rows: Mapping[str, torch.Tensor]) -> TrialResult:
             return probe(
                 model,
                 inputs,
@@ -239,7 +239,7 @@ class LightningEstimator(LightningEstimatorParams, ModuleEstimator):
             feature_dtypes=tuple(dtypes.get(name, floating) for name in inputs.feature_cols),
             label_dtypes=tuple(dtypes.get(name, floating) for name in inputs.label_cols),
         )
-        return ProbeResult(known, output_shapes)
+        return TrialResult(known, output_shapes)
 
     def _checkpoint(self, store: Store, run_id: str) -> Checkpoint | None:
         found = Checkpoint.load(RunFiles(store, run_id), "lightning")

@@ -82,7 +82,7 @@ class Checkpoint:
             or (stopping is not None and stopping.is_over(self.history))
         )
 
-    def is_of_same_course(self, history: Sequence[dict[str, Any]]) -> bool:
+    def is_prefix_of(self, history: Sequence[dict[str, Any]]) -> bool:
         """Whether ``history`` begins with the epochs of this one, and not with others of the same run.
 
         A run may have repeated epochs after a worker died. No two of them take exactly the same time.
@@ -158,7 +158,7 @@ class Checkpoint:
         """
         blob = files.best()
         found = None if blob is None else cls.from_bytes(blob, f"the best checkpoint of run {files.run_id!r}")
-        return found if found is not None and found.is_of_same_course(history) else None
+        return found if found is not None and found.is_prefix_of(history) else None
 
     @classmethod
     def broadcast(cls, files: RunFiles, hvd: Collectives) -> Checkpoint | None:

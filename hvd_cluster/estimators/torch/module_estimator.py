@@ -26,7 +26,7 @@ from hvd_cluster.estimators.torch.model_pickling import copied, make_picklable, 
 from hvd_cluster.estimators.torch.model_source import ModelSource, is_lazy
 from hvd_cluster.estimators.torch.optimizer_state import OptimizerState
 from hvd_cluster.estimators.torch.output_scales import output_scales
-from hvd_cluster.estimators.torch.probe import ProbeResult, scoring_text, with_rows
+from hvd_cluster.estimators.torch.probe import TrialResult, scoring_text, with_rows
 from hvd_cluster.estimators.torch.strategies.checks import (
     require_divisible,
     require_store,
@@ -242,7 +242,7 @@ class ModuleEstimator(DistributedEstimator):
                 )
         return with_arguments(inputs, model, made)
 
-    def _try_scoring(self, trial: TrialRows, model: torch.nn.Module, found: ProbeResult) -> None:
+    def _try_scoring(self, trial: TrialRows, model: torch.nn.Module, found: TrialResult) -> None:
         """Call ``preprocess`` and the model as ``transform`` will; warn if the model cannot be called so.
 
         Raises:

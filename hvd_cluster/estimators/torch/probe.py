@@ -42,7 +42,7 @@ _OUTPUT_FN_TEXT = "output_fn must return a tensor of what the model returns, or 
 
 
 @dataclass(frozen=True)
-class ProbeResult:
+class TrialResult:
     """What the trial found."""
 
     inputs: Inputs
@@ -73,7 +73,7 @@ def probe(
     as_stored: bool = False,
     batch_size: int = 32,
     output_fn: Callable[[Any], Any] | None = None,
-) -> ProbeResult:
+) -> TrialResult:
     """Run one small batch through a copy of ``model`` and through the loss and the metrics.
 
     Args:
@@ -119,14 +119,14 @@ def probe(
             candidate.warn_of_inexact(batch)
             for name in candidate.float_labels_as_int64(batch):
                 logger.info("label %r: the loss takes no floats, so it is given the whole numbers as int64", name)
-            return ProbeResult(candidate, tuple(found.values()), tuple(found))
+            return TrialResult(candidate, tuple(found.values()), tuple(found))
     refusals = refusals[len(exact) :] + refusals[: len(exact)]  # the errors of the usual choice come first
     raise DataError(f"{_error_text(refusals)}\n{shapes_text(inputs, batch, schema)}")
 
 
 def scoring_text(
     model: torch.nn.Module,
-    found: ProbeResult,
+    found: TrialResult,
     batch: Mapping[str, Tensor],
     output_fn: Callable[[Any], Any] | None = None,
 ) -> str:

@@ -12,7 +12,7 @@ from hvd_cluster.estimators.view.live_card import LiveCard
 from hvd_cluster.estimators.view.time_shares import TimeShares
 
 
-class ProgressBar:
+class FitProgressBar:
     """Shows epoch, step, loss, metrics, samples/s, the share of time that was spent waiting for data, and what is slow.
 
     Uses tqdm if it is installed, else prints a line for each tenth of the fit. What the ranks spend their steps on is a
@@ -32,7 +32,7 @@ class ProgressBar:
         self._lock = threading.Lock()
         self._done = 0
 
-    def __enter__(self) -> ProgressBar:
+    def __enter__(self) -> FitProgressBar:
         return self
 
     def __exit__(

@@ -147,7 +147,7 @@ class ElasticController:
                 member.stop()
             for member in self._members.values():
                 while member.worker is not None and member.worker.outcome is None:
-                    member.kill_if_overdue()
+                    member.kill_after_grace()
                     time.sleep(0.02)
                 if member.worker is not None:
                     member.worker.wait()
@@ -208,7 +208,7 @@ class ElasticController:
     def _reap(self) -> None:
         """Record the outcomes of workers that have ended."""
         for member in list(self._members.values()):
-            member.kill_if_overdue()
+            member.kill_after_grace()
             outcome = member.outcome
             if outcome is None:
                 continue

@@ -89,7 +89,7 @@ class ElasticWorker:
         self.is_leaving = True
         self._kill_at_s = time.monotonic() + LEAVE_GRACE_S
 
-    def kill_if_overdue(self) -> None:
+    def kill_after_grace(self) -> None:
         """Kill it if its grace period has expired."""
         if self._kill_at_s is not None and time.monotonic() > self._kill_at_s and self.worker is not None:
             self._kill_at_s = time.monotonic() + STOP_GRACE_S

@@ -44,8 +44,8 @@ class TaskFleet(AgentFleet):
 
         The name of a task is not an address.
         """
-        place = super().topology(placement, name, first, job_id, generation)
-        return replace(place, host=self._hosts[name].address)
+        topology = super().topology(placement, name, first, job_id, generation)
+        return replace(topology, host=self._hosts[name].address)
 
     def start(
         self, name: str, task: Task, topology: Topology, env: Mapping[str, str | None], callbacks: Callbacks

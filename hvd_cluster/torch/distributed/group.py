@@ -16,7 +16,7 @@ from hvd_cluster.torch.distributed.arguments import c10d, listed, nested, only, 
 from hvd_cluster.torch.distributed.calls import OrderedCalls
 from hvd_cluster.torch.distributed.messages import Messages
 from hvd_cluster.torch.distributed.named_group import NamedGroup
-from hvd_cluster.torch.distributed.reductions import Reduction, reduction_of
+from hvd_cluster.torch.distributed.reductions import ScaledOp, reduction_of
 from hvd_cluster.torch.distributed.sparse import sum_sparse
 from hvd_cluster.torch.distributed.tensors import (
     ListTarget,
@@ -88,7 +88,7 @@ class HvdProcessGroup(NamedGroup):
         how = reduction_of(opts.reduceOp, tensors[0].dtype)
         flat = real([target.flat for target in targets])
         finish = finishing(targets)
-        if not isinstance(how, Reduction):
+        if not isinstance(how, ScaledOp):
             return self._fold(how, flat, flat, finish, tensors, opts)
         signature = Signature(Kind.ALLREDUCE, metas(flat), how.op)
         return self._submit(signature, how.scaled(flat), flat, tensors, opts, finish)
@@ -109,7 +109,7 @@ class HvdProcessGroup(NamedGroup):
             if is_root:
                 target.finish()
 
-        if not isinstance(how, Reduction):
+        if not isinstance(how, ScaledOp):
             return self._fold(how, [given], [output], finish, tensors, opts)
         signature = Signature(Kind.ALLREDUCE, metas([output]), how.op, self._ranks[opts.rootRank])
         return self._submit(signature, how.scaled([given]), [output], tensors, opts, finish)
@@ -137,7 +137,7 @@ class HvdProcessGroup(NamedGroup):
         targets = [Target(output) for output in outputs]
         flat, places = real(flat), real([target.flat for target in targets])
         finish = finishing(targets)
-        if isinstance(how, Reduction):
+        if isinstance(how, ScaledOp):
             signature = Signature(Kind.REDUCESCATTER, metas(flat), how.op)
             return self._submit(signature, how.scaled(flat), places, outputs, opts, finish)
         reduced = [torch.empty_like(tensor) for tensor in flat]

@@ -42,14 +42,14 @@ class Messages:
         self.timeout_s = timeout.total_seconds()
         self._calls: dict[tuple[int, int, int], OrderedCalls] = {}
         #: Receives from any rank, by tag and number of bytes.
-        self._mailboxes: dict[tuple[int, int], _Mailbox] = {}
+        self._from_any: dict[tuple[int, int], _AnySourceReceives] = {}
         self._is_closed = False
 
     def close(self) -> None:
         """The group is destroyed: its receives from any rank fail, and nothing waits for its other messages."""
         self._is_closed = True
-        for mailbox in self._mailboxes.values():
-            mailbox.fail(HorovodInternalError(f"{self._label} was destroyed before the message came"))
+        for receives in self._from_any.values():
+            receives.fail(HorovodInternalError(f"{self._label} was destroyed before the message came"))
 
     def _awaited_since(self) -> float:
         return math.inf if self._is_closed else 0.0
@@ -61,18 +61,18 @@ class Messages:
     def receive(self, tensor: torch.Tensor, src: int, tag: int) -> HandleWork:
         """Receive from the group rank ``src``."""
         target = Target(tensor)
-        mailbox = self._mailboxes.get((tag, tensor.nbytes))
-        if mailbox is not None:  # it may have what this call should get
-            return mailbox.receive(_Receive(tensor, target, frozenset({src})))
+        receives = self._from_any.get((tag, tensor.nbytes))
+        if receives is not None:  # it may have what this call should get
+            return receives.receive(_Receive(tensor, target, frozenset({src})))
         return HandleWork(self._transfer(src, self._rank, tag, target.flat, target), [tensor], lambda: src)
 
     def receive_from_any(self, tensor: torch.Tensor, tag: int) -> HandleWork:
         """Receive from whichever rank of the group sends first; CPU tensors only."""
         if not tensor.is_cpu:
             raise ValueError("recv(src=None) needs a tensor on the CPU")
-        mailbox = self._mailboxes.setdefault((tag, tensor.nbytes), _Mailbox(self, tag, tensor.nbytes))
+        receives = self._from_any.setdefault((tag, tensor.nbytes), _AnySourceReceives(self, tag, tensor.nbytes))
         others = frozenset(range(len(self._ranks))) - {self._rank}
-        return mailbox.receive(_Receive(tensor, Target(tensor), others))
+        return receives.receive(_Receive(tensor, Target(tensor), others))
 
     def receive_bytes(self, buffer: torch.Tensor, src: int, tag: int, awaited_since: Callable[[], float]) -> Handle:
         """Receive into a flat buffer; the timeout counts while a caller waits for the message.
@@ -132,7 +132,7 @@ class _Receive:
         self.handle.succeed(None)
 
 
-class _Mailbox:
+class _AnySourceReceives:
     """The receives of one tag and size after the first one from any rank.
 
     The engine matches a message with a receive from its very sender. So while a receive waits for any rank, a receive

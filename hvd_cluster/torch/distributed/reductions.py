@@ -12,7 +12,7 @@ from hvd_cluster.engine.request import REDUCED_DTYPES
 from hvd_cluster.engine.signature import ReduceOp
 
 
-class Reduction(NamedTuple):
+class ScaledOp(NamedTuple):
     """How the engine computes one of torch's reductions."""
 
     op: ReduceOp
@@ -27,12 +27,12 @@ class Reduction(NamedTuple):
         return [each.mul(self.factor).to(tensor.dtype) for each, tensor in zip(wide, tensors, strict=True)]
 
 
-_PLAIN: dict[Any, Reduction] = {
-    dist.ReduceOp.SUM: Reduction(ReduceOp.SUM),
-    dist.ReduceOp.AVG: Reduction(ReduceOp.AVERAGE),
-    dist.ReduceOp.PRODUCT: Reduction(ReduceOp.PRODUCT),
-    dist.ReduceOp.MIN: Reduction(ReduceOp.MIN),
-    dist.ReduceOp.MAX: Reduction(ReduceOp.MAX),
+_PLAIN: dict[Any, ScaledOp] = {
+    dist.ReduceOp.SUM: ScaledOp(ReduceOp.SUM),
+    dist.ReduceOp.AVG: ScaledOp(ReduceOp.AVERAGE),
+    dist.ReduceOp.PRODUCT: ScaledOp(ReduceOp.PRODUCT),
+    dist.ReduceOp.MIN: ScaledOp(ReduceOp.MIN),
+    dist.ReduceOp.MAX: ScaledOp(ReduceOp.MAX),
 }
 #: The engine does not have these: their operands are gathered.
 _BITWISE: dict[Any, Callable[..., torch.Tensor]] = {
@@ -44,7 +44,7 @@ _BITWISE: dict[Any, Callable[..., torch.Tensor]] = {
 _ADDING = (dist.ReduceOp.SUM, dist.ReduceOp.AVG, dist.ReduceOp.PREMUL_SUM)
 
 
-def reduction_of(op: Any, dtype: torch.dtype) -> Reduction | Callable[..., torch.Tensor]:
+def reduction_of(op: Any, dtype: torch.dtype) -> ScaledOp | Callable[..., torch.Tensor]:
     """The engine's reduction for ``op`` of torch, or for a bitwise one the function that combines two operands.
 
     Raises:
@@ -59,7 +59,7 @@ def reduction_of(op: Any, dtype: torch.dtype) -> Reduction | Callable[..., torch
         raise ValueError(f"Cannot use {kind} with {dtype} and the backend hvd")
     if kind == dist.ReduceOp.PREMUL_SUM:
         factor = op.factor if hasattr(op, "factor") else op.__getstate__()[1]
-        return Reduction(ReduceOp.SUM, float(factor))
+        return ScaledOp(ReduceOp.SUM, float(factor))
     if kind not in _PLAIN:
         raise ValueError(f"Cannot use {op} with the backend hvd")
     if kind == dist.ReduceOp.AVG and dtype == torch.bool:

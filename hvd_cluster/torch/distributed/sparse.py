@@ -10,7 +10,7 @@ import torch
 from hvd_cluster.engine.request import describe
 from hvd_cluster.engine.signature import Kind, ReduceOp, Signature
 from hvd_cluster.torch.distributed.calls import OrderedCalls
-from hvd_cluster.torch.distributed.reductions import Reduction, reduction_of
+from hvd_cluster.torch.distributed.reductions import ScaledOp, reduction_of
 from hvd_cluster.torch.distributed.work import HandleWork
 
 
@@ -28,10 +28,10 @@ def sum_sparse(calls: OrderedCalls, num_ranks: int, tensor: torch.Tensor, op: An
         ValueError: ``op`` is neither SUM nor AVG.
     """
     how = reduction_of(op, tensor.dtype)
-    if not isinstance(how, Reduction) or how not in (Reduction(ReduceOp.SUM), Reduction(ReduceOp.AVERAGE)):
+    if not isinstance(how, ScaledOp) or how not in (ScaledOp(ReduceOp.SUM), ScaledOp(ReduceOp.AVERAGE)):
         raise ValueError("unsupported reduction operation: sparse tensors can be summed and averaged only")
     own = tensor.detach().coalesce()
-    is_mean = how == Reduction(ReduceOp.AVERAGE)
+    is_mean = how == ScaledOp(ReduceOp.AVERAGE)
 
     # Not for the engine to do: to count the entries, the host waits for a GPU.
     def add_up(results: list[torch.Tensor]) -> None:

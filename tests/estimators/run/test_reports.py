@@ -13,7 +13,7 @@ from hvd_cluster.estimators import driver
 from hvd_cluster.estimators.driver import DriverRun
 from hvd_cluster.estimators.run.epochs import EpochListener
 from hvd_cluster.estimators.run.reports import Reports, path_of
-from hvd_cluster.estimators.view.progress_bar import ProgressBar
+from hvd_cluster.estimators.view.progress_bar import FitProgressBar
 
 
 @pytest.mark.long
@@ -22,7 +22,7 @@ def test_the_driver_reads_progress_from_the_store_if_workers_cannot_connect(tmp_
     spec = SimpleNamespace(run_id="r", store=store, report_through_store=True)
     shown, seen = [], []
 
-    class Bar(ProgressBar):
+    class Bar(FitProgressBar):
         def __call__(self, rank, fields):
             shown.append(fields["step"])
 
@@ -81,7 +81,7 @@ def test_the_driver_ignores_progress_of_an_earlier_fit_and_half_a_file(tmp_path,
         store=store,
         max_restarts=0,
         require_held=lambda: None,
-        bar=ProgressBar("r"),
+        bar=FitProgressBar("r"),
         epochs=EpochListener([]),
     )
     seen = []

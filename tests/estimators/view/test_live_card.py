@@ -11,7 +11,7 @@ import pytest
 
 from hvd_cluster.estimators.view import live_card
 from hvd_cluster.estimators.view.live_card import LiveCard
-from hvd_cluster.estimators.view.progress_bar import ProgressBar
+from hvd_cluster.estimators.view.progress_bar import FitProgressBar
 from hvd_cluster.estimators.view.time_shares import TimeShares
 from hvd_cluster.monitor.step_clock import ACTIVITIES
 
@@ -69,7 +69,7 @@ def test_without_a_report_of_the_monitor_the_card_shows_the_last_epoch(display):
 
 @pytest.mark.parametrize("error", [None, KeyError("x")])
 def test_the_last_state_says_how_the_fit_ended(display, error):
-    bar = ProgressBar("run-1")
+    bar = FitProgressBar("run-1")
     bar._card = LiveCard("run-1", display)
     with contextlib.suppress(KeyError), bar:
         bar(0, {**STEP, "step": 10, "time_shares": TimeShares.of_ranks(SHARES).to_fields()})

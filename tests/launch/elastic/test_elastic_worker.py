@@ -47,7 +47,7 @@ def test_a_stop_takes_no_longer_for_a_worker_that_is_leaving(is_leaving: bool, n
     member.stop()
     assert signals.received == ["SIGTERM"]
     now_s[0] += STOP_GRACE_S + 0.1
-    member.kill_if_overdue()
+    member.kill_after_grace()
     assert signals.received == ["SIGTERM", "SIGKILL"]
 
 
@@ -59,7 +59,7 @@ def test_a_stop_gives_a_leaving_worker_no_more_time(now_s: list[float]) -> None:
     now_s[0] += LEAVE_GRACE_S - 1
     member.stop()
     now_s[0] += 1.1
-    member.kill_if_overdue()
+    member.kill_after_grace()
     assert signals.received == ["SIGTERM", "SIGKILL"]
 
 
