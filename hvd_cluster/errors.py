@@ -16,6 +16,7 @@
     ValueError
     ├── NotInitializedError         an operation before ``hvd.init()``
     ├── UnsupportedReductionError   an operation does not support this ``op``; also a RuntimeError
+    ├── DuplicateNameError          this rank's operation of the same name has not ended
     └── DataError                   the data, its schema or its store does not fit the job
         └── RunInUseError           another program is fitting the same run of a store
     ImportError
@@ -114,6 +115,10 @@ class NotInitializedError(ValueError):
 
 class UnsupportedReductionError(ValueError, RuntimeError):
     """A collective does not support this ``op``; also a RuntimeError, as in Horovod."""
+
+
+class DuplicateNameError(ValueError):
+    """An operation has the name of another one that this rank began and that has not ended."""
 
 
 class DataError(ValueError):

@@ -28,6 +28,7 @@ ONE_OF_EACH = [
     HorovodVersionMismatchError("torch", "2.0", "2.13"),
     NotInitializedError(),
     errors.UnsupportedReductionError("reducescatter supports op=hvd.Average and op=hvd.Sum"),
+    errors.DuplicateNameError("the same name as another tensor"),
     errors.DataError("column 'x' is not there"),
     errors.RunInUseError("run 'r' is fitted by process 7 of host a"),
     LaunchError("no"),
@@ -64,6 +65,7 @@ def test_programs_that_catch_the_builtin_kind_catch_ours() -> None:
         (NotInitializedError, ValueError),
         (errors.UnsupportedReductionError, ValueError),
         (errors.UnsupportedReductionError, RuntimeError),
+        (errors.DuplicateNameError, ValueError),
         (StartTimeoutError, TimeoutError),
         (WorkerFailedError, RuntimeError),
     ]:

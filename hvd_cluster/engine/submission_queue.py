@@ -17,7 +17,7 @@ from hvd_cluster.engine.messages import Abort, TimelineSwitch
 from hvd_cluster.engine.request import Handle, Request
 from hvd_cluster.engine.signature import Key, SetId
 from hvd_cluster.engine.timer import Timer
-from hvd_cluster.errors import DUPLICATE_NAME_TEXT, WorldEndedError
+from hvd_cluster.errors import DUPLICATE_NAME_TEXT, DuplicateNameError, WorldEndedError
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,8 @@ class SubmissionQueue:
             is_waited_for: the caller waits for it next, so no timer is needed.
 
         Raises:
-            ValueError: one of this name is not done yet.
+            DuplicateNameError: one of this name is not done yet.
+            ValueError: this rank is in a join().
             WorldEndedError: the world has ended.
         """
         with self._lock:
@@ -132,7 +133,7 @@ class SubmissionQueue:
                 if request.is_ordered:
                     self._held.setdefault(key, deque()).append(request)
                     return
-                raise ValueError(f"{DUPLICATE_NAME_TEXT} (tensor {request.name!r})")
+                raise DuplicateNameError(f"{DUPLICATE_NAME_TEXT} (tensor {request.name!r})")
             # Only what is accepted takes a number: an operation that one rank alone refuses shifts none. Nothing is
             # called before the last line, so a signal handler's exception comes before all of this or after it.
             self._pending[key] = request

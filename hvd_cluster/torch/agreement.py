@@ -8,7 +8,7 @@ from contextlib import suppress
 
 from hvd_cluster.engine.membership import running_engine
 from hvd_cluster.engine.reduction_config import ReductionConfig
-from hvd_cluster.errors import DUPLICATE_NAME_TEXT, HorovodInternalError
+from hvd_cluster.errors import DuplicateNameError, HorovodInternalError
 from hvd_cluster.settings import Settings
 from hvd_cluster.torch.error_texts import TWO_THREADS
 from hvd_cluster.torch.gradient_layout import GradientLayout, begin_layout
@@ -71,9 +71,7 @@ class LayoutAgreement:
                 process_set=self._config.process_set,
                 is_last=is_last,
             )
-        except ValueError as error:
-            if DUPLICATE_NAME_TEXT not in str(error):
-                raise
+        except DuplicateNameError:
             running_engine().abort(TWO_THREADS)  # the other ranks may have waited
             raise ValueError(TWO_THREADS) from None
 

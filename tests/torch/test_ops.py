@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from hvd_cluster.errors import DuplicateNameError
 from hvd_cluster.launch import local
 
 DTYPES = ["uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64"]
@@ -489,7 +490,7 @@ def test_a_name_in_flight_cannot_be_used_again(two: Any) -> None:
         handle = None
         if hvd.rank() == 0:
             handle = hvd.allreduce_async(torch.ones(1), op=hvd.Sum, name="twice")
-            with pytest.raises(ValueError, match="same name as another tensor that is currently being processed"):
+            with pytest.raises(DuplicateNameError, match="another tensor that is currently being processed"):
                 hvd.allreduce_async(torch.ones(1), op=hvd.Sum, name="twice")
         hvd.barrier()
         if handle is None:
