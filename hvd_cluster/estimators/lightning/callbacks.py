@@ -22,7 +22,7 @@ from hvd_cluster.estimators.lightning.structure_check import StructureCheck
 from hvd_cluster.estimators.run import random_state
 from hvd_cluster.estimators.run.best_file import file_tensor
 from hvd_cluster.estimators.run.checkpoint import PartialEpoch
-from hvd_cluster.estimators.run.finite_check import FiniteCheck, all_finite
+from hvd_cluster.estimators.run.finite_check import FiniteCheck, FiniteWeights
 from hvd_cluster.estimators.run.worker_run import WorkerRun
 from hvd_cluster.estimators.run.world import Collectives
 from hvd_cluster.estimators.torch.arguments import floating_dtype
@@ -84,6 +84,7 @@ class SaveRun(_callbacks.Checkpoint):
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Prepare to continue an interrupted epoch: Lightning alone would skip hooks of its start."""
         self._trainer, self._given_passes = trainer, trainer.accumulate_grad_batches
+        self._has_finite_weights = FiniteWeights(pl_module)
         has_scaler = getattr(trainer.precision_plugin, "scaler", None) is not None
         self._losses = FiniteCheck(self._spec.terminate_on_nan, self._hvd, self._spec.run_id, has_scaler, self.look)
         if self.run.partial_epoch is not None:
@@ -200,9 +201,6 @@ class SaveRun(_callbacks.Checkpoint):
         if run.is_checkpoint_due(is_last=self._is_stopped(trainer) or run.epoch == self._spec.epochs):
             self._save(trainer)
         run.reports.epoch(record)
-
-    def _has_finite_weights(self) -> bool:
-        return all_finite(self._trainer.lightning_module.parameters())
 
     @staticmethod
     def _is_stopped(trainer: Any) -> bool:

@@ -173,6 +173,22 @@ def _as_floats(losses: list[Any]) -> list[float]:
     return [float(loss) for loss in losses]
 
 
+class FiniteWeights:
+    """Whether the parameters of a module are finite numbers, and those saved buffers that are so now.
+
+    A buffer that is not, such as a mask with infinities, does not count.
+    """
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._model = model
+        saved = model.state_dict()
+        self._buffers = {name for name, one in model.named_buffers() if name in saved and all_finite([one])}
+
+    def __call__(self) -> bool:
+        buffers = (one for name, one in self._model.named_buffers() if name in self._buffers)
+        return all_finite([*self._model.parameters(), *buffers])
+
+
 def all_finite(weights: Iterable[Tensor]) -> bool:
     """Whether all numbers of ``weights`` are finite, of a DTensor this rank's; waits for the device once."""
     local = (weight.to_local() if hasattr(weight, "to_local") else weight for weight in weights)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hvd_cluster.data.reading.to_device import ToDevice
-from hvd_cluster.estimators.run.finite_check import FiniteCheck, all_finite
+from hvd_cluster.estimators.run.finite_check import FiniteCheck, FiniteWeights
 from hvd_cluster.estimators.run.readers import Readers, rows_of
 from hvd_cluster.estimators.run.worker_run import WorkerRun
 from hvd_cluster.estimators.spec import Features, TrainSpec
@@ -32,6 +32,10 @@ class TrainingLoop:
     to_device: ToDevice
     losses: FiniteCheck
     class_weights: ClassWeights | None = None
+
+    def __post_init__(self) -> None:
+        #: Whether all weights that this rank holds are finite numbers.
+        self.has_finite_weights = FiniteWeights(self.steps.model)
 
     def train_epoch(self, after_step: AfterStep, done: int = 0, sums: Sums | None = None) -> dict[str, Any]:
         """Train on the batches of the current epoch; returns its record without validation, the same on every rank.
@@ -66,10 +70,6 @@ class TrainingLoop:
             after_step(step + 1, means)
         self._reset_metrics()
         return {**run.record(), "train": means.over_ranks(run.hvd, "hvd_cluster.train_means")}
-
-    def has_finite_weights(self) -> bool:
-        """Whether all parameters that this rank holds are finite numbers."""
-        return all_finite(self.steps.model.parameters())
 
     def validate_epoch(self) -> dict[str, Any]:
         """The loss and the metrics over the validation rows, each row counted once, without training.

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hvd_cluster.errors import DataError
-from hvd_cluster.estimators.run.finite_check import FiniteCheck, all_finite, not_finite_text
+from hvd_cluster.estimators.run.finite_check import FiniteCheck, FiniteWeights, all_finite, not_finite_text
 from hvd_cluster.estimators.spec import Inputs
 
 
@@ -75,6 +75,17 @@ def test_weights_are_checked_if_the_loss_is_still_finite():
     mine.check(0)
     with pytest.raises(DataError, match="the weights are not finite, though the loss is, on rank 0 in step 4"):
         mine.check(0, lambda: all_finite([torch.ones(2), torch.tensor([1.0, math.inf]), torch.tensor([1])]))
+
+
+def test_saved_buffers_count_unless_they_were_infinite_from_the_beginning():
+    model = torch.nn.BatchNorm1d(2)
+    model.register_buffer("mask", torch.tensor([-math.inf, 0.0]))
+    model.register_buffer("cache", torch.zeros(1), persistent=False)
+    is_finite = FiniteWeights(model)
+    model.cache.fill_(math.inf)
+    assert is_finite()
+    model.running_var[1] = math.nan
+    assert not is_finite()
 
 
 def test_a_few_non_finite_losses_are_allowed_with_a_gradient_scaler():
