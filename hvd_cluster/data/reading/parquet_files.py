@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -29,18 +30,21 @@ INT96_UNIT = "us"
 _TABLE_READERS = {
     "Delta": "spark.read.format('delta').load({path!r}) or deltalake.DeltaTable({path!r}).to_pandas()",
     "Iceberg": "spark.read.format('iceberg').load({path!r}) or pyiceberg's Table.scan().to_arrow()",
+    "Paimon": "spark.read.format('paimon').load({path!r})",
     "Hudi": "spark.read.format('hudi').load({path!r})",
     "Lance": "lance.dataset({path!r}).to_table()",
 }
 #: A folder of this name directly in a table's folder -> the table's format.
 _TABLE_FOLDERS = {"_delta_log": "Delta", ".hoodie": "Hudi", "_versions": "Lance"}
-#: An Iceberg table has files with these ends in a folder of this name.
-_ICEBERG_FOLDER = "metadata"
-_ICEBERG_SUFFIXES = (".metadata.json", ".avro")
+#: A folder of this name in a table's folder, with files whose names match -> the table's format.
+_TABLE_FILES = {
+    "metadata": (re.compile(r".*(\.metadata\.json|\.avro)"), "Iceberg"),
+    "snapshot": (re.compile(r"snapshot-\d+"), "Paimon"),
+}
 
 
 def require_plain(filesystem: Any, path: str, found: Iterable[Any] = (), checked: set[str] | None = None) -> None:
-    """Refuse Parquet files that belong to a Delta, Iceberg, Hudi or Lance table.
+    """Refuse Parquet files that belong to a Delta, Iceberg, Hudi, Lance or Paimon table.
 
     Such a table lists its current files elsewhere: its folder also holds files whose rows were deleted or replaced.
 
@@ -85,8 +89,9 @@ def _tables_in(found: Iterable[Any]) -> Iterator[tuple[str, str]]:
         for depth, part in enumerate((*above, last)):
             if part in _TABLE_FOLDERS and (depth < len(above) or info.type.name == "Directory"):
                 yield "/".join(above[:depth]), _TABLE_FOLDERS[part]
-        if above and above[-1] == _ICEBERG_FOLDER and last.endswith(_ICEBERG_SUFFIXES):
-            yield "/".join(above[:-1]), "Iceberg"
+        pattern, table_format = _TABLE_FILES.get(above[-1] if above else "", (None, ""))
+        if pattern is not None and pattern.fullmatch(last):
+            yield "/".join(above[:-1]), table_format
 
 
 def _with_folders_above(filesystem: Any, path: str, checked: set[str]) -> Iterator[str]:
@@ -110,16 +115,16 @@ def format_at(filesystem: Any, folder: str) -> str | None:
     fs = load_pyarrow("pyarrow.fs")
     prefix = f"{folder}/" if folder else "/" if is_local(filesystem) else ""
     with suppress(OSError, ValueError):
-        *markers, metadata = filesystem.get_file_info(
-            [f"{prefix}{name}" for name in (*_TABLE_FOLDERS, _ICEBERG_FOLDER)]
-        )
-        for name, info in zip(_TABLE_FOLDERS, markers, strict=True):
-            if info.type == fs.FileType.Directory:
+        infos = filesystem.get_file_info([f"{prefix}{name}" for name in (*_TABLE_FOLDERS, *_TABLE_FILES)])
+        for name, info in zip((*_TABLE_FOLDERS, *_TABLE_FILES), infos, strict=True):
+            if info.type != fs.FileType.Directory:
+                continue
+            if name in _TABLE_FOLDERS:
                 return _TABLE_FOLDERS[name]
-        if metadata.type == fs.FileType.Directory:
-            inside = filesystem.get_file_info(fs.FileSelector(metadata.path))
-            if any(info.path.endswith(_ICEBERG_SUFFIXES) for info in inside):
-                return "Iceberg"
+            pattern, table_format = _TABLE_FILES[name]
+            inside = filesystem.get_file_info(fs.FileSelector(info.path))
+            if any(pattern.fullmatch(one.path.rpartition("/")[2]) for one in inside):
+                return table_format
     return None
 
 
