@@ -158,7 +158,7 @@ def copy_scaled(target: torch.Tensor, source: torch.Tensor, factor: float = 1.0,
         if factor == 1.0:
             target.copy_(torch.div(source.long(), int(divisor), rounding_mode="trunc"))
         else:  # through int64: what does not fit wraps around as in a sum
-            target.copy_((source.double() * factor / divisor).trunc_().long())
+            target.copy_(_as_int64(source.double() * factor / divisor))
     else:
         # torch computes the product of a half and a Python number in float32.
         apply, number = (torch.div, divisor) if factor == 1.0 else (torch.mul, factor / divisor)
@@ -194,4 +194,9 @@ def finish_divided(
         target.copy_(whole + ((whole < 0) & (rest > 0)))
     else:
         real = whole.double() * modulus + rest
-        target.copy_((real * factors.postscale / factors.divisor).trunc_())
+        target.copy_(_as_int64(real * factors.postscale / factors.divisor))
+
+
+def _as_int64(real: torch.Tensor) -> torch.Tensor:
+    """Floats as int64, truncated; the largest int64 for 2**63, to which floats round it."""
+    return real.long().masked_fill_(real == 2.0**63, torch.iinfo(torch.int64).max)

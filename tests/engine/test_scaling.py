@@ -369,6 +369,26 @@ def test_the_mean_of_equal_integers_is_that_integer(world: World) -> None:
             assert torch.cat(parts).tolist() == values.tolist()
 
 
+def test_a_large_bfloat16_keeps_its_mean(world: World) -> None:
+    values = torch.tensor([3e38, -3e38, 1e-40, 1.0] * world.num_ranks).bfloat16()
+    inputs = [[values.clone()] for _ in range(world.num_ranks)]
+    for kind in (Kind.ALLREDUCE, Kind.REDUCESCATTER):
+        for op, postscale in ((AVERAGE, 1.0), (SUM, 1 / world.num_ranks)):
+            results = world.reduce(op, inputs, postscale=postscale, kind=kind)
+            means = torch.cat([part[0] for part in results])[: len(values)].float()
+            assert torch.allclose(means, values.float(), rtol=1e-2, atol=1e-40), (kind, op)
+
+
+def test_a_scaled_sum_of_int64_wraps_only_if_it_does_not_fit(world: World) -> None:
+    values = torch.tensor([2**63 - 2, 2**63 - 1, -(2**63), 7] * world.num_ranks)
+    for kind in (Kind.ALLREDUCE, Kind.REDUCESCATTER):
+        results = world.reduce(SUM, [[values.clone()] for _ in range(world.num_ranks)], 1.0, 0.5, kind=kind)
+        if world.num_ranks == 2:
+            found = torch.cat([part[0] for part in results])[: len(values)]
+            assert torch.equal(found.double(), values.double())
+            assert torch.equal(found > 0, values > 0)
+
+
 def test_a_bfloat16_sum_within_a_host_rounds_once() -> None:
     world = _shared(4)
     # 256 + 1 is not a bfloat16; 256 + 1 + 1 + 1 rounds to 260.

@@ -125,7 +125,10 @@ class _Scatter:
             finish_divided(output, quotients, torch.remainder(parts, num_ranks).sum(0), num_ranks, factors)
         else:
             wide = torch.float32 if own in HALVES else own if own.is_floating_point else torch.int64
-            copy_scaled(output, parts.sum(0, dtype=wide), factors.postscale, factors.divisor)
+            headroom = factors.headroom if own == torch.bfloat16 else 1.0  # float32 holds no larger numbers
+            if headroom != 1.0:
+                parts = parts.to(wide).div_(headroom)
+            copy_scaled(output, parts.sum(0, dtype=wide), factors.postscale, factors.divisor / headroom)
         return output
 
     def _lease(self, num_bytes: int) -> torch.Tensor:

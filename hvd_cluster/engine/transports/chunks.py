@@ -63,6 +63,8 @@ class Arithmetic(NamedTuple):
     last_divisor: float
     #: The ranks of this host reduce in float32, and not in the type in which elements travel.
     in_float32: bool
+    #: A power of two by which they divide first: float32 holds no larger numbers than bfloat16.
+    headroom: float = 1.0
 
     @classmethod
     @lru_cache(maxsize=1024)
@@ -113,7 +115,7 @@ class Arithmetic(NamedTuple):
         factors = Factors.of(op, own, wire, prescale, postscale, divisor, num_ranks)
         early, here = factors.prescale, (1.0, factors.headroom)
         last = (factors.postscale, divisor / factors.headroom)
-        if num_here == 1:  # nothing is reduced here
+        if num_here == 1 or wire == torch.bfloat16:  # nothing is reduced here, or float32 does not help
             early, here = early / factors.headroom, (1.0, 1.0)
         arithmetic = cls(REDUCE[op], early, *here, *last, False)
         return arithmetic._early(own, wire)._accumulating(op, wire, num_here)
@@ -134,6 +136,9 @@ class Arithmetic(NamedTuple):
         is_rounded_once = num_operands <= 2 and self.factor == 1.0 and halves_exactly(wire, self.divisor)
         if wire not in HALVES or op in (ReduceOp.MIN, ReduceOp.MAX) or is_rounded_once:
             return self
+        if wire == torch.bfloat16 and op == ReduceOp.SUM and (self.divisor != 1.0 or abs(self.factor) < 1.0):
+            room = float(1 << (num_operands - 1).bit_length())
+            return self._replace(in_float32=True, headroom=room, divisor=self.divisor / room)
         return self._replace(in_float32=True)
 
     def fill(self, slot: torch.Tensor, sources: Sequence[torch.Tensor]) -> None:
@@ -186,6 +191,7 @@ class Arithmetic(NamedTuple):
         self, operands: Sequence[torch.Tensor], result: torch.Tensor, scratch: Scratch, prescale: float
     ) -> None:
         """``result`` = the operands, times ``prescale``, reduced in float32, scaled and rounded once."""
+        prescale /= self.headroom
         rows = scratch.take(torch.float32, 2 * min(result.numel(), _HALVES_AT_ONCE)).view(2, -1)
         for place, *pieces in zip(*(tensor.split(_HALVES_AT_ONCE) for tensor in (result, *operands)), strict=True):
             total, addend = rows[:, : place.numel()].unbind()
