@@ -224,12 +224,18 @@ def classic_session() -> Any:
 
 
 def is_table_name(name: object) -> bool:
-    """Whether this may be ``"catalog.schema.table"`` or ``"schema.table"``: no file has that name."""
+    """Whether this may be the name of a table: no file has such a name.
+
+    Such a name is ``"catalog.schema.table"`` or ``"schema.table"``.
+    """
     return isinstance(name, str) and bool(_TABLE_NAME.fullmatch(name)) and not Path(name).exists()
 
 
 def table_named(name: str) -> Any:
-    """The DataFrame of a table's name in this process's Spark session; None without a session or such a table."""
+    """The DataFrame of a table's name in this process's Spark session, or None.
+
+    It is None without a session or such a table.
+    """
     if "pyspark" not in sys.modules:
         return None
     # A local Connect server also has a classic session in this process, but the user works with this one.

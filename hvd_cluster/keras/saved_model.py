@@ -10,7 +10,10 @@ import numpy.typing as npt
 
 
 def serve(folder: Path, inputs: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
-    """The outputs of the model in a folder by name, each of shape (rows, ...), for the inputs of the same rows."""
+    """The outputs of the folder's model by name, for inputs of the same rows.
+
+    Each has the shape (rows, ...).
+    """
     import tensorflow as tf
 
     found = tf.saved_model.load(str(folder)).signatures["serving_default"](

@@ -17,7 +17,7 @@ _MAX_PORT = 65535
 
 
 def whole_problems(name: str, value: Any, minimum: int | None = None) -> list[str]:
-    """Problems of a value that must be a whole number, of at least ``minimum`` if that is given."""
+    """Problems of a value that must be a whole number, of at least ``minimum``."""
     is_whole = isinstance(value, Integral) and not isinstance(value, bool)
     if is_whole and (minimum is None or value >= minimum):
         return []

@@ -273,7 +273,7 @@ def _same_dtype(field: UnischemaField, dtype: np.dtype[Any]) -> bool:
 
 
 def fits(shape: tuple[int, ...], wanted: tuple[int | None, ...]) -> bool:
-    """Whether an array of this shape can be in a field of the shape ``wanted``, whose None stands for any length."""
+    """Whether an array of this shape fits a field of ``wanted``; None is any length."""
     return len(shape) == len(wanted) and all(length in {None, seen} for seen, length in zip(shape, wanted, strict=True))
 
 

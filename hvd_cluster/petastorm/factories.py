@@ -221,7 +221,7 @@ def _make(options: PetastormOptions, source: Any, storage_options: Any, filesyst
 def table_of(
     source: Any, filesystem: Any = None, storage_options: Mapping[str, Any] | None = None
 ) -> TableSource | None:
-    """The table that a user gives, as an object, by its path or by its name; None for a path of Parquet."""
+    """The table that a user gives as an object, path or name; None for Parquet paths."""
     is_path = isinstance(source, (str, os.PathLike)) and bool(os.fspath(source))
     is_name = filesystem is None and spark_jobs.is_table_name(source)
     if is_table(source) or is_name or (is_path and is_table_at(source, filesystem, storage_options)):

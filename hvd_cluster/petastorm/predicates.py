@@ -85,7 +85,7 @@ class in_set(_OfField):
 
 
 class in_intersection(_OfField):
-    """Rows whose field ``_predicate_field``, an array, holds at least one of ``inclusion_values``."""
+    """Rows whose array ``_predicate_field`` holds any of ``inclusion_values``."""
 
     def __init__(self, inclusion_values: Iterable[Any], _predicate_field: str) -> None:
         self._values = list(inclusion_values)

@@ -55,7 +55,10 @@ def make_petastorm_dataset(reader: Reader) -> Any:
 
 
 def batched_dataset(reader: Reader, batch_size: int, shuffling_queue_capacity: int) -> Any:
-    """The rows of a reader in batches of ``batch_size``; ``shuffling_queue_capacity`` > 0 shuffles them."""
+    """The rows of ``reader`` in batches of ``batch_size``.
+
+    ``shuffling_queue_capacity`` > 0 shuffles them.
+    """
     fields = {name: described(field, batched=True) for name, field in reader.schema.fields.items()}
     passes = itertools.count()
 
@@ -70,7 +73,7 @@ def batched_dataset(reader: Reader, batch_size: int, shuffling_queue_capacity: i
 
 
 def described(field: UnischemaField, *, batched: bool) -> tuple[str, tuple[int | None, ...]]:
-    """A field as TensorFlow sees it: the name of its dtype, and its shape, ``batched`` or not."""
+    """A field as TensorFlow sees it: its dtype's name and shape, ``batched`` or not."""
     return _dtype_of(field.numpy_dtype), ((None,) if batched else ()) + tuple(field.shape)
 
 

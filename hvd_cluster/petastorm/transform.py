@@ -13,7 +13,7 @@ from hvd_cluster.petastorm.unischema_field import UnischemaField
 def edit_field(
     name: str, numpy_dtype: Any, shape: tuple[int | None, ...], nullable: bool = False
 ) -> tuple[str, Any, tuple[int | None, ...], bool]:
-    """Describe a field that a transform makes or changes, for ``TransformSpec(edit_fields=...)``.
+    """Describe a new or changed field for ``TransformSpec(edit_fields=...)``.
 
     Args:
         name, numpy_dtype, shape, nullable: as in :class:`~hvd_cluster.petastorm.unischema.UnischemaField`.

@@ -139,7 +139,7 @@ def _row_type(schema_name: str, names: tuple[str, ...]) -> type[Any]:
 
 
 def match_unischema_fields(schema: Unischema, field_regex: Iterable[str]) -> list[UnischemaField]:
-    """The fields whose whole name matches one of the expressions ``field_regex``, in schema order.
+    """The fields whose whole name matches one of ``field_regex``, in schema order.
 
     Raises:
         DataError: an expression cannot be understood.
@@ -156,7 +156,7 @@ def match_unischema_fields(schema: Unischema, field_regex: Iterable[str]) -> lis
 
 
 def insert_explicit_nulls(unischema: Unischema, row_dict: MutableMapping[str, Any]) -> None:
-    """Add None to ``row_dict`` for each nullable field of ``unischema`` that it lacks, in place.
+    """Add None to ``row_dict`` for nullable fields of ``unischema`` that it lacks.
 
     Raises:
         DataError: a field is missing that may not be null.
@@ -169,7 +169,7 @@ def insert_explicit_nulls(unischema: Unischema, row_dict: MutableMapping[str, An
 
 
 def encode_row(unischema: Unischema, row_dict: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of ``row_dict`` as Parquet holds them, in the order of ``unischema``.
+    """The values of ``row_dict`` as Parquet holds them, in ``unischema``'s order.
 
     They are numbers, str, bytes, Decimal and dates.
 

@@ -41,7 +41,7 @@ def pid_namespace() -> str:
 
 
 def interface_names(nics: str | Iterable[str] | None) -> tuple[str, ...]:
-    """The network interfaces in ``nics``: a name, several names, or one text with names separated by commas."""
+    """The network interfaces in ``nics``: one name, several, or a text with commas."""
     texts = [nics] if isinstance(nics, str) else list(nics or ())
     if isinstance(nics, (set, frozenset)):
         texts = sorted(texts)  # the same first interface on every host

@@ -1,4 +1,4 @@
-"""One agreement after another of the ranks of an optimizer on what their gradients are."""
+"""Successive agreements of an optimizer's ranks on what their gradients are."""
 
 from __future__ import annotations
 
@@ -43,7 +43,9 @@ class LayoutAgreement:
         return self._pending is not None
 
     def begin(self, step: Step, repeated: Collection[int], *, is_last: bool) -> None:
-        """Begin to agree on a layout, unless an exception of a signal handler has ended the last :meth:`reach`.
+        """Begin to agree on a layout.
+
+        The last agreement continues if a signal handler's exception has ended the last :meth:`reach`.
 
         Args:
             step: what this rank knows.
@@ -80,7 +82,9 @@ class LayoutAgreement:
         return self.was_last and not self.is_pending and (step.has_agreed or not step.awaits_gradients(plan))
 
     def reach(self, step: Step) -> Plan:
-        """Wait until all ranks have begun; the step then follows the plan that this returns, with what is new in it.
+        """Wait until all ranks have begun, and return the plan with what is new in it.
+
+        The step then follows this plan.
 
         Raises:
             ValueError: the parameters have different names, shapes or dtypes on some ranks; raised on all ranks.

@@ -1,4 +1,4 @@
-"""The backward pass that runs in the calling thread, and hooks into it: for each gradient, and for its end."""
+"""The calling thread's backward pass, with hooks for each gradient and its end."""
 
 from __future__ import annotations
 
@@ -35,12 +35,15 @@ def is_running() -> bool:
 
 
 def current_pass() -> int:
-    """The id of the backward pass that runs in this thread, or -1. A re-entrant checkpoint's pass has its own."""
+    """The id of the backward pass that runs in this thread, or -1.
+
+    A re-entrant checkpoint's pass has its own.
+    """
     return int(torch._C._current_graph_task_id())
 
 
 def call_at_end(pass_id: int, order: int, callback: Callable[[bool], Iterator[None]]) -> None:
-    """Run ``callback`` when this thread's backward pass has accumulated its last gradient.
+    """Run ``callback`` after this thread's backward pass has its last gradient.
 
     Args:
         pass_id: :func:`current_pass`.
@@ -80,7 +83,7 @@ def in_checkpoint() -> bool:
 
 
 def reads_gradients(frame: FrameType) -> bool:
-    """Whether the code of a frame reads gradients through an optimizer's parameter groups, and not a rate to log."""
+    """Whether a frame reads gradients through parameter groups, not a rate to log."""
     module = str(frame.f_globals.get("__name__", ""))
     return module.startswith(_READERS) or isinstance(frame.f_locals.get("self"), GradScaler)
 
@@ -89,13 +92,13 @@ class GradientReceiver(Protocol):
     """The object that the hooks call."""
 
     def enter_world(self) -> None:
-        """A backward pass is about to report its first gradient: the world may be new since the last one."""
+        """Prepare for a pass's first gradient; the world may be new since the last one."""
 
     def add_gradient(self, number: int, parameter: torch.Tensor) -> None:
         """The backward pass has accumulated the gradient of a parameter."""
 
     def end_pass(self, *, is_nested: bool) -> Iterator[None]:
-        """A backward pass has accumulated its last gradient; yields where other optimizers of the pass come first."""
+        """Handle a pass's last gradient; yield where other optimizers come first."""
 
 
 class GradientHooks:
@@ -128,7 +131,7 @@ class GradientHooks:
         self._deferred: list[tuple[int, torch.Tensor]] = []
 
     def attach(self, parameters: Sequence[torch.Tensor]) -> None:
-        """Hook into the backward pass, for frozen parameters too: they may be unfrozen later."""
+        """Hook into the backward pass, for parameters that are still frozen too."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -147,11 +150,11 @@ class GradientHooks:
             parameter.requires_grad_(not was_frozen)
 
     def is_contested(self, parameter: torch.Tensor) -> bool:
-        """Whether the hooks of another optimizer report the gradient of ``parameter`` too."""
+        """Whether another optimizer's hooks report the gradient of ``parameter`` too."""
         return bool(self._rivals) and any(id(parameter) in rival._ids for rival in self._rivals)
 
     def await_end_of_pass(self) -> None:
-        """Report the beginning of the present backward pass to the receiver, and later its end."""
+        """Report the beginning of this backward pass to the receiver, later its end."""
         pass_id = current_pass()
         if pass_id != self._pass_id:
             self._pass_id = pass_id
@@ -160,7 +163,7 @@ class GradientHooks:
                 receiver.enter_world()
 
     def on_gradient(self, number: int, parameter: torch.Tensor, *, is_last_hook: bool) -> None:
-        """Report a gradient, unless hooks of the user follow: then it is reported when the next one comes."""
+        """Report a gradient; if hooks of the user follow, when the next one comes."""
         with self._lock:
             self.report_deferred()
             receiver = self._receiver()
@@ -183,7 +186,7 @@ class GradientHooks:
         return iter(()) if receiver is None else receiver.end_pass(is_nested=is_nested)
 
     def report_deferred(self) -> None:
-        """Report gradients now whose hooks may still run: a step is taken from inside such a hook."""
+        """Report gradients now whose hooks may still run: a step is taken inside one."""
         if self._deferred and (receiver := self._receiver()) is not None:
             deferred, self._deferred = self._deferred, []
             for number, parameter in deferred:

@@ -1,4 +1,4 @@
-"""Which gradients share a bucket: adjacent ones in the order in which the backward pass finishes them."""
+"""Which gradients share a bucket: neighbors in the order of their completion."""
 
 from __future__ import annotations
 

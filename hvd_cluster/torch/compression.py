@@ -32,12 +32,15 @@ class BF16Compressor(_TorchCastCompressor):
 
 
 def wire_of(compression: type[Compressor]) -> torch.dtype | None:
-    """The dtype of a compression that only converts, which the engine does while it copies; None for others."""
+    """The dtype of a compression that only converts; None for others.
+
+    The engine converts while it copies.
+    """
     return compression.wire_dtype if compression in (FP16Compressor, BF16Compressor) else None
 
 
 class Compression:
-    """The compressors of this package, for the ``compression`` argument of collectives and optimizers."""
+    """The compressors for the ``compression`` argument of collectives and optimizers."""
 
     none = NoneCompressor
     fp16 = FP16Compressor

@@ -1,4 +1,4 @@
-"""Adasum for optimizers with a state: each rank takes its own step, and Adasum combines the weight deltas.
+"""Adasum for optimizers with a state: it combines the deltas of ranks' own steps.
 
 Adasum (arXiv:2006.02924) combines descent directions. The update that Adam or momentum computes from a rank's gradient
 is such a direction, but the update computed from combined gradients is not; so the ranks combine deltas.
@@ -27,7 +27,7 @@ from hvd_cluster.torch.wrapper import Wrapper, unwrapped, wrap
 
 
 class DeltaOptimizer(Wrapper):
-    """The methods that precede those of the wrapped optimizer's class; see :meth:`around`."""
+    """The methods that precede those of the wrapped class; see :meth:`around`."""
 
     _names: dict[torch.Tensor, str]
     _compression: type[Compressor]
@@ -45,7 +45,7 @@ class DeltaOptimizer(Wrapper):
         compression: type[Compressor],
         passes_per_step: int,
     ) -> Any:
-        """Wrap ``optimizer``; a step takes the gradients of ``passes_per_step`` backward passes, summed.
+        """Wrap ``optimizer``; a step sums ``passes_per_step`` backward passes' gradients.
 
         Raises:
             NotImplementedError: the number of ranks is not a power of two.
@@ -62,11 +62,17 @@ class DeltaOptimizer(Wrapper):
 
     @property
     def _parameter_names(self) -> dict[torch.Tensor, str]:
-        """The name of each parameter, unique and equal on all ranks; programs read it from Horovod's optimizer."""
+        """Each parameter's name, unique and equal on all ranks.
+
+        Programs read this from Horovod's optimizer.
+        """
         return self._names
 
     def synchronize(self) -> None:
-        """Does nothing: gradients stay those of this rank, and can be clipped right after the backward pass."""
+        """Do nothing: gradients stay those of this rank.
+
+        They can be clipped right after the backward pass.
+        """
 
     def backward_pass(self) -> AbstractContextManager[None]:
         """Does nothing: the step itself computes what is reduced."""
@@ -86,7 +92,7 @@ class DeltaOptimizer(Wrapper):
 
     @step_clock.update()
     def step(self, closure: Callable[[], Any] | None = None, **kwargs: Any) -> Any:
-        """Take this rank's step, combine the deltas of all ranks by Adasum, and apply the combination.
+        """Take this rank's step, and apply the Adasum combination of all ranks' deltas.
 
         If the combination fails, the parameters are as before the step, but the state of the wrapped optimizer
         (momenta, number of steps) has advanced.
@@ -164,7 +170,7 @@ class DeltaOptimizer(Wrapper):
         return [wire.unpack(packed[parameter], self._compression) for parameter in parameters]
 
     def _buckets(self) -> list[list[torch.Tensor]]:
-        """Which parameters share a request, frozen or not: equal on all ranks, whatever each has frozen."""
+        """Which parameters share a request: equal on all ranks, whatever is frozen."""
         parameters = sorted(
             (p for p in self._names if p.is_floating_point() or p.is_complex()), key=self._names.__getitem__
         )

@@ -1,4 +1,4 @@
-"""Broadcast of parameters, optimizer state and Python objects, and allgather of objects."""
+"""Broadcast of parameters, optimizer state and objects, and allgather of objects."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _is_extra(name: Any) -> bool:
 
 
 def _elements_once(tensor: torch.Tensor) -> torch.Tensor:
-    """A view that holds each element once, to be written: ``expand()`` repeats those of a dimension."""
+    """A view to write each element once: ``expand()`` repeats those of a dimension."""
     for dim, stride in enumerate(tensor.stride()):
         if stride == 0 and tensor.shape[dim] > 1:
             tensor = tensor.narrow(dim, 0, 1)
@@ -84,7 +84,7 @@ def _elements_once(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _require_flat(named: Sequence[tuple[Any, Any]]) -> None:
-    """Check that no tensor is inside of an entry, where the broadcast would not find it."""
+    """Check that no tensor is inside of an entry: the broadcast would not find it."""
     for name, entry in named:
         if isinstance(entry, (Mapping, list)) and any(isinstance(leaf, torch.Tensor) for leaf in tree_leaves(entry)):
             raise ValueError(
@@ -97,7 +97,10 @@ def _require_flat(named: Sequence[tuple[Any, Any]]) -> None:
 
 
 def _require_plain(named: Sequence[tuple[Any, torch.Tensor]]) -> None:
-    """Check that the tensors can be overwritten in place, through a state dict: sparse and quantized ones cannot."""
+    """Check that the tensors can be overwritten in place, through a state dict.
+
+    Sparse and quantized ones cannot.
+    """
     for name, tensor in named:
         if tensor.layout != torch.strided or tensor.is_quantized:
             kind = "quantized" if tensor.is_quantized else str(tensor.layout)
@@ -113,7 +116,7 @@ def _require_plain(named: Sequence[tuple[Any, torch.Tensor]]) -> None:
 
 
 def _require_equal_names(names: list[str], specs: list[str], process_set: ProcessSet) -> bool:
-    """Check that all ranks have the same tensors; otherwise some would wait for the others forever.
+    """Check that all ranks have the same tensors; else some would wait forever.
 
     Returns:
         Whether ``specs`` are equal on all ranks too.
@@ -194,7 +197,10 @@ def broadcast_optimizer_state(
 
 
 def _refusal(tensors: Iterable[torch.Tensor]) -> str:
-    """Why one of the tensors cannot be sent, or nothing: every rank must raise, because the others would wait."""
+    """Why one of the tensors cannot be sent, or nothing.
+
+    Every rank must raise, because the others would wait.
+    """
     try:
         for tensor in tensors:
             checked([tensor if tensor.layout != torch.strided else _as_sendable(tensor.detach().contiguous())])
@@ -204,7 +210,7 @@ def _refusal(tensors: Iterable[torch.Tensor]) -> str:
 
 
 def share_buffers(model: torch.nn.Module, root_rank: int) -> None:
-    """Overwrite the saved buffers of the model, such as running means, with those of ``root_rank``."""
+    """Overwrite a model's saved buffers, e.g. running means, with ``root_rank``'s."""
     names = {name for name, _ in model.named_buffers()}
     buffers = {name: value for name, value in model.state_dict().items() if name in names}
     if buffers:
@@ -247,7 +253,7 @@ class _TensorIndex:
 
 
 def _target_devices(state: dict[Any, Any], kinds: Sequence[str], devices: Sequence[torch.device]) -> list[torch.device]:
-    """The device of each state tensor on this rank: that of its parameter if the root has it on the same kind.
+    """Each state tensor's device here: its parameter's if the root has that kind.
 
     Args:
         state: the state without tensors, by the number of the parameter.
@@ -269,7 +275,10 @@ def _target_devices(state: dict[Any, Any], kinds: Sequence[str], devices: Sequen
 
 
 def _as_sendable(tensor: torch.Tensor) -> torch.Tensor:
-    """A contiguous tensor as a dtype that collectives support, over the same memory; a broadcast only moves bytes."""
+    """A contiguous tensor over the same memory, as a dtype that collectives support.
+
+    A broadcast only moves bytes.
+    """
     if tensor.is_complex():
         return torch.view_as_real(tensor.resolve_conj())
     if tensor.dtype in REDUCED_DTYPES:

@@ -137,7 +137,7 @@ def _table(
     buckets: Sequence[Sequence[int]],
     spec_fingerprints: Sequence[int],
 ) -> list[list[int]]:
-    """What one rank knows: a row for each of the constants above, a column for each parameter."""
+    """What one rank knows: a row per constant above, a column per parameter."""
     rows: list[list[int]] = [[0] * len(gradients) for _ in range(_POSITION + 1)]
     rows[_SPEC][:] = spec_fingerprints
     for index in unfrozen:
@@ -157,7 +157,10 @@ def _table(
 
 
 def _encoded(table: list[list[int]], number: int, names_fingerprint: int, is_last: bool) -> torch.Tensor:
-    """One rank's message, int64 of shape (1 + rows, 4 + parameters); the messages of all ranks are added."""
+    """One rank's message, int64 of shape (1 + rows, 4 + parameters).
+
+    The messages of all ranks are added.
+    """
     message = torch.zeros(1 + len(table), _HEAD + len(table[0]), dtype=torch.int64, device="cpu")
     message[0, :_HEAD] = torch.tensor([1, names_fingerprint, number + 1, int(is_last)], device="cpu")
     message[1:, _HEAD:] = torch.tensor(table, dtype=torch.int64, device="cpu").view(len(table), -1)

@@ -1,4 +1,4 @@
-"""All collectives and the reduction constants; the implementations are in ``collectives/``.
+"""All collectives and reduction constants; implemented in ``collectives/``.
 
 Names follow Horovod: ranks match a request named "foo" as "allreduce.foo", and an unnamed request by its number among
 the unnamed ones.

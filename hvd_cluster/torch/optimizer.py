@@ -1,4 +1,4 @@
-"""DistributedOptimizer: an optimizer whose gradients are reduced over all ranks while the backward pass still runs."""
+"""DistributedOptimizer: gradients reduced over ranks during the backward pass."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def _wrapped(
 
 
 def _may_reduce() -> bool:
-    """Whether there are other ranks, or may be later: an elastic job can start with one."""
+    """Whether there are or may be other ranks: an elastic job can start with one."""
     return basics.size() > 1 or Settings.from_env().elastic
 
 
@@ -140,7 +140,10 @@ class _DistributedOptimizer(Wrapper):
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """The parameter groups. Code that scales or clips gradients through them waits until they are reduced."""
+        """The parameter groups.
+
+        Code that scales or clips gradients through them waits until they are reduced.
+        """
         if self._reducer.has_ready and backward.reads_gradients(sys._getframe(1)):
             self.finish_reduction()
         groups: list[dict[str, Any]] | None = self.__dict__.get("param_groups")
@@ -154,17 +157,23 @@ class _DistributedOptimizer(Wrapper):
 
     @property
     def _parameter_names(self) -> dict[torch.Tensor, str]:
-        """The name of each parameter, unique and equal on all ranks; programs read it from Horovod's optimizer."""
+        """Each parameter's name, unique and equal on all ranks.
+
+        Programs read this from Horovod's optimizer.
+        """
         return self._reducer.index.named
 
     def finish_reduction(self) -> None:
-        """Wait until the gradients of the last backward pass are reduced; the step is not over."""
+        """Wait until the last pass's gradients are reduced; the step is not over."""
         if self._reducer.has_ready and not self._reducer.is_reduced and not backward.is_running():
             self._reducer.finish()
 
     @contextmanager
     def backward_pass(self) -> Iterator[None]:
-        """Inside is a backward pass; at the end its gradients are reduced, and added to those reduced before."""
+        """A context for a backward pass, at whose end its gradients are reduced.
+
+        They are added to those reduced before.
+        """
         parameters = self._reducer.index.parameters
         is_kept = self._reducer.is_reduced and self._reducer.config.op == ReduceOp.SUM
         kept = [(parameter, parameter.grad) for parameter in parameters if is_kept and parameter.grad is not None]
@@ -178,7 +187,9 @@ class _DistributedOptimizer(Wrapper):
                 parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
 
     def synchronize(self) -> None:
-        """Wait until all gradients are reduced. A gradient that this rank did not compute takes part as zeros.
+        """Wait until all gradients are reduced.
+
+        A gradient that this rank did not compute takes part as zeros.
 
         Raises:
             HorovodInternalError: the ranks disagree, or the job has ended.
@@ -189,7 +200,10 @@ class _DistributedOptimizer(Wrapper):
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """Inside, ``step()`` does not synchronize: call :meth:`synchronize` first, for example to clip gradients."""
+        """A context in which ``step()`` does not synchronize.
+
+        Call :meth:`synchronize` first, for example to clip gradients.
+        """
         self._should_synchronize = False
         try:
             yield
@@ -207,7 +221,7 @@ class _DistributedOptimizer(Wrapper):
         self._reducer.set_passes_per_step(passes)
 
     def step(self, closure: Callable[[], Any] | None = None, **kwargs: Any) -> Any:
-        """Synchronize and take a step. With a closure, each of its evaluations is synchronized.
+        """Synchronize and take a step; with a closure, synchronize each evaluation.
 
         LBFGS chooses its next step by the loss. It receives the average of the ranks' losses, or their sum with
         ``op=hvd.Sum``, so that all ranks choose the same.
@@ -287,14 +301,14 @@ class _DistributedOptimizer(Wrapper):
         self._reducer.follow(named_now(self, self._reducer.index.named))
 
     def _follow_groups(self) -> None:
-        """Reduce the gradients of parameters that code has put into the groups without :meth:`add_param_group`."""
+        """Also reduce the gradients of parameters added without :meth:`add_param_group`."""
         index = self._reducer.index
         ids = {number for group in self.param_groups for number in map(id, group["params"])}
         if self._reducer.is_attached and not ids <= index.ids:
             self._reducer.follow(named_now(self, index.named))
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load the state of this optimizer or of an unwrapped one; gradients in flight are discarded."""
+        """Load the state of this or an unwrapped optimizer; discard gradients in flight."""
         self._reducer.reset()
         self._is_synchronized = False
         super().load_state_dict(state_dict)

@@ -1,4 +1,7 @@
-"""Numbers the parameters of an optimizer equally on all ranks, although ranks may list them in different orders."""
+"""Numbers for the parameters of an optimizer, equal on all ranks.
+
+Ranks may list the parameters in different orders.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ _MAX_NAMED = 5
 
 
 class ParameterIndex:
-    """Parameters and their names; a parameter's number is the index of its name in the sorted names.
+    """Parameters and their names; a name's index among the sorted ones is the number.
 
     Args:
         names: a unique name for each parameter, equal on all ranks, in this rank's order.
@@ -41,7 +44,10 @@ class ParameterIndex:
 
     @cached_property
     def spec_fingerprints(self) -> list[int]:
-        """The fingerprint of each parameter's shape and dtype, by number; a lazy module has no shape before it runs."""
+        """The fingerprint of each parameter's shape and dtype, by number.
+
+        A lazy module has a shape only after it has run.
+        """
         return [fingerprint([_spec(parameter)]) for parameter in self.parameters]
 
     def require_equal_specs(self, mismatched: Iterable[int]) -> None:
@@ -59,7 +65,7 @@ class ParameterIndex:
             )
 
     def listed(self, numbers: Sequence[int]) -> str:
-        """The names of some parameters, for an error: "'a', 'b' and of 2 more parameters"."""
+        """The names of parameters for an error: "'a', 'b' and of 2 more parameters"."""
         names = ", ".join(repr(self.names[number]) for number in numbers[:_MAX_NAMED])
         return names + (f" and of {len(numbers) - _MAX_NAMED} more parameters" if len(numbers) > _MAX_NAMED else "")
 
@@ -71,7 +77,7 @@ class ParameterIndex:
     def gradients(
         self, keeps_sparse: bool, last_passes: Mapping[int, int], ready: Container[int]
     ) -> list[Gradient | None]:
-        """This rank's gradients, by number; a sparse gradient that will be made dense counts as dense.
+        """This rank's gradients, by number; sparse ones to be made dense count as dense.
 
         Args:
             keeps_sparse: sparse gradients outside groups stay sparse.
@@ -93,7 +99,7 @@ class ParameterIndex:
     def assign_buckets(
         self, ready: Iterable[int], threshold_bytes: int, among: Container[int] | None = None
     ) -> list[list[int]]:
-        """Parameters in buckets: first ``ready`` in its order, then the others from the last to the first.
+        """Parameters in buckets: ``ready`` in order, then the others from last to first.
 
         Args:
             ready: those whose gradients are ready.

@@ -46,7 +46,7 @@ def named(
 
 
 def named_now(optimizer: torch.optim.Optimizer, known: Mapping[torch.Tensor, str]) -> dict[torch.Tensor, str]:
-    """A unique name for every parameter that the optimizer has now: the known one, or else one of its position."""
+    """A unique name for every parameter of the optimizer now: known, or by position."""
     used = set(known.values())
     names: dict[torch.Tensor, str] = {}
     for i, group in enumerate(optimizer.param_groups):
@@ -65,7 +65,9 @@ def resolve_groups(
     groups: int | Sequence[Iterable[torch.Tensor]] | None,
     names: dict[torch.Tensor, str],
 ) -> list[list[torch.Tensor]]:
-    """The user's groups as lists of parameters; tensors that the optimizer does not have, as frozen ones, are left out.
+    """The user's groups as lists of the optimizer's parameters.
+
+    Other tensors, such as frozen ones, are left out.
 
     Raises:
         ValueError: ``groups`` is neither a number of groups nor lists of tensors, or has a tensor twice.

@@ -1,4 +1,7 @@
-"""The plan that all ranks have agreed on: which gradients share a bucket, which are sparse, which were never seen."""
+"""The plan that all ranks have agreed on.
+
+It says which gradients share a bucket, which are sparse, and which were never seen.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ class GradientBucket:
 
 @dataclass
 class Plan:
-    """The requests of a step; equal on all ranks, and the same for all steps until it grows."""
+    """The requests of a step, equal on all ranks and for all steps until it grows."""
 
     #: The prefix of the names of the optimizer's requests.
     label: str
@@ -81,7 +84,10 @@ class Plan:
             bucket.last_pass = 0
 
     def _add(self, found: set[int], layout: GradientLayout) -> None:
-        """Add those of ``found`` that have dense gradients, in the first rank's buckets, or in one if it is absent."""
+        """Add the dense gradients of ``found`` in the first rank's buckets.
+
+        If that rank is absent, they share one.
+        """
         for members in layout.buckets or [sorted(found)]:
             present = [number for number in members if number in found & layout.dense]
             if present:

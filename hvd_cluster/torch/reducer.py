@@ -1,4 +1,4 @@
-"""Makes the same requests on all ranks of gradients that become ready one by one, at different times on each rank.
+"""Equal requests on all ranks for gradients that become ready at different times.
 
 The first backward pass shows in which order gradients become ready and which of them are sparse. The ranks agree on it
 (:mod:`hvd_cluster.torch.gradient_layout`). After that, each bucket (:mod:`hvd_cluster.torch.buckets`) is one request,
@@ -86,7 +86,7 @@ class GradientReducer:
 
     @property
     def passes_per_step(self) -> int:
-        """The number of backward passes whose gradients are summed before they are reduced."""
+        """The number of backward passes whose gradients are summed before a reduction."""
         return self._step.passes_per_step
 
     @property
@@ -101,15 +101,15 @@ class GradientReducer:
 
     @property
     def is_reduced(self) -> bool:
-        """The gradients of this step were reduced early, because other code was about to use them."""
+        """Whether this step's gradients were reduced early, for other code to use them."""
         return self._is_reduced
 
     def attach(self) -> None:
-        """Hook into the backward pass, for frozen parameters too: they may be unfrozen later."""
+        """Hook into the backward pass, for parameters that are still frozen too."""
         self._hooks.attach(self.index.parameters)
 
     def follow(self, names: dict[torch.Tensor, str]) -> None:
-        """Reduce the gradients of these parameters too; all ranks add them at the same step."""
+        """Reduce the gradients of these too; all ranks add them at the same step."""
         # Also those that the optimizer has no longer: apex replaces them by master copies, and copies their gradients.
         step, parameters = self._step, self.index.parameters
         twice = [n for n in step.ready if n not in self._reduced or self._reduced[n].matches(parameters[n])]
@@ -132,7 +132,7 @@ class GradientReducer:
             self._agreement.was_last = False
 
     def synchronize(self) -> None:
-        """Send what is missing, wait for everything, and leave the reduced gradients in place."""
+        """Send what is missing, wait for all, and leave the reduced gradients in place."""
         try:
             self.finish(is_over=True)
         except _ENDS_STEP:  # and not what a signal handler raises: then the next call waits for the same requests
@@ -194,7 +194,7 @@ class GradientReducer:
     # ---- the backward pass -------------------------------------------------------------------------------------------
 
     def enter_world(self) -> None:
-        """A backward pass is about to report its first gradient: the world may be new since the last one."""
+        """Prepare for a pass's first gradient; the world may be new since the last one."""
         engine = running_engine()
         if self._engine() is not engine:
             # A plan is valid for one world, and so is a step: the new ranks of an elastic job do not know them.
@@ -205,7 +205,7 @@ class GradientReducer:
             self._agreement.discard()
 
     def add_gradient(self, number: int, parameter: torch.Tensor) -> None:
-        """The backward pass has accumulated the gradient of a parameter; the hooks call this under their lock.
+        """Take a gradient that the backward pass has accumulated; under the hooks' lock.
 
         Raises:
             AssertionError: the step of an earlier backward pass was forgotten.
@@ -271,7 +271,7 @@ class GradientReducer:
         self._note_versions()
 
     def _note_versions(self) -> None:
-        """Note those gradients that must not change before ``step()``, since the ranks would get different weights."""
+        """Note gradients that must not change before ``step()``, or weights would differ."""
         step, parameters = self._step, self.index.parameters
         noted: Iterable[int] = step.last_passes if not self._is_reduced and step.has_outstanding() else ()
         if step.is_split:
@@ -284,7 +284,7 @@ class GradientReducer:
         self._step.begin()
 
     def _starts_new_step(self, number: int, parameter: torch.Tensor) -> bool:
-        """For an unexpected gradient: True if it is the first of a new step, False if it was counted already."""
+        """Whether an unexpected gradient begins a new step; False if counted already."""
         if self._is_reduced:
             # The step was skipped, as GradScaler does if gradients have overflowed, or continues with the reduced sums.
             if number in self._reduced and self._reduced[number].was_added_to(parameter):
@@ -312,7 +312,7 @@ class GradientReducer:
         )
 
     def _discard_step(self) -> None:
-        """Discard the gradients of this step, but complete the requests that other ranks wait for."""
+        """Discard this step's gradients, but complete requests that other ranks wait for."""
         try:
             self._step.discard()
             self._wait(is_wanted=False)
@@ -330,12 +330,12 @@ class GradientReducer:
             self._begin_layout(is_last=False)
 
     def _send_new(self) -> None:
-        """Send the gradients that are new in the layout on which the ranks are agreeing, if they are."""
+        """Send the gradients that are new in the layout now being agreed on, if any."""
         if self._agreement.is_pending:
             self._step.send_due(self._agreement.reach(self._step))
 
     def _begin_layout(self, *, is_last: bool) -> None:
-        """Begin to agree on a layout: all ranks equally often, so in ``step()`` until all of them are there."""
+        """Begin a layout, as often as the other ranks: in ``step()`` until all are there."""
         # Other ranks wait for these before they begin: one of them may have to be repeated, by all ranks.
         step = self._step
         if step.has_agreed:
@@ -345,7 +345,7 @@ class GradientReducer:
         self._agreement.begin(step, self._repeated, is_last=is_last)
 
     def _send_rest(self, *, is_over: bool) -> None:
-        """Send what was not sent yet; a gradient that this rank did not compute takes part as zeros."""
+        """Send what was not sent; a gradient not computed here takes part as zeros."""
         step = self._step
         self.enter_world()
         if not step.ready:
@@ -368,7 +368,7 @@ class GradientReducer:
                 parameter.grad = wire.empty(parameter, 1 if self._is_sparse_only else 0)
 
     def _wait(self, *, excluding: Set[str] = frozenset(), is_wanted: bool = True) -> None:
-        """Wait for the requests in flight, and check that no gradient has changed meanwhile."""
+        """Wait for the requests in flight, and check that no gradient has changed."""
         self._step.wait(excluding=excluding, is_wanted=is_wanted)
         if changed := self._step.transfers.changed:
             numbers = [self.index.number_of[parameter] for parameter in changed]
@@ -377,7 +377,7 @@ class GradientReducer:
     # ---- errors of the user ------------------------------------------------------------------------------------------
 
     def _require_unchanged(self) -> None:
-        """Check that no gradient of this step has changed since the end of the backward pass."""
+        """Check that no gradient of this step has changed since the backward pass's end."""
         changed = [n for n, version in self._versions.items() if not version.matches(self.index.parameters[n])]
         if changed and self._step.is_split:
             what = error_texts.CHANGED_IN_SPLIT_STEP

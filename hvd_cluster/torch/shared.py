@@ -1,4 +1,4 @@
-"""Tensors in the shared memory of one host: an allreduce in place does not copy them."""
+"""Tensors in a host's shared memory, which an allreduce in place does not copy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The present step of an optimizer: which gradients are ready, and which requests were made of them."""
+"""An optimizer's present step: ready gradients, and the requests made of them."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Step:
         return self._own_plan or self.agreed_plan
 
     def follow(self, plan: Plan, *, is_agreed: bool) -> None:
-        """Follow ``plan`` from here on, in later steps too if all ranks have agreed on it."""
+        """Follow ``plan`` from here on, in later steps too if all ranks have agreed."""
         self._own_plan = plan
         if is_agreed:
             self.agreed_plan = plan
@@ -137,7 +137,7 @@ class Step:
     # ---- at the end of a backward pass -------------------------------------------------------------------------------
 
     def is_due(self, last_pass: int) -> bool:
-        """All ranks send, at the end of this backward pass, the gradients that ``last_pass`` is the last to reach."""
+        """Whether ranks send at this pass's end what ``last_pass`` is the last to reach."""
         return max(last_pass, self.passes_per_step) <= self.num_passes
 
     def is_layout_due(self) -> bool:
@@ -152,7 +152,7 @@ class Step:
         return is_expected and self.is_due(self.last_pass(plan))
 
     def last_pass(self, plan: Plan) -> int:
-        """The backward pass of a step, counted from 1, at whose end the ranks agree on what is new."""
+        """The pass of a step, counted from 1, at whose end ranks agree on what is new."""
         return max([self.passes_per_step, *plan.last_passes.values()])
 
     def awaits_gradients(self, plan: Plan) -> bool:
@@ -178,7 +178,7 @@ class Step:
                 self._send_sparse(number, plan)
 
     def not_due(self, num_passes: float | None = None) -> set[str]:
-        """The names of requests that some rank may not make before a later backward pass, or the end of the step.
+        """Names of requests that some rank may make only in a later pass, or at the end.
 
         Args:
             num_passes: backward passes that all ranks have done, unless they are in ``step()``; None for this rank's.
@@ -187,7 +187,7 @@ class Step:
         return {name for name, due in self._dues().items() if due > limit}
 
     def _dues(self) -> dict[str, float]:
-        """For each request, the backward pass at whose end all ranks have made it; infinite for ``step()``."""
+        """Request -> the pass at whose end all ranks have made it; inf for ``step()``."""
         plan = self.plan
         if plan is None:
             return {}
@@ -206,7 +206,7 @@ class Step:
         return number in self._sent_sparse or (bucket is not None and bucket.is_sent)
 
     def has_outstanding(self) -> bool:
-        """Some gradients of this rank still have to be reduced in this step, or may have to be."""
+        """Whether gradients of this rank may still have to be reduced in this step."""
         plan = self.plan
         if plan is None:
             return True
@@ -216,7 +216,7 @@ class Step:
     # ---- requests ----------------------------------------------------------------------------------------------------
 
     def send_rest(self, plan: Plan, *, is_over: bool) -> None:
-        """Send what was not sent yet; a gradient that this rank did not compute takes part as zeros.
+        """Send what was not sent; a gradient not computed here takes part as zeros.
 
         Args:
             plan: all requests.
@@ -230,14 +230,14 @@ class Step:
                 self._send_sparse(number, plan, is_over=is_over)
 
     def send_late(self, plan: Plan) -> None:
-        """Send the gradients of parameters that were unfrozen after their bucket was sent."""
+        """Send the gradients of parameters unfrozen after their bucket was sent."""
         for bucket in plan.buckets:
             if late := [number for number in self.index.unfrozen(bucket.members) if number not in bucket.active]:
                 self._send(f"{bucket.name}.late", late)
                 bucket.active += late
 
     def discard(self) -> None:
-        """Send zeros for what other ranks wait for, and ignore the results of all requests."""
+        """Send zeros for what other ranks wait for, and ignore all requests' results."""
         plan = self.plan
         if plan is not None:
             for bucket in plan.buckets:
@@ -249,7 +249,7 @@ class Step:
         self.transfers.discard()
 
     def wait(self, *, excluding: Set[str] = frozenset(), is_wanted: bool = True) -> None:
-        """Wait for the requests in flight, and repeat those of which the ranks have sent different things.
+        """Wait for the requests in flight; repeat those that ranks sent differently.
 
         Ranks may have frozen different members of a bucket, and some may be in ``step()`` with fewer backward passes.
         A request may need a repetition while others wait for it at the end of a backward pass, so this rank waits in
@@ -283,7 +283,7 @@ class Step:
             self.transfers.wait(excluding)
 
     def _repeat(self, is_wanted: bool) -> None:
-        """Repeat the requests of which the ranks have sent different things, with all parameters."""
+        """Repeat, with all parameters, the requests that ranks sent differently."""
         plan = self.plan
         assert plan is not None
         buckets = {bucket.name: bucket for bucket in plan.buckets}
@@ -311,7 +311,7 @@ class Step:
             del self._causes[name]
 
     def _ask_why(self, name: str) -> Handle:
-        """Add up over all ranks what they know about their requests of one name: (3,), int64."""
+        """Sum what all ranks know about their requests of one name: (3,), int64."""
         identity, is_over = self._identities[name]
         message = torch.tensor([1, is_over, identity], dtype=torch.int64, device="cpu")
         return submit(
@@ -381,7 +381,7 @@ class Step:
         self._sent_sparse.add(number)
 
     def _behind_gradients(self, numbers: Sequence[int]) -> AbstractContextManager[None]:
-        """Inside, GPUs have computed the gradients: the branches of a model may be on several streams."""
+        """A context in which GPUs have computed the gradients, on several streams too."""
         streams = [self._streams[number] for number in numbers if number in self._streams]
         return behind(streams) if streams else nullcontext()
 
@@ -390,10 +390,10 @@ class Step:
 
 
 def _request_identity(identity: int, is_over: bool) -> int:
-    """What the request's ranks must agree on: which parameters, and whether it is made in ``step()``."""
+    """What a request's ranks must agree on: its parameters, and if in ``step()``."""
     return -3 - identity if is_over else identity
 
 
 def _repeated(name: str) -> str:
-    """The name of the request that repeats another one, with all members of its bucket."""
+    """The name of the request that repeats another with all of its bucket's members."""
     return f"{name}.whole"

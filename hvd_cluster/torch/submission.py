@@ -1,4 +1,4 @@
-"""Submission of torch tensors, and the table of the integer handles that public functions return."""
+"""Submission of torch tensors, and the table of the public integer handles."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def poll(handle: int) -> bool:
 
 
 def synchronize(handle: int) -> Any:
-    """Wait for an asynchronous operation and return its result; None if it was synchronized already.
+    """Wait for an asynchronous operation; return its result, or None the second time.
 
     Args:
         handle: what the operation has returned.
@@ -83,7 +83,10 @@ def submit_tensors(
     as_list: bool = False,
     is_waited_for: bool = False,
 ) -> Handle:
-    """:func:`~hvd_cluster.engine.submission.submit` of torch tensors; the handle gives one, or all ``as_list``."""
+    """:func:`~hvd_cluster.engine.submission.submit` of torch tensors.
+
+    The handle gives one tensor, or all ``as_list``.
+    """
     originals = list(tensors)
     if not originals:
         return finished([])
@@ -151,7 +154,9 @@ def _checked(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def require_memory(tensor: torch.Tensor) -> None:
-    """Check that the elements of ``tensor`` are in its own memory, where the engine reads and writes them.
+    """Check that the elements of ``tensor`` are in its own memory.
+
+    The engine reads and writes them there.
 
     Raises:
         ValueError: they are in other tensors, as those of a DTensor, or nowhere.

@@ -27,7 +27,7 @@ _NUM_NAMES = 4
 
 
 class SyncBatchNorm(_BatchNorm):
-    """``torch.nn.BatchNorm`` whose statistics, in training, are those of the batches of all ranks together.
+    """``torch.nn.BatchNorm`` that trains with the statistics of all ranks' batches.
 
     The gradients of weight and bias are this rank's share, like those of all other parameters:
     ``DistributedOptimizer`` reduces them. In evaluation mode, and in a world of one, it is plain batch
@@ -102,7 +102,9 @@ class SyncBatchNorm(_BatchNorm):
     def convert_sync_batchnorm(
         cls, module: torch.nn.Module, process_set: ProcessSet = global_process_set
     ) -> torch.nn.Module:
-        """``module`` with every batch normalization in it replaced by this class; weights and buffers stay.
+        """``module`` with every batch normalization in it replaced by this class.
+
+        Weights and buffers stay.
 
         Args:
             module: converted in place, unless it is a batch normalization itself.
@@ -204,7 +206,10 @@ _normalize: Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.
 
 
 def _moments(x: torch.Tensor) -> torch.Tensor:
-    """Of (N, C, ...): count, mean and sum of squared deviations of each channel, as one row of shape (1, 2 C + 1)."""
+    """Count, mean and sum of squared deviations of each channel of (N, C, ...).
+
+    They are one row of shape (1, 2 C + 1).
+    """
     dims = [dim for dim in range(x.dim()) if dim != 1]
     count = x.numel() // max(x.shape[1], 1)
     if count:
@@ -215,7 +220,10 @@ def _moments(x: torch.Tensor) -> torch.Tensor:
 
 
 def _combined(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Mean, sum of squared deviations and count of all ranks together, of their rows of shape (ranks, 2 C + 1)."""
+    """Mean, sum of squared deviations and count, of all ranks together.
+
+    The ranks' rows are of shape (ranks, 2 C + 1).
+    """
     counts = rows[:, -1:]
     num_channels = (rows.shape[1] - 1) // 2
     means, deviations = rows[:, :num_channels], rows[:, num_channels:-1]
@@ -234,7 +242,7 @@ def _reduced(sums: torch.Tensor, process_set: ProcessSet) -> torch.Tensor:
 
 
 def _name(pass_: str, tensor: torch.Tensor, process_set: ProcessSet) -> str:
-    """A name that repeats with the same shape, because requests seen before are negotiated faster."""
+    """A name that repeats with the shape: requests seen before negotiate faster."""
     family = f"sync_batch_norm.{pass_}.{tensor.shape[1]}.{tensor.dtype}"
     serial = next_number(process_set, family)
     return f"{family}.{serial._replace(number=serial.number % _NUM_NAMES)}"

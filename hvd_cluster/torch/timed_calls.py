@@ -1,4 +1,4 @@
-"""Lets the step clock see what torch programs wait for outside of this package: a DataLoader, ``torch.save``."""
+"""Waits for a DataLoader or ``torch.save``, made visible to the step clock."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from hvd_cluster.torch.submission import checked
 
 
 class GradientVersion(NamedTuple):
-    """A gradient and its version at one time, to detect whether it is changed or replaced later."""
+    """A gradient and its version at one time, to detect a change or replacement."""
 
     gradient: torch.Tensor | None
     version: int
@@ -31,7 +31,7 @@ class GradientVersion(NamedTuple):
         return cls(gradient, 0 if gradient is None else gradient._version)
 
     def matches(self, parameter: torch.Tensor) -> bool:
-        """Whether the gradient was neither replaced nor changed since then, except by a reduction.
+        """Whether the gradient was not replaced or changed, except by a reduction.
 
         Gradients that are parts of one tensor have one version, which changes with each of them and says nothing. A
         reduction uses a copy of them.
@@ -42,7 +42,7 @@ class GradientVersion(NamedTuple):
         return wire.shares_memory(gradient)
 
     def was_added_to(self, parameter: torch.Tensor) -> bool:
-        """Whether all that has happened to the gradient since then is that one backward pass has added to it."""
+        """Whether one backward pass has added to the gradient, and nothing else happened."""
         gradient = parameter.grad
         if gradient is None or gradient is not self.gradient:
             return is_sum(gradient)
@@ -50,7 +50,7 @@ class GradientVersion(NamedTuple):
 
 
 def is_sum(gradient: torch.Tensor | None) -> bool:
-    """Whether autograd has added to an earlier gradient, and not in place, as it does with ``create_graph=True``."""
+    """Whether autograd has added to a gradient, but not in place (``create_graph``)."""
     return gradient is not None and type(gradient.grad_fn).__name__ == "AddBackward0"
 
 
@@ -75,12 +75,12 @@ class _Sent:
 
 
 def takes_part(parameter: torch.Tensor) -> bool:
-    """Whether this rank computes the gradient of a parameter, or has one; not if the parameter is frozen here."""
+    """Whether this rank computes or has a parameter's gradient; not if frozen here."""
     return parameter.requires_grad or parameter.grad is not None
 
 
 def _votes(parameters: Sequence[torch.Tensor], op: ReduceOp) -> tuple[torch.Tensor, Callable[[], list[bool]]]:
-    """A tensor that goes with a request, and what it says after the reduction: which parameters some rank uses."""
+    """A tensor to reduce, and what it then says: which parameters some rank uses."""
     yes, no = {ReduceOp.MIN: (-1.0, 0.0), ReduceOp.PRODUCT: (0.0, 1.0)}.get(op, (1.0, 0.0))
     # Filled, and not copied from the host: the GPU's stream would have to be waited for.
     sent = torch.full((len(parameters),), yes, dtype=torch.float32, device=parameters[0].device)
@@ -123,7 +123,7 @@ class Transfers:
         is_wanted: bool = True,
         any_frozen: bool = False,
     ) -> None:
-        """Reduce the dense gradients of some parameters in place; a missing gradient counts as zeros.
+        """Reduce parameters' dense gradients in place; a missing one counts as zeros.
 
         Args:
             name: matches the call with those of the other ranks.
@@ -169,7 +169,7 @@ class Transfers:
         is_wanted: bool = True,
         any_frozen: bool = False,
     ) -> None:
-        """Gather the sparse gradient of a parameter; without a gradient this rank has no entries.
+        """Gather a parameter's sparse gradient; without one, this rank sends no entries.
 
         Args:
             name, identity, is_wanted: as for :meth:`send`.
@@ -211,7 +211,7 @@ class Transfers:
             sent.is_wanted = False
 
     def wait(self, excluding: Container[str] = ()) -> None:
-        """Wait for all requests except those named in ``excluding``, and write their results to the gradients.
+        """Wait for all requests but ``excluding``, and write results to the gradients.
 
         Raises:
             HorovodInternalError: the first error; raised when none of them is in flight any more.

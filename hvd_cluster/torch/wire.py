@@ -1,4 +1,7 @@
-"""Packing of gradients: compressed, contiguous, real and on the device of their bucket; and the inverse."""
+"""Packing of gradients, and the inverse.
+
+Packed ones are compressed, contiguous, real and on the device of their bucket.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +50,10 @@ class PackedGradient(NamedTuple):
 
 
 def pack(gradient: torch.Tensor, compression: type[Compressor], device: torch.device) -> PackedGradient:
-    """Prepare a dense gradient to be sent from ``device`` and reduced in place, without a copy if possible."""
+    """Prepare a dense gradient to be sent from ``device`` and reduced in place.
+
+    It is not copied if possible.
+    """
     if shares_memory(gradient):
         gradient = gradient.clone()
     # Autograd leaves the gradient of v.conj() as a conjugated view, whose memory holds other numbers.
@@ -68,7 +74,7 @@ def unpack(packed: PackedGradient, compression: type[Compressor]) -> torch.Tenso
 
 
 def compress_sparse(gradient: torch.Tensor, compression: type[Compressor]) -> tuple[torch.Tensor, Any]:
-    """``gradient`` with its values compressed, and what :func:`decompress_sparse` needs.
+    """Compress a gradient's values; also return what :func:`decompress_sparse` needs.
 
     The ranks gather one value for each index, so a compression that changes the shape does not apply: as in Horovod,
     the values are then sent as they are.
@@ -87,7 +93,7 @@ def compress_sparse(gradient: torch.Tensor, compression: type[Compressor]) -> tu
 
 
 def decompress_sparse(gradient: torch.Tensor, compression: type[Compressor], context: Any) -> torch.Tensor:
-    """The inverse of :func:`compress_sparse`; entries of several ranks still occur several times."""
+    """The inverse of :func:`compress_sparse`; entries may still occur several times."""
     if context is _NOT_COMPRESSED:
         return gradient
     own = gradient._values()
@@ -98,12 +104,15 @@ def decompress_sparse(gradient: torch.Tensor, compression: type[Compressor], con
 
 
 def gradient_dtype(parameter: torch.Tensor) -> torch.dtype:
-    """The dtype of a parameter's gradients; newer versions of torch let it differ from that of the parameter."""
+    """The dtype of a parameter's gradients, which may differ from its own.
+
+    Newer versions of torch allow that.
+    """
     return getattr(parameter, "grad_dtype", None) or parameter.dtype
 
 
 def empty(parameter: torch.Tensor, sparse_dim: int = 0) -> torch.Tensor:
-    """A gradient of zeros: dense, or sparse without entries if ``sparse_dim`` is not 0."""
+    """A gradient of zeros: dense, or sparse and empty if ``sparse_dim`` is not 0."""
     dtype = gradient_dtype(parameter)
     if not sparse_dim:
         return torch.zeros_like(parameter, dtype=dtype, requires_grad=False)

@@ -1,4 +1,4 @@
-"""Wrapping of an optimizer: an instance of a subclass that shares all state with the original."""
+"""Wrapping of an optimizer by a subclass that shares all state with the original."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ else:
 
 
 def wrap(optimizer: torch.optim.Optimizer, methods: type[Wrapper]) -> Any:
-    """An instance of a subclass of ``optimizer``'s class with the same name, in which ``methods`` come first."""
+    """An instance of a subclass of ``optimizer``'s class, with ``methods`` first.
+
+    The subclass has the same name.
+    """
     keep_untraced()
     cls: Any = type(type(optimizer).__name__, (methods, type(optimizer)), {})
     wrapped = cls.__new__(cls)
@@ -37,7 +40,7 @@ def unwrapped(plain_class: type[torch.optim.Optimizer], state: dict[str, Any]) -
 def load_in_place(
     optimizer: torch.optim.Optimizer, load: Callable[[dict[str, Any]], None], state_dict: dict[str, Any]
 ) -> None:
-    """Load a state dict with ``load``, and keep the list of parameter groups and its dicts.
+    """Load a state dict with ``load``; keep the parameter groups' list and dicts.
 
     ``load_state_dict`` replaces them, so a program that sets a rate through a group which it read before would set it
     only on ranks that did not load.
@@ -56,7 +59,10 @@ def load_in_place(
 
 
 def load_unchanged(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None:
-    """Load a state dict in place, and undo the casts: torch gives state tensors the dtype of their parameter."""
+    """Load a state dict in place, and undo the casts.
+
+    torch gives state tensors the dtype of their parameter.
+    """
     load_in_place(optimizer, optimizer.load_state_dict, state_dict)
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     for index, entry in state_dict.get("state", {}).items():
@@ -84,6 +90,9 @@ class Wrapper(_Base):
             original.param_groups, original.state = self.param_groups, self.state
 
     def plain(self) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
-        """The class and the state of the wrapped optimizer, for copies: this class cannot be imported by name."""
+        """The class and the state of the wrapped optimizer, for copies.
+
+        This class cannot be imported by name.
+        """
         mro: tuple[Any, ...] = type(self).__mro__[1:]
         return next(base for base in mro if not issubclass(base, Wrapper)), self.__getstate__()

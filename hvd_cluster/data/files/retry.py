@@ -86,7 +86,10 @@ def read_file(filesystem: Any, path: str) -> bytes:
 
 
 def write_file(filesystem: Any, path: str, data: bytes, *, atomic_upload: bool) -> None:
-    """:func:`hvd_cluster.data.files.filesystems.write_whole`, repeated after temporary errors."""
+    """:func:`hvd_cluster.data.files.filesystems.write_whole`, with retries.
+
+    It tries again after temporary errors.
+    """
     retried(
         lambda: filesystems.write_whole(filesystem, path, data, atomic_upload=atomic_upload),
         filesystem,

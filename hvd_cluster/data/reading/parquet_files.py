@@ -44,7 +44,7 @@ _TABLE_FILES = {
 
 
 def require_plain(filesystem: Any, path: str, found: Iterable[Any] = (), checked: set[str] | None = None) -> None:
-    """Refuse Parquet files that belong to a Delta, Iceberg, Hudi, Lance or Paimon table.
+    """Refuse Parquet files of a Delta, Iceberg, Hudi, Lance or Paimon table.
 
     Such a table lists its current files elsewhere: its folder also holds files whose rows were deleted or replaced.
 
@@ -64,7 +64,10 @@ def require_plain(filesystem: Any, path: str, found: Iterable[Any] = (), checked
 
 
 def tables_above(filesystem: Any, path: str, checked: set[str]) -> Iterator[tuple[str, str]]:
-    """Folder and format of the tables that a path lies in; of folders that are not in ``checked``, which takes them."""
+    """The folder and the format of each table that a path lies in.
+
+    Looks only at folders that are not in ``checked``, and adds them to it.
+    """
     folders = list(_with_folders_above(filesystem, path, checked))
     with ThreadPoolExecutor(NUM_THREADS) as pool:  # object stores are far away
         formats = pool.map(lambda folder: format_at(filesystem, folder), folders)

@@ -1,4 +1,7 @@
-"""``pyarrow.dataset.Dataset`` as a table: Arrow itself reads its fragments, whatever their file format."""
+"""``pyarrow.dataset.Dataset`` as a table.
+
+Arrow itself reads its fragments, whatever their file format.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,9 @@ if TYPE_CHECKING:
 
 
 class ArrowFragments(FragmentReader):
-    """Reads pieces of a data set's fragments: row groups of Parquet files, and whole files of other formats.
+    """A reader of the pieces of a data set's fragments.
+
+    A piece is a row group of a Parquet file, or a whole file of another format.
 
     Args:
         dataset: a ``pyarrow.dataset.Dataset``.
@@ -68,7 +73,7 @@ class ArrowFragments(FragmentReader):
         return load_pyarrow().concat_tables(tables), [table.num_rows for table in tables]
 
     def piece(self, path: str, index: int) -> Any:
-        """A row group of a Parquet file as a fragment of its own, or the whole of another file."""
+        """A Parquet file's row group as its own fragment, or the whole of another file."""
         fragment = self.fragments[path]
         return fragment.subset(row_group_ids=[index]) if is_parquet(fragment) else fragment
 
@@ -132,7 +137,7 @@ class ArrowDataset(TableSource):
         return tuple(groups)
 
     def _piece_sizes(self, path: str, fragment: Any, names: Sequence[str]) -> list[tuple[int, int]]:
-        """Rows of each piece of a fragment, and bytes of its named columns; 0 where these are not known."""
+        """Rows of each piece of a fragment, and bytes of named columns; 0 if unknown."""
         if not is_parquet(fragment):
             return [(fragment.count_rows(), 0)]
         footer = self._footers.setdefault(path, fragment.metadata)
@@ -171,9 +176,10 @@ class ArrowDataset(TableSource):
 
 
 def _require_live_files(files: Sequence[tuple[Any, str]]) -> None:
-    """Refuse files of a table, which lists its live ones elsewhere, unless all of them are live in one version.
+    """Refuse a table's files unless all of them are live in one version.
 
-    deltalake makes data sets of the live files, in a filesystem of its own that shows the log beside them.
+    The table lists its live files elsewhere. deltalake makes data sets of the live files, in a filesystem of its own
+    that shows the log beside them.
     """
     plain = [
         (filesystem, path)

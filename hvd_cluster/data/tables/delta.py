@@ -1,6 +1,7 @@
-"""Delta tables: deltalake reads the log, and the Parquet files of the version are read as any other.
+"""Delta tables, whose log deltalake reads.
 
-What a reader must know of a table is in the "Delta Transaction Log Protocol" (PROTOCOL.md of delta-io/delta).
+The Parquet files of the version are read as any other. What a reader must know of a table is in the "Delta Transaction
+Log Protocol" (PROTOCOL.md of delta-io/delta).
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ def of_object(table: Any, version: int | str | None, moment: dt.datetime | None)
 
 
 def are_live(folder: str, paths: Collection[str]) -> bool:
-    """Whether all rows of local files, under the names of their columns, are rows of one version of a table.
+    """Whether all rows of local files, by column name, are of one table version.
 
     If they are, then of the newest one, or of the one that added the last of them.
 
@@ -127,7 +128,7 @@ def _opened(url: str, version: int | str | None, moment: dt.datetime | None, opt
 
 
 def _require_not_later(table: Any, place: Any, path: str, moment: dt.datetime | None) -> None:
-    """Refuse the version that deltalake has loaded for a time before any that is in the log.
+    """Refuse a version that deltalake loaded for a time before any in the log.
 
     Args:
         table: the ``deltalake.DeltaTable``.
@@ -195,7 +196,7 @@ def _require_features(table: Any, snapshot: Snapshot) -> None:
 
 
 def _is_mapped_inside(delta_type: Any, *, by_id: bool) -> bool:
-    """Whether a type of the schema has fields in it that files may call by other names."""
+    """Whether a type has fields in it that files may call by other names."""
     if not isinstance(delta_type, dict):
         return False
     if delta_type["type"] == "struct":
@@ -210,7 +211,10 @@ def _is_mapped_inside(delta_type: Any, *, by_id: bool) -> bool:
 
 
 def _was_float(field: Mapping[str, Any]) -> bool:
-    """Whether a column was widened from float, of which the log has the shortest text: 0.1 is not equal to the row."""
+    """Whether a column was widened from float, whose shortest text the log has.
+
+    A text such as 0.1 is not equal to the value in the row.
+    """
     return any(change["fromType"] == "float" for change in field["metadata"].get(_TYPE_CHANGES, ()))
 
 
@@ -253,16 +257,17 @@ def _files(
 
 
 def _constant(value: Any) -> Any:
-    """A partition value; deltalake writes bytes as "\\u00FF" of each of them, and hands these texts on."""
+    """A partition value; deltalake writes bytes as "\\u00FF" of each, which is undone."""
     if isinstance(value, bytes) and re.fullmatch(rb"(\\u00[0-9A-Fa-f]{2})+", value):
         return bytes.fromhex(value.decode().replace("\\u00", ""))
     return value
 
 
 def _inside(path: str, folder: str, url: str) -> str:
-    """Path inside the filesystem of a file that the log names, by a path relative to the table's folder or by a URL.
+    """The path, inside the filesystem, of a file that the log names.
 
-    Shallow clones name files of the table that they were made of.
+    The log names it by a path relative to the table's folder or by a URL. Shallow clones name files of the table that
+    they were made of.
     """
     if not _is_absolute(path):
         return f"{folder.rstrip('/')}/{unquote(path)}"
@@ -287,7 +292,7 @@ def _rows(action: Mapping[str, Any]) -> int:
 
 
 def _deleted(table: Any) -> dict[str, npt.NDArray[np.int64]]:
-    """URL of a file without its encoding -> the numbers of its rows that deletion vectors delete."""
+    """Decoded URL of a file -> the numbers of its rows that deletion vectors delete."""
     found: dict[str, npt.NDArray[np.int64]] = {}
     if "deletionVectors" not in (table.protocol().reader_features or ()):
         return found
@@ -304,7 +309,7 @@ def _deleted(table: Any) -> dict[str, npt.NDArray[np.int64]]:
 def _statistics(
     action: Mapping[str, Any], physical: Mapping[str, str], unbounded: Collection[str], *, is_exact: bool
 ) -> dict[str, Statistics]:
-    """What the log says about the values of a file: of numbers, text, days and moments.
+    """What the log says about a file's values: numbers, text, days and moments.
 
     With a deletion vector, bounds may be those of rows that are deleted, which does no harm, and counts of nulls are
     not exact.
@@ -330,7 +335,10 @@ def _is_bound(value: Any) -> bool:
 
 
 def _step(bound: Any) -> Any:
-    """By how much a bound may be off: the log has moments in milliseconds, and decimals as floating-point numbers."""
+    """By how much a bound of the log may be off.
+
+    The log has moments in milliseconds, and decimals as floating-point numbers.
+    """
     if isinstance(bound, Decimal):
         return Decimal((0, (1,), int(bound.as_tuple().exponent)))
     return dt.timedelta(milliseconds=1)

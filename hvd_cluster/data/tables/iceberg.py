@@ -1,6 +1,7 @@
-"""Iceberg tables: pyiceberg reads metadata and manifests, and the Parquet files of the snapshot are read as any other.
+"""Iceberg tables, whose metadata and manifests pyiceberg reads.
 
-What a reader must know is in the "Iceberg Table Spec" (versions 1 to 3), in "Column Projection" and "Delete Formats".
+The Parquet files of the snapshot are read as any other. What a reader must know is in the "Iceberg Table Spec"
+(versions 1 to 3), in "Column Projection" and "Delete Formats".
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def at(
     moment: dt.datetime | None,
     storage_options: Mapping[str, Any] | None,
 ) -> SnapshotFiles:
-    """The table in a folder that says which of its metadata files is current, or the one of a metadata file.
+    """The table of a metadata file, or of a folder that says which one is current.
 
     Args:
         url: path or URL of the folder, or of a ``.metadata.json`` file.
@@ -56,7 +57,7 @@ def at(
 
 
 def of_object(table: Any, version: int | str | None, moment: dt.datetime | None) -> SnapshotFiles:
-    """The snapshot of a ``pyiceberg.table.Table``; the newest that it has loaded by default."""
+    """The snapshot of a ``pyiceberg.table.Table``; by default the newest loaded."""
     metadata, place = table.metadata, table.location()
     if metadata.format_version not in _FORMAT_VERSIONS:
         raise DataError(f"the Iceberg table {place!r} has format version {metadata.format_version}: 1 to 3 are read")
@@ -90,7 +91,7 @@ def _is_branch(table: Any, version: int | str) -> bool:
 
 
 def _of_schema(table: Any, version: int | str | None) -> tuple[int | str | None, Any]:
-    """A version as ``Snapshot.version`` has it -> the snapshot, and the schema that it names, or None."""
+    """A ``Snapshot.version`` -> the snapshot, and the schema that it names or None."""
     found = re.fullmatch(r"(\d+)@schema(\d+)", version) if isinstance(version, str) else None
     if found is None or version in table.metadata.refs:
         return version, None
@@ -270,7 +271,7 @@ def _value(value: Any, arrow_type: Any) -> Any:
 
 
 def _statistics(file: Any, schema: Any, arrow_schema: Any, *, is_exact: bool) -> dict[str, Statistics]:
-    """What the manifest says about the values of a file: of numbers, text, days and times.
+    """What the manifest says about a file's values: numbers, text, days and times.
 
     Where rows are deleted, bounds may be those of deleted rows, which does no harm, and counts of nulls are not exact.
     """

@@ -1,6 +1,7 @@
-"""Which rows of an Iceberg table's data files are deleted: by deletion vectors, by position, and by equal values.
+"""Which rows of an Iceberg table's data files are deleted.
 
-Source: "Iceberg Table Spec", sections "Scan Planning" (which delete applies to which file) and "Delete Formats".
+Rows are deleted by deletion vectors, by position, and by equal values. Source: "Iceberg Table Spec", sections "Scan
+Planning" (which delete applies to which file) and "Delete Formats".
 """
 
 from __future__ import annotations
@@ -28,7 +29,10 @@ _REFERENCED_DATA_FILE = 143
 
 
 def entries_of(manifest: Any, io: Any) -> list[Any]:
-    """The live entries of a manifest; of delete files with version 3's fields, which pyiceberg leaves out."""
+    """The live entries of a manifest.
+
+    Those of delete files have version 3's fields, which pyiceberg leaves out.
+    """
     if int(manifest.content) == 0:
         return list(manifest.fetch_manifest_entry(io))
     module = load_extra("pyiceberg.manifest", "iceberg", "to read Iceberg tables")
@@ -106,7 +110,10 @@ class Deletes:
             self._positions[path].append((entry.sequence_number or 0, rows[codes == code].astype(np.int64)))
 
     def _applies(self, delete: Any, data: Any) -> bool:
-        """Whether an equality delete applies to a data file: an older one, of the same partition."""
+        """Whether an equality delete applies to a data file.
+
+        It applies to older files of the same partition.
+        """
         if (delete.sequence_number or 0) <= (data.sequence_number or 0):
             return False
         spec = self._table.specs()[delete.data_file.spec_id or 0]
@@ -117,7 +124,10 @@ class Deletes:
         return places[0] == places[1]
 
     def _equal(self, delete: Any, data: Any) -> Positions:
-        """The rows of a data file that equal a row of a delete file in all of its columns; nulls equal nulls."""
+        """The rows of a data file that equal a delete file's row in all its columns.
+
+        Nulls equal nulls.
+        """
         pyarrow = load_pyarrow()
         codes: Positions | None = None
         ids = tuple(delete.data_file.equality_ids)
@@ -139,7 +149,7 @@ class Deletes:
         return self._known[url, ids]
 
     def _read_columns(self, url: str, ids: tuple[int, ...], *, is_whole: bool) -> list[Any]:
-        """Columns of a file by the ids of their fields, as ``pyarrow.ChunkedArray`` in the newest types.
+        """Columns by field id, as ``pyarrow.ChunkedArray`` in the newest types.
 
         Args:
             url: the file.
@@ -199,7 +209,7 @@ class Deletes:
 
 
 def _paths(fields: Any, above: tuple[int, ...] = ()) -> dict[int, tuple[int, ...]]:
-    """Id -> the places, from the outside in, of a file's fields that have one; those inside of structs too."""
+    """Id -> the place, from the outside in, of each field, inside of structs too."""
     is_struct = load_pyarrow("pyarrow.types").is_struct
     found = {}
     for place, one in enumerate(fields):
@@ -211,7 +221,10 @@ def _paths(fields: Any, above: tuple[int, ...] = ()) -> dict[int, tuple[int, ...
 
 
 def _plain(column: Any, inner: Sequence[int]) -> Any:
-    """A field inside of a column's structs, null where one of these is, without extension types and dictionaries."""
+    """A field inside of a column's structs; null where one of these is null.
+
+    It has neither extension types nor dictionaries.
+    """
     pyarrow = load_pyarrow()
     if inner:
         column = load_pyarrow("pyarrow.compute").struct_field(column, list(inner))
@@ -221,5 +234,5 @@ def _plain(column: Any, inner: Sequence[int]) -> Any:
 
 
 def _stored_type(arrow_type: Any) -> Any:
-    """The type in which the values of an extension type are stored; others as they are."""
+    """The type that stores the values of an extension type; any other type itself."""
     return arrow_type.storage_type if isinstance(arrow_type, load_pyarrow().BaseExtensionType) else arrow_type

@@ -1,6 +1,7 @@
-"""Which files of an Iceberg table a filter rules out by their partitions: pyiceberg projects it onto the transforms.
+"""Which files of an Iceberg table a filter rules out by their partitions.
 
-Source: "Iceberg Table Spec", sections "Partition Transforms" and "Scan Planning".
+pyiceberg projects the filter onto the transforms. Source: "Iceberg Table Spec", sections "Partition Transforms" and
+"Scan Planning".
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def may_match(row_filter: RowFilter, arrow_schema: Any, schema: Any, spec: Any) 
 
 
 def _expression(expressions: Any, condition: Condition, arrow_type: Any) -> Any:
-    """A condition for pyiceberg, met by all rows that meet it here and perhaps by others."""
+    """A condition for pyiceberg, met by all rows that meet it here or by more."""
     types = load_pyarrow("pyarrow.types")
     name, op, value = condition
     make = getattr(expressions, _NAMES[op])

@@ -58,7 +58,7 @@ def of_object(dataset: Any, version: int | str | None, moment: dt.datetime | Non
 
 
 def _number(version: int | str | None, dataset: Callable[[], Any]) -> int | str | None:
-    """The number of a version, or its tag; digits are a tag where the data set has it."""
+    """The number of a version, or its tag; digits are a tag if the data set has it."""
     if isinstance(version, str) and version.isdecimal() and version not in dataset().tags.list():
         return int(version)
     return version
@@ -84,10 +84,10 @@ def _unopened(url: str, version: int | str | None, moment: dt.datetime | None, w
 
 
 def _in_its_branch(dataset: Any, options: Mapping[str, str] | None) -> Any:
-    """The same version, opened by the URL of its branch, so that ``uri`` and ``version`` identify it.
+    """The same version, opened by the URL of its branch.
 
-    A tag and ``checkout_version`` open versions of any branch, but leave ``uri`` as it was, and each branch counts its
-    versions for itself.
+    Then ``uri`` and ``version`` identify it. A tag and ``checkout_version`` open versions of any branch, but leave
+    ``uri`` as it was, and each branch counts its versions for itself.
     """
     wanted = _content(dataset)
     for url in _urls_of_branches(dataset):
@@ -99,7 +99,7 @@ def _in_its_branch(dataset: Any, options: Mapping[str, str] | None) -> Any:
 
 
 def _urls_of_branches(dataset: Any) -> Iterator[str]:
-    """Where a data set's branch may be: its own URL, the table's, and those of all branches."""
+    """The possible URLs of a data set's branch: its own, the table's, all branches'."""
     yield dataset.uri
     names = list(dataset.branches.list())
     root = dataset.uri.rstrip("/")
@@ -205,12 +205,15 @@ class LanceTable(TableSource):
 
 
 def _files(fragment: Any) -> list[Any]:
-    """The files of a fragment: their names are drawn at random, and stay with what is in them."""
+    """The files of a fragment, whose random names stay with their contents."""
     return [*(file.path for file in fragment.data_files()), fragment.deletion_file()]
 
 
 def _is_blob(field: Any) -> bool:
-    """Whether a column's values, or some inside of them, are kept elsewhere, so that lance returns their places."""
+    """Whether a column's values, or some inside of them, are kept elsewhere.
+
+    Then lance returns their places.
+    """
     kind = getattr(field.type, "storage_type", field.type)  # of an extension type
     return (
         _BLOB in (field.metadata or {})

@@ -1,7 +1,8 @@
-"""Options of object stores in the words of each library: fsspec, pyarrow, pyiceberg, object_store (deltalake, lance).
+"""Options of object stores in the words of each library.
 
-The names are those of s3fs, adlfs and gcsfs; of object_store's ``AmazonS3ConfigKey``, ``AzureConfigKey`` and
-``GoogleConfigKey``; and of pyiceberg's "FileIO" properties.
+The libraries are fsspec, pyarrow, pyiceberg and object_store (deltalake, lance). The names are those of s3fs, adlfs and
+gcsfs; of object_store's ``AmazonS3ConfigKey``, ``AzureConfigKey`` and ``GoogleConfigKey``; and of pyiceberg's "FileIO"
+properties.
 """
 
 from __future__ import annotations
@@ -116,7 +117,7 @@ def is_in_one(url: str) -> bool:
 
 
 def is_of_a_format(url: str, options: Mapping[str, Any] | None) -> bool:
-    """Whether options for a URL are those of a format's library (``aws_...``, ``s3....``), and not fsspec's."""
+    """Whether options are a format library's (``aws_...``, ``s3....``), not fsspec's."""
     family = _FAMILIES.get(scheme_of(url))
     if family is None:
         return False
@@ -125,7 +126,7 @@ def is_of_a_format(url: str, options: Mapping[str, Any] | None) -> bool:
 
 
 def options_of(url: str, storage_options: Mapping[str, Any] | None) -> dict[str, str] | None:
-    """Options of object_store for arguments of fsspec's filesystem of a URL; what it knows already stays."""
+    """Options of object_store for those of fsspec; what it knows already stays."""
     if not storage_options:
         return None
     family, given = _FAMILIES.get(scheme_of(url)), _flat(storage_options)
@@ -139,7 +140,7 @@ def options_of(url: str, storage_options: Mapping[str, Any] | None) -> dict[str,
 
 
 def iceberg_properties(url: str, storage_options: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Properties of pyiceberg's ``FileIO`` for options of any library; what it knows already stays."""
+    """Properties of pyiceberg's ``FileIO`` for any options; what it knows stays."""
     family, given = _FAMILIES.get(scheme_of(url)), _flat(storage_options or {})
     if family is None:
         return given
@@ -150,7 +151,7 @@ def iceberg_properties(url: str, storage_options: Mapping[str, Any] | None) -> d
 
 
 def place_of(url: str, options: Mapping[str, Any] | None) -> tuple[Any, str]:
-    """The Store or filesystem of a URL that is opened with a library's options, and the path in it."""
+    """The Store or filesystem of a URL with a library's options, and the path in it."""
     family = _FAMILIES.get(scheme_of(url))
     found = {} if family is None else _arguments(family, options or {})
     filesystem = None
@@ -178,7 +179,10 @@ def _arrow_s3(arguments: Mapping[str, Any]) -> Any:
 
 
 def _arrow_azure(netloc: str, arguments: Mapping[str, Any]) -> Any:
-    """None where this pyarrow does without, or does not take these arguments: adlfs does."""
+    """pyarrow's Azure filesystem; None if this pyarrow lacks it or these arguments.
+
+    adlfs takes them then.
+    """
     _, is_named, host = netloc.rpartition("@")  # container@account.dfs.core.windows.net
     account = {"account_name": host.partition(".")[0]} if is_named else {}
     try:
@@ -193,7 +197,7 @@ def _flat(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _arguments(family: _Family, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of fsspec's filesystem for the credentials, the account and the endpoint among a library's options."""
+    """Arguments of fsspec for a library's credentials, account and endpoint."""
     known = {_short(family, name): value for name, value in options.items() if value is not None and value != ""}
     found: dict[str, Any] = {}
     for name, argument in family.arguments.items():
@@ -213,7 +217,10 @@ def _short(family: _Family, name: str) -> str:
 
 
 def _google_credentials(token: Any) -> dict[str, str]:
-    """Options of object_store for the token of gcsfs: a file, a key, a way to find one, or "anon" for none."""
+    """Options of object_store for the token of gcsfs.
+
+    The token is a file, a key, a way to find one, or "anon" for none.
+    """
     if isinstance(token, Mapping):
         return {"google_service_account_key": json.dumps(dict(token))}
     if token == "anon":

@@ -35,7 +35,7 @@ def is_table(data: Any) -> bool:
 def is_table_at(
     path: str | os.PathLike[str], filesystem: Any = None, storage_options: Mapping[str, Any] | None = None
 ) -> bool:
-    """Whether a path or URL holds a table of a format other than Parquet that can be read."""
+    """Whether a path or URL holds a readable table of a format other than Parquet."""
     try:
         place, paths, _ = _open_paths(path, filesystem, storage_options)
         return _format_at(as_filesystem(place), paths[0]) in _READ
@@ -108,7 +108,9 @@ def open_table(
 
 
 def require_one_version(table: TableSource, source: Any, num_readers: int, who: str) -> None:
-    """Refuse a path where several processes open it: each would read the newest version at its own time.
+    """Refuse a path that several processes open.
+
+    Each would read the newest version at its own time.
 
     Args:
         table: what was opened.
@@ -190,7 +192,7 @@ def _moment(as_of: dt.datetime | str) -> dt.datetime:
 
 
 def _open_paths(source: Any, filesystem: Any, storage_options: Mapping[str, Any] | None) -> tuple[Any, list[str], str]:
-    """The Store or filesystem of one or several paths, the paths inside it, and the first one as a path or URL."""
+    """The Store or filesystem of paths, the paths in it, and the first path or URL."""
     several = [source] if isinstance(source, (str, os.PathLike)) else list(source) if _is_list(source) else []
     if not several or not all(isinstance(path, (str, os.PathLike)) for path in several):
         # The type, and not all rows of a DataFrame.

@@ -1,4 +1,4 @@
-"""Parquet files as a table: its row groups, what their footers say about them, and how they are read."""
+"""Parquet files as a table: row groups, what footers say, and how they are read."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ ARROW_SUFFIX = ".arrow"
 
 
 class ParquetFragments(FragmentReader):
-    """Reads row groups of Parquet files anywhere, and of Arrow files on the local disk.
+    """A reader of row groups: of Parquet anywhere, of Arrow files on the local disk.
 
     It remembers the last files' footers.
 

@@ -1,4 +1,4 @@
-"""The Parquet files of one snapshot of a Delta or Iceberg table, as the format's log lists them."""
+"""Parquet files of one Delta or Iceberg snapshot, as the format's log lists them."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class FieldNames:
     filled: Collection[int] = ()
 
     def stored_in(self, schema: Any) -> dict[str, str]:
-        """Column -> its name in a file with this ``pyarrow.Schema``, for the columns that the file holds.
+        """Column -> its name in a file with this ``pyarrow.Schema``, if the file has it.
 
         Raises:
             ValueError: the file's fields have no ids, and no names stand for them.
@@ -89,7 +89,7 @@ class FieldNames:
 
 
 def _has_other_fields(wanted: Any, stored: Any, filled: Collection[int]) -> bool:
-    """Whether a file's nested type has, or may have, other fields under the names of a table's type.
+    """Whether a nested type may have other fields under the names of the table's.
 
     A field that the file lacks is null in its rows, which the cast to the table's type does, unless its id is among
     ``filled``.
@@ -110,7 +110,9 @@ def _has_other_fields(wanted: Any, stored: Any, filled: Collection[int]) -> bool
 
 
 class SnapshotFiles(ParquetTable):
-    """A snapshot whose rows are in Parquet files. Footers are read when row groups are needed.
+    """A snapshot whose rows are in Parquet files.
+
+    Footers are read when row groups are needed.
 
     Args:
         place: the Store or ``pyarrow.fs.FileSystem`` that serves the files.

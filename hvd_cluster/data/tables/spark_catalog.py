@@ -1,4 +1,4 @@
-"""Names of tables in Spark's catalog -> their files where these can be read directly, else what Spark reads."""
+"""Spark's table names -> files if directly readable, else what Spark reads."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _NUMBERS = {"int8": "tinyint", "int16": "smallint", "int32": "int", "int64": "bi
 
 
 def resolved(name: str) -> Any:
-    """What a fit reads for the name of a table: one version of a Delta table, or a DataFrame.
+    """What a fit reads for a table's name: one Delta version, or a DataFrame.
 
     Raises:
         DataError: this process has no Spark session, or the session no such table.
@@ -68,7 +68,10 @@ def opened(name: str, version: int | str | None = None, moment: dt.datetime | No
 
 
 def _parquet(name: str, frame: Any) -> ParquetFolder:
-    """The files that Spark would read: not all that lie in the folder, and partitions may lie elsewhere."""
+    """The files that Spark would read.
+
+    It does not read all files in the folder, and partitions may lie elsewhere.
+    """
     urls = sorted(frame.inputFiles())
     if not urls:
         raise DataError(f"the table {name!r} has no rows")

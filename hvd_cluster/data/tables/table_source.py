@@ -1,4 +1,4 @@
-"""What each table format implements: the columns, the fragments with their rows, and how workers read them."""
+"""What a table format implements: columns, fragments, and reading in the workers."""
 
 from __future__ import annotations
 
@@ -61,7 +61,10 @@ def gone_text(snapshot: Snapshot, what: str) -> str:
 
 
 class FragmentReader(ABC):
-    """Reads fragments of one table. It is pickled to the workers; several threads may use it at once."""
+    """A reader of fragments of one table.
+
+    It is pickled to the workers; several threads may use it at once.
+    """
 
     #: Column -> the Arrow type that it gets; others stay as they are stored.
     types: dict[str, Any]
@@ -69,14 +72,17 @@ class FragmentReader(ABC):
     can_fork = True
 
     def file(self, path: str) -> tuple[Any, str] | None:
-        """The file of a fragment's path: its ``pyarrow.fs.FileSystem`` and its path there; None if it is not one."""
+        """The ``pyarrow.fs.FileSystem`` and the path of a fragment's file, or None.
+
+        It is None if the fragment's path is not that of a file.
+        """
         return None
 
     @abstractmethod
     def read(
         self, fragments: Sequence[RowGroup], names: Sequence[str], texts: Collection[str]
     ) -> tuple[pa.Table, list[int]]:
-        """The live rows of whole fragments of one file, one after the other, and how many each of them has.
+        """The live rows of one file's whole fragments, in order, and their counts.
 
         Args:
             fragments: what to read; their ``start`` and ``rows`` do not matter.
@@ -100,7 +106,7 @@ class FragmentReader(ABC):
         return path
 
     def shares_memory(self, path: str) -> bool:
-        """Whether tables of this file share memory with others, so that they must not be written to."""
+        """Whether a file's tables share memory with others and must not be written to."""
         return False
 
 
@@ -121,7 +127,9 @@ class TableSource(ABC):
 
     @abstractmethod
     def fragments(self, names: Sequence[str], row_filter: RowFilter | None = None) -> tuple[RowGroup, ...]:
-        """The fragments that have live rows, always in the same order; their ``rows`` are all their live rows.
+        """The fragments that have live rows, always in the same order.
+
+        Their ``rows`` are all their live rows.
 
         Args:
             names: the columns that will be read; the fragments' sizes are those of these columns.
@@ -142,7 +150,10 @@ class TableSource(ABC):
         return of
 
     def is_clean(self, fragment: RowGroup, column: Column, shape: tuple[int, ...]) -> bool:
-        """Whether it is known without reading that a column has no nulls and, on average, lists of this shape."""
+        """Whether a column has no nulls and, on average, lists of this shape.
+
+        True only if that is known without reading.
+        """
         return False
 
     @property

@@ -59,7 +59,10 @@ def assembled(
 
 
 def _with_sources(split: Split, is_in_order: bool) -> Split:
-    """The split of temporary files, which knows the rows of the user's data if it has all of them in their order."""
+    """The split of temporary files, which may know the rows of the user's data.
+
+    It knows them if it has all of them in their order.
+    """
     firsts = itertools.accumulate((group.rows for group in split.row_groups), initial=0)
     groups = zip(split.row_groups, firsts, strict=False)
     return replace(

@@ -70,7 +70,9 @@ class ElasticWorker:
         return WorkerView(self.key, self.host, self.phase, self.rank, self.has_state)
 
     def stop(self, *, shows_stack: bool = False) -> None:
-        """End it: SIGTERM now, SIGKILL after the grace period, which is the same for a worker that is leaving.
+        """End the worker: SIGTERM now, SIGKILL after the grace period.
+
+        The period is the same for a worker that is leaving.
 
         Args:
             shows_stack: if it is still in a world, it writes its Python stack to its output before.

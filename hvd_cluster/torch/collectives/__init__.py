@@ -1,1 +1,4 @@
-"""The collectives on torch tensors, one file per kind: blocking, asynchronous, in place, and their gradients."""
+"""The collectives on torch tensors, one file per kind.
+
+They are blocking, asynchronous or in place; their gradients are here too.
+"""

@@ -1,4 +1,7 @@
-"""Allgather of one tensor or of a group: every rank gets all ranks' tensors, concatenated along the first dimension."""
+"""Allgather of one tensor or of a group.
+
+Every rank gets all ranks' tensors, concatenated along the first dimension.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,10 @@ def allgather(
 
 
 def allgather_async(tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set) -> int:
-    """Asynchronous :func:`allgather`: returns a handle for :func:`synchronize`. Not differentiable."""
+    """Begin :func:`allgather`, and return a handle for :func:`synchronize`.
+
+    The result is not differentiable.
+    """
     return keep(submit_tensors(Kind.ALLGATHER, [tensor], name, process_set=process_set))
 
 
@@ -53,7 +59,10 @@ def grouped_allgather(
 def grouped_allgather_async(
     tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
-    """Asynchronous :func:`grouped_allgather`: returns one handle for :func:`synchronize`. Not differentiable."""
+    """Begin :func:`grouped_allgather`; return one handle for :func:`synchronize`.
+
+    The results are not differentiable.
+    """
     return keep(submit_tensors(Kind.ALLGATHER, tensors, name, process_set=process_set, as_list=True))
 
 

@@ -1,4 +1,4 @@
-"""Allreduce of one tensor or of a group: every rank gets the reduction of all ranks' tensors."""
+"""Allreduce of one tensor or a group: every rank gets all ranks' reduction."""
 
 from __future__ import annotations
 
@@ -60,7 +60,10 @@ def allreduce_async(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """Asynchronous :func:`allreduce`: returns a handle for :func:`synchronize`. Not differentiable."""
+    """Begin :func:`allreduce`, and return a handle for :func:`synchronize`.
+
+    The result is not differentiable.
+    """
     arguments = (name, reduce_op(average, op), prescale_factor, postscale_factor, process_set)
     return keep(_submit_allreduce([tensor], *arguments))
 
@@ -89,7 +92,10 @@ def allreduce_async_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """In-place :func:`allreduce_async`: ``tensor`` holds the result when :func:`synchronize` has returned."""
+    """In-place :func:`allreduce_async`.
+
+    ``tensor`` holds the result when :func:`synchronize` has returned.
+    """
     arguments = (name, reduce_op(average, op), prescale_factor, postscale_factor, process_set)
     return keep(_submit_allreduce([tensor], *arguments, in_place=True))
 
@@ -104,7 +110,7 @@ def grouped_allreduce(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> list[torch.Tensor]:
-    """:func:`allreduce` of several tensors as one request: either all of them are reduced, or none."""
+    """:func:`allreduce` of several tensors as one request: all are reduced, or none."""
     arguments = (name, reduce_op(average, op), prescale_factor, postscale_factor, process_set)
     tensors = list(tensors)  # model.parameters() can be read only once
     return _compressed_allreduce(tensors, compression, arguments) if tensors else []
@@ -119,7 +125,10 @@ def grouped_allreduce_async(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """Asynchronous :func:`grouped_allreduce`: returns one handle for :func:`synchronize`. Not differentiable."""
+    """Begin :func:`grouped_allreduce`; return one handle for :func:`synchronize`.
+
+    The results are not differentiable.
+    """
     arguments = (name, reduce_op(average, op), prescale_factor, postscale_factor, process_set)
     return keep(_submit_allreduce(tensors, *arguments, as_list=True))
 

@@ -1,4 +1,4 @@
-"""Alltoall: every rank sends a slice of its tensor to each rank, and receives one from each."""
+"""Alltoall: every rank sends a slice of its tensor to each, and receives one."""
 
 from __future__ import annotations
 
@@ -49,7 +49,10 @@ def alltoall_async(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """Asynchronous :func:`alltoall`: returns a handle for :func:`synchronize`. Not differentiable."""
+    """Begin :func:`alltoall`, and return a handle for :func:`synchronize`.
+
+    The result is not differentiable.
+    """
     rows = _checked_splits(tensor, splits, process_set)
     return keep(_submit(tensor, rows, name, process_set, splits is not None))
 

@@ -29,7 +29,9 @@ def join(device: int = -1) -> int:
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
-    """Block until every rank has called this. Does not wait for operations submitted before.
+    """Block until every rank has called this.
+
+    Does not wait for operations submitted before.
 
     Args:
         process_set: the ranks that take part.

@@ -40,7 +40,10 @@ def broadcast(
 def broadcast_async(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
-    """Asynchronous :func:`broadcast`: returns a handle for :func:`synchronize`. Not differentiable."""
+    """Begin :func:`broadcast`, and return a handle for :func:`synchronize`.
+
+    The result is not differentiable.
+    """
     return keep(submit_broadcast(tensor, root_rank, name, process_set))
 
 

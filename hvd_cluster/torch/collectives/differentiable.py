@@ -1,4 +1,7 @@
-"""Collectives as functions of autograd, which costs as much time as a sixth of a small collective."""
+"""Collectives as functions of autograd.
+
+That costs as much time as a sixth of a small collective.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ class _Unrecorded:
 
 
 def _records(arguments: tuple[Any, ...]) -> bool:
-    """Autograd records the call: backward, forward or as a transform of ``torch.func``."""
+    """Whether autograd records the call: backward, forward or for ``torch.func``."""
     if torch.is_grad_enabled():
         for argument in arguments:
             if isinstance(argument, torch.Tensor) and argument.requires_grad:

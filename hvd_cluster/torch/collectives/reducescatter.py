@@ -1,4 +1,4 @@
-"""Reducescatter of one tensor or of a group: each rank gets some rows of the reduced tensors."""
+"""Reducescatter of one tensor or a group: each rank gets rows of the reduction."""
 
 from __future__ import annotations
 
@@ -61,7 +61,10 @@ def reducescatter_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> int:
-    """Asynchronous :func:`reducescatter`: returns a handle for :func:`synchronize`. Not differentiable."""
+    """Begin :func:`reducescatter`, and return a handle for :func:`synchronize`.
+
+    The result is not differentiable.
+    """
     arguments = (name, scatter_op(op), prescale_factor, postscale_factor, process_set)
     return keep(_submit([tensor], *arguments))
 
@@ -93,7 +96,10 @@ def grouped_reducescatter_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> int:
-    """Asynchronous :func:`grouped_reducescatter`: returns one handle for :func:`synchronize`. Not differentiable."""
+    """Begin :func:`grouped_reducescatter`; return a handle for :func:`synchronize`.
+
+    The results are not differentiable.
+    """
     arguments = (name, scatter_op(op), prescale_factor, postscale_factor, process_set)
     return keep(_submit(tensors, *arguments, as_list=True))
 

@@ -1,4 +1,4 @@
-"""The backend "hvd" of torch.distributed: DDP, FSDP2, DTensor and all that is built on them, on the engine.
+"""The torch.distributed backend "hvd", for DDP, FSDP2, DTensor and their users.
 
 ``import hvd_cluster.torch`` registers it; then ``torch.distributed.init_process_group("hvd")`` uses it. See
 ``docs/torch-backend.md``.

@@ -1,4 +1,4 @@
-"""The arguments of torch's calls, in the forms in which torch and its users pass them."""
+"""The arguments of torch's calls, in the forms that torch and its users pass."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ c10d: Any = dist.distributed_c10d
 
 
 def options(opts: Any, kind: Callable[[], Any]) -> Any:
-    """The options of a call: those given, or the defaults, or with a reduction that was given alone."""
+    """The options of a call: those given, the defaults, or a reduction given alone."""
     if opts is None or isinstance(opts, (dist.ReduceOp, dist.ReduceOp.RedOpType)):
         made = kind()
         if opts is not None:

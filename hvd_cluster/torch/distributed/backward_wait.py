@@ -1,4 +1,4 @@
-"""What the step clock cannot see of a backward pass: DDP waits at its end, in C++."""
+"""What the step clock misses of a backward pass: DDP's wait at its end, in C++."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ _latest: tuple[int, list[Handle]] = (-1, [])
 
 
 def in_training_thread() -> AbstractContextManager[None]:
-    """The block counts, also if torch runs the backward pass in a thread of its own, as it does for GPUs."""
+    """A block that counts, also in a thread that torch makes for a backward pass.
+
+    torch does that for GPUs.
+    """
     return step_clock.in_this_thread() if _number() >= 0 else nullcontext()
 
 

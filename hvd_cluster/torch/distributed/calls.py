@@ -147,7 +147,7 @@ class OrderedCalls:
         return None if self._is_pair else CallName(call, self._label, self._set_id)
 
     def _next(self, signature: Signature) -> tuple[str, str, int, Sequence[str]]:
-        """The name of the next call with this signature, what it does, its number, and its timeline tracks."""
+        """A signature's next call: name, what it does, number, and timeline tracks."""
         continuation = None if self._is_pair else running_continuation()
         if continuation is not None:
             described = _described(signature)
@@ -175,9 +175,10 @@ class OrderedCalls:
 
 
 def _described(signature: Signature) -> str:
-    """A name for calls with this signature; different for different signatures, except for those of sparse tensors.
+    """A name for calls with this signature, unlike those of other signatures.
 
-    The op and the shape of these are not in the name, so that ranks that differ in them get an error.
+    Only those of sparse tensors may share one. The op and the shape of these are not in the name, so that ranks that
+    differ in them get an error.
     """
     tensors = ", ".join(f"{meta.dtype}{list(meta.shape)}" for meta in signature.tensors)
     details: Sequence[str] = [

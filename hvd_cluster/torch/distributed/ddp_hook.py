@@ -1,4 +1,7 @@
-"""A communication hook that keeps DDP's buckets in shared memory, where an allreduce does not copy them."""
+"""A communication hook that keeps DDP's buckets in shared memory.
+
+An allreduce does not copy them there.
+"""
 
 # DDP compares annotations with its classes: without "from __future__ import annotations"
 from collections.abc import Callable
@@ -22,7 +25,7 @@ def shared_bucket_hook(
     process_group: dist.ProcessGroup | None,
     bucket: dist.GradBucket,  # type: ignore[name-defined,unused-ignore]  # torch hides it from mypy
 ) -> torch.futures.Future[torch.Tensor]:
-    """Average the gradients of a bucket of DDP, in memory that the workers of this host share.
+    """Average the gradients of a DDP bucket in memory that a host's workers share.
 
     For the backend "hvd"::
 
@@ -61,7 +64,7 @@ def shared_bucket_hook(
 
 
 class _HeldFuture(CallFuture):
-    """The average of a bucket, whose reduction begins with that of a later bucket, or if this is waited for."""
+    """The average of a bucket; its reduction begins with a later one's, or at a wait."""
 
     def __init__(self, name: CallName | None, reduce: Callable[[], None]) -> None:
         super().__init__(name, [])
@@ -73,7 +76,7 @@ class _HeldFuture(CallFuture):
 
 
 class _HeldBuckets:
-    """The buckets that a group has not begun to reduce; of all models whose gradients it averages."""
+    """The buckets, of all its models, that a group has not begun to reduce."""
 
     def __init__(self, group: HvdProcessGroup) -> None:
         lacks_cores = torch.tensor(float(running_engine().lacks_cores))
@@ -119,7 +122,7 @@ def _complete(futures: list[_HeldFuture], done: torch.futures.Future[list[torch.
 
 
 def _share(buffer: torch.Tensor, parameters: list[torch.Tensor]) -> None:
-    """Move a bucket and the gradients, which must all be views of it, to shared memory.
+    """Move a bucket and its gradients, which must be views of it, to shared memory.
 
     DDP keeps tensors of its own: the bucket and its views, which are the very tensors that the hook sees as buffer and
     gradients. ``set_`` gives them other memory, and nothing else.

@@ -192,7 +192,7 @@ class CallFuture(torch.futures.Future[Any]):
             del error  # it holds this frame
 
     def _next_name(self, callback: Callable[[Any], Any]) -> CallName | None:
-        """The name of a continuation; others, which only some ranks may add, do not change it."""
+        """The name of a continuation, unchanged by others, which only some ranks may add."""
         if self._name is None:
             return None
         if self._continuations is None:
@@ -204,7 +204,7 @@ class CallFuture(torch.futures.Future[Any]):
 
 
 class _Failure:
-    """The value of a future that has failed, for torch's C++, to which Python cannot hand an error.
+    """A failed future's value for torch's C++, to which Python cannot hand an error.
 
     C++ expects tensors. It pickles the value in order to find them, and passes on what that raises; or it says that it
     cannot cast the value, which it shows.
@@ -221,7 +221,7 @@ class _Failure:
 
 
 class _Turns(threading.local):
-    """What a thread does when the continuation that it runs now has returned; None outside continuations."""
+    """What a thread does after the continuation that it runs now; None outside one."""
 
     waiting: deque[Callable[[], None]] | None = None
     #: It runs a continuation, named or not.
@@ -237,7 +237,7 @@ def is_in_continuation() -> bool:
 
 
 def _in_turn(complete: Callable[[], None]) -> None:
-    """Complete a future, one after the other: a long chain of continuations would exceed the limit of recursion."""
+    """Complete futures one by one: long chains would exceed the recursion limit."""
     if _turns.waiting is not None:
         _turns.waiting.append(complete)
         return
@@ -250,7 +250,10 @@ def _in_turn(complete: Callable[[], None]) -> None:
 
 
 def _on_these_streams(gpus: list[Any], complete: Callable[[], None]) -> Callable[[], None]:
-    """``complete``, to be called later as if now: a future is complete where the GPUs' current streams have got to."""
+    """``complete``, to be called later as if now.
+
+    A future is complete where the GPUs' current streams have got to.
+    """
     streams = [torch.cuda.current_stream(gpu) for gpu in gpus]
 
     def call() -> None:

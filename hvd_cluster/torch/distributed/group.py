@@ -1,4 +1,4 @@
-"""The process group of the backend "hvd": torch's collectives as requests of the engine."""
+"""The process group of "hvd": torch's collectives as requests of the engine."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ class HvdProcessGroup(NamedGroup):
         results: Tensors,
         opts: Any,
     ) -> dist.Work:
-        """Reduce by a function that the engine does not have: gather all operands, and combine them here."""
+        """Reduce by a function unknown to the engine: gather all operands, combine here."""
         gathered = [tensor.new_empty(self.size() * tensor.numel()) for tensor in inputs]
 
         def fold(_: Tensors) -> None:
@@ -289,7 +289,7 @@ class HvdProcessGroup(NamedGroup):
         root: int = -1,
         part_bytes: int = -1,
     ) -> dist.Work:
-        """Send ``sizes[i]`` elements of ``sent`` to rank i of the group, and get ``expected[i]`` from it.
+        """Send ``sizes[i]`` elements of ``sent`` to group rank i, get ``expected[i]``.
 
         Args:
             sent: flat.
@@ -350,7 +350,7 @@ class HvdProcessGroup(NamedGroup):
                 basics.give_back()
 
     def shutdown(self) -> None:
-        """Release the group. The default group also ends the world that it has made, when all ranks have come here."""
+        """Release the group; the default one ends the world it made, when all ranks come."""
         self._messages.close()
         if self._ends_world:
             ignore_updates()

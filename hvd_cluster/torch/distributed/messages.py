@@ -1,4 +1,7 @@
-"""Messages from one rank of a group to another: a broadcast in the set of the two, numbered for each pair and tag."""
+"""Messages from one rank of a group to another, numbered for each pair and tag.
+
+Each is a broadcast in the set of the two.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +49,7 @@ class Messages:
         self._is_closed = False
 
     def close(self) -> None:
-        """The group is destroyed: its receives from any rank fail, and nothing waits for its other messages."""
+        """Fail receives from any rank at the group's end; nothing awaits other messages."""
         self._is_closed = True
         for receives in self._from_any.values():
             receives.fail(HorovodInternalError(f"{self._label} was destroyed before the message came"))
@@ -75,7 +78,7 @@ class Messages:
         return receives.receive(_Receive(tensor, Target(tensor), others))
 
     def receive_bytes(self, buffer: torch.Tensor, src: int, tag: int, awaited_since: Callable[[], float]) -> Handle:
-        """Receive into a flat buffer; the timeout counts while a caller waits for the message.
+        """Receive into a flat buffer; the timeout counts while a caller waits.
 
         Args:
             buffer: gets the message.
@@ -170,7 +173,10 @@ class _AnySourceReceives:
             handle.on_settled(partial(self._settle, src, buffer, handle))
 
     def _awaited_since(self, src: int) -> float:
-        """Since when a receive waits for a message of ``src``; the stall inspector calls it without the lock."""
+        """Since when a receive waits for a message of ``src``.
+
+        The stall inspector calls this without the lock.
+        """
         since_s = [receive.since_s for receive in list(self._waiting) if src in receive.sources]
         return min(since_s, default=math.inf)
 

@@ -1,4 +1,4 @@
-"""What torch's C++ knows only of groups that are made of its own backends: names, devices and abilities."""
+"""Group names, devices and abilities that C++ knows only of torch's backends."""
 
 from __future__ import annotations
 

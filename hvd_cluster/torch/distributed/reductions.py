@@ -45,7 +45,9 @@ _ADDING = (dist.ReduceOp.SUM, dist.ReduceOp.AVG, dist.ReduceOp.PREMUL_SUM)
 
 
 def reduction_of(op: Any, dtype: torch.dtype) -> ScaledOp | Callable[..., torch.Tensor]:
-    """The engine's reduction for ``op`` of torch, or for a bitwise one the function that combines two operands.
+    """The engine's reduction for torch's ``op``; for a bitwise one, a function.
+
+    The function combines two operands.
 
     Raises:
         ValueError: the elements cannot be reduced that way.

@@ -1,4 +1,4 @@
-"""Sums of sparse tensors, for the sparse gradients of embeddings: the entries of all ranks are gathered."""
+"""Sums of sparse tensors, such as embeddings' gradients, by gathering entries."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hvd_cluster.torch.distributed.work import HandleWork
 
 
 def sum_sparse(calls: OrderedCalls, num_ranks: int, tensor: torch.Tensor, op: Any, timeout: timedelta) -> HandleWork:
-    """Replace a COO tensor by its sum over all ranks; the number of entries may differ between ranks.
+    """Replace a COO tensor by its sum over all ranks; entry counts may differ.
 
     Args:
         calls: those of the group.

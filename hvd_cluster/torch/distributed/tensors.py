@@ -1,4 +1,4 @@
-"""The tensors of a call as the engine takes them: flat, contiguous, and outside of autograd."""
+"""A call's tensors as the engine takes them: flat, contiguous, outside autograd."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from hvd_cluster.torch.submission import require_memory
 
 
 def plain(tensor: torch.Tensor) -> torch.Tensor:
-    """The same memory outside of autograd: writing to it does not count as a change, as with torch's own backends.
+    """The same memory outside of autograd.
+
+    Writing to it does not count as a change, as with torch's own backends.
 
     Raises:
         ValueError: the tensor has no memory of its own.
@@ -35,7 +37,7 @@ def source(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class Target:
-    """Where the results for one tensor go: its own memory, or a copy of it if that is not contiguous."""
+    """Where one tensor's results go: its memory, or a copy if it is not contiguous."""
 
     def __init__(self, tensor: torch.Tensor, *, is_read: bool = False) -> None:
         self._tensor = plain(tensor)
@@ -94,7 +96,7 @@ def joined(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def _joined(tensors: list[torch.Tensor]) -> torch.Tensor | None:
-    """One view of tensors that follow each other in memory, as the chunks of a tensor do; None for others."""
+    """One view of tensors adjacent in memory, as a tensor's chunks; None for others."""
     first = tensors[0]
     is_run = all(tensor.is_contiguous() and tensor.numel() for tensor in tensors) and all(
         one.data_ptr() + one.nbytes == other.data_ptr() for one, other in pairwise(tensors)
@@ -114,7 +116,7 @@ def metas(tensors: Sequence[torch.Tensor]) -> tuple[TensorMeta, ...]:
 
 
 def real(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """The memory of flat tensors as real numbers: a complex one as its real and imaginary parts in turn."""
+    """The memory of flat tensors as real numbers; of complex ones both parts in turn."""
     return [flat(torch.view_as_real(tensor)) if tensor.is_complex() else tensor for tensor in tensors]
 
 
@@ -124,7 +126,7 @@ def in_bytes(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def require_equal(tensors: Sequence[torch.Tensor], like: torch.Tensor, what: str, *, times: int = 1) -> None:
-    """Check the element types of ``tensors``, and that each has ``times`` as many elements as ``like``.
+    """Check that each tensor has the type and ``times`` the elements of ``like``.
 
     Raises:
         ValueError: one differs.
@@ -139,7 +141,7 @@ def require_equal(tensors: Sequence[torch.Tensor], like: torch.Tensor, what: str
 
 
 def elements_by_rank(tensor: torch.Tensor, rows: list[int], num_ranks: int) -> list[int]:
-    """The elements of ``tensor`` for each rank, of its rows for each; equally many if ``rows`` is empty.
+    """Each rank's elements of ``tensor``, by its rows; equal if ``rows`` is empty.
 
     Raises:
         ValueError: the rows of the tensor are others, or cannot be divided equally.

@@ -1,4 +1,7 @@
-"""Ends a step of the monitor where an optimizer of torch has applied its update, while the default group is "hvd"."""
+"""Ends of the monitor's steps, where an optimizer of torch applies its update.
+
+They count while the default group is "hvd".
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ _hooks: list[Any] = []
 
 
 def count_updates() -> None:
-    """From now on each update ends a step, of whichever optimizer; a second call has no effect."""
+    """Make each optimizer's updates end a step; a second call has no effect."""
     time_calls_of_torch()
     if not _hooks:
         _hooks[:] = register_optimizer_step_pre_hook(_before), register_optimizer_step_post_hook(_after)
@@ -49,7 +52,7 @@ def _after(*_: object) -> None:
 
 
 def _is_part(step: FrameType) -> bool:
-    """Whether the call of an optimizer's ``step()`` in this frame is a part of another one's.
+    """Whether a frame's ``step()`` call of an optimizer is a part of another one's.
 
     That is one of this package, or one that torch has wrapped too, such as that of ZeroRedundancyOptimizer.
     """

@@ -1,4 +1,4 @@
-"""What a call of a process group returns: torch's Work over a handle of the engine."""
+"""What a call of a process group returns: torch's Work over an engine's handle."""
 
 from __future__ import annotations
 
@@ -72,7 +72,9 @@ class HandleWork(dist.Work):
         return self._handle.error
 
     def wait(self, timeout: timedelta = _NO_TIMEOUT) -> bool:
-        """Return True when the call is done; on a GPU, when it is launched and the current stream waits for it.
+        """Return True when the call is done.
+
+        On a GPU, that is when it is launched and the current stream waits for it.
 
         Raises:
             HorovodInternalError: the call failed.
@@ -141,7 +143,7 @@ class HandleWork(dist.Work):
             engine.progress_briefly(self._handle)
 
     def _kick(self) -> None:
-        """Have the call negotiated, if it was submitted by a thread that was to wait for it at once."""
+        """Have a call negotiated whose thread was to wait for it at once."""
         if not self._handle.settled():
             running_engine().expedite()
 

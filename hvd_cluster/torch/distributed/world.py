@@ -1,4 +1,4 @@
-"""How a process group gets its world: the one of ``hvd.init()``, or one that it makes."""
+"""How a process group gets its world: from ``hvd.init()``, or by making one."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _stores: list[AuthenticatedStore] = []
 
 
 def rendezvous(*_: object, timeout: timedelta = timedelta(0), **__: object) -> Iterator[tuple[Any, int, int]]:
-    """For ``init_process_group(init_method="hvd://")``: the job's own store, which authenticates its clients."""
+    """The job's store, which authenticates clients, for ``init_method="hvd://"``."""
     basics.lend(None, timeout.total_seconds())
     world = current.engine().world
     rank, size = world.topology.rank, world.topology.size
@@ -46,7 +46,7 @@ def rendezvous(*_: object, timeout: timedelta = timedelta(0), **__: object) -> I
 
 
 def begin(backend: str) -> bool:
-    """Make the default group of torch.distributed, on the launcher's ranks; False if there is one.
+    """Make torch's default group of the launcher's ranks; False if there is one.
 
     Args:
         backend: any of torch's backends, such as "hvd" or "gloo".
@@ -69,7 +69,7 @@ def begin(backend: str) -> bool:
 
 
 def end() -> None:
-    """Destroy the default group, and end the world unless the user has called ``hvd.init()``."""
+    """Destroy the default group; end the world unless the user called ``hvd.init()``."""
     if dist.is_initialized():
         if dist.get_backend() != "hvd":
             basics.give_back(dist.barrier)
@@ -78,7 +78,9 @@ def end() -> None:
 
 
 def join_world(store: Any, rank: int, size: int, timeout: timedelta) -> None:
-    """Be ``rank`` of ``size`` in the engine's world: that of ``hvd.init()``, of the launcher, or of torch's store.
+    """Be ``rank`` of ``size`` in the engine's world.
+
+    The world is that of ``hvd.init()``, of the launcher, or of torch's store.
 
     Args:
         store: torch's store of the default group. Ranks that no launcher has numbered meet in it.
@@ -125,7 +127,9 @@ def set_of(ranks: Sequence[int]) -> SetId:
 
 
 def numbered(label: str, set_id: SetId) -> str:
-    """``label`` for a new group, unlike those of earlier groups of its ranks: torch uses names again.
+    """``label`` for a new group, unlike those of its ranks' earlier groups.
+
+    torch uses names again.
 
     Args:
         label: torch's name of the group; equal on all its ranks.
@@ -138,7 +142,7 @@ def numbered(label: str, set_id: SetId) -> str:
 
 
 class StoreCommunicator:
-    """Two collectives over torch's store, with mpi4py's names: enough for ``hvd.init(comm=...)``.
+    """Two collectives of mpi4py, over torch's store, for ``hvd.init(comm=...)``.
 
     It publishes the job's secret there, and torch's store does not authenticate its clients: on a network that others
     share, use a launcher of this package.

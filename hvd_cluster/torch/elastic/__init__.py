@@ -1,4 +1,4 @@
-"""Elastic training with torch: ``@hvd.elastic.run``, :class:`TorchState`, :class:`ElasticSampler`."""
+"""Elastic training with torch: ``run``, ``TorchState`` and ``ElasticSampler``."""
 
 from hvd_cluster.elastic.loop import run
 from hvd_cluster.elastic.state import ObjectState, State

@@ -1,4 +1,4 @@
-"""The samples of a dataset for this worker, in an epoch during which the workers may change."""
+"""A worker's samples of a dataset, in an epoch in which the workers may change."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ Indices = npt.NDArray[np.int64]
 
 
 class ElasticSampler(torch.utils.data.Sampler[int]):
-    """Divides a dataset among the workers, and divides the rest of the epoch again after they have changed.
+    """A sampler that divides a dataset among the workers.
 
-    Pass it to a ``DataLoader`` and to a :class:`~hvd_cluster.torch.elastic.TorchState`, and call :meth:`record_batch`
-    after every step, before the commit.
+    When they have changed, it divides the rest of the epoch again. Pass it to a ``DataLoader`` and to a
+    :class:`~hvd_cluster.torch.elastic.TorchState`, and call :meth:`record_batch` after every step, before the commit.
 
     Args:
         dataset: any object with a length.
@@ -42,7 +42,10 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         self.reset()
 
     def set_epoch(self, epoch: int) -> None:
-        """Start ``epoch``. Call it at the end of each epoch, so that a restored state does not repeat the epoch."""
+        """Start ``epoch``.
+
+        Call this at the end of each epoch, so that a restored state does not repeat the epoch.
+        """
         self.epoch = epoch
         self.processed_num = 0
         self.reset()
@@ -84,7 +87,7 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
 
 
 def epoch_order(num_samples: int, *, shuffle: bool, seed: int, epoch: int) -> Indices:
-    """The order of the samples in an epoch, over all ranks; int64 of shape (num_samples,)."""
+    """The order of an epoch's samples, over all ranks; int64, shape (num_samples,)."""
     if not shuffle:
         return np.arange(num_samples, dtype=np.int64)
     return np.random.default_rng([seed, epoch]).permutation(num_samples).astype(np.int64)

@@ -1,4 +1,4 @@
-"""Copies of state dicts that reuse the memory of the previous copy: a commit allocates nothing."""
+"""Copies of state dicts that reuse the last copy's memory: commits allocate none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The state of a torch training function: models, optimizers, schedulers, samplers and plain values."""
+"""The state of torch training: models, optimizers, schedulers, samplers, values."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class StateHandler:
         self.save()
 
     def save(self) -> None:
-        """Keep a copy of the object's state dict, reusing the memory of the previous copy."""
+        """Copy the object's state dict, reusing the memory of the previous copy."""
         self._saved = copied(self.value.state_dict(), self._saved)
 
     def restore(self) -> None:
@@ -40,7 +40,10 @@ class StateHandler:
         self.value.load_state_dict(copied(self._saved))
 
     def sync(self) -> None:
-        """Load rank 0's state. Do not save it here: the state saves all objects when it has received all of them."""
+        """Load rank 0's state.
+
+        Do not save it here: the state saves all objects when it has received all of them.
+        """
         raise NotImplementedError(f"{type(self).__name__} does not implement sync()")
 
     def reset(self) -> None:
@@ -85,7 +88,7 @@ class OptimizerStateHandler(StateHandler):
 
 
 class PacerStateHandler(StateHandler):
-    """A learning rate scheduler, a GradScaler, or another object with a state dict that is not to be copied itself.
+    """A scheduler, GradScaler or other object with a state dict; not copied itself.
 
     A copy of it would act on a copy of the optimizer.
     """
@@ -102,9 +105,10 @@ class SamplerStateHandler(PacerStateHandler):
 
 
 class ContainerStateHandler(StateHandler):
-    """A list, tuple or dict of objects that have handlers, such as the two optimizers of a GAN, and of plain values.
+    """A list, tuple or dict of objects with handlers, and of plain values.
 
-    Entries may be added and removed: each save and each sync takes the container as it is then.
+    The two optimizers of a GAN are an example. Entries may be added and removed: each save and each sync takes the
+    container as it is then.
     """
 
     def __init__(self, value: Any, handlers: dict[Any, StateHandler], containers: frozenset[int]) -> None:
@@ -147,7 +151,10 @@ class ContainerStateHandler(StateHandler):
         return _handlers_in(self.value, self._handlers, self._containers)
 
     def _keep(self) -> None:
-        """Keep the order of the entries, and copies of those without handlers; a tuple keeps its own."""
+        """Keep the order of entries, and copies of those without handlers.
+
+        A tuple keeps its own.
+        """
         entries = [] if isinstance(self.value, tuple) else list(_entries(self.value))
         self._keys = [key for key, _ in entries]
         self._saved = copied_value({key: entry for key, entry in entries if key not in self._handlers})
@@ -163,7 +170,10 @@ class ContainerStateHandler(StateHandler):
 
 
 def _has_extra_state(module: torch.nn.Module) -> bool:
-    """Whether the module saves and loads more than tensors, by the methods that ``torch.nn.Module`` only declares."""
+    """Whether the module saves and loads more than tensors.
+
+    It does so by methods that ``torch.nn.Module`` only declares.
+    """
     kind, base = type(module), torch.nn.Module
     return kind.get_extra_state is not base.get_extra_state and kind.set_extra_state is not base.set_extra_state
 
@@ -227,7 +237,10 @@ class TorchState(ObjectState):
         object.__setattr__(self, name, value)
 
     def save(self) -> None:
-        """Copy everything in memory: models and optimizers on their own devices, into the previous copies."""
+        """Copy everything in memory, into the previous copies.
+
+        The copies of models and optimizers are on these objects' own devices.
+        """
         now = self._now()
         handlers = self._found(now)
         plain = {name: copied_value(value) for name, value in now.items() if name not in handlers}
@@ -243,7 +256,9 @@ class TorchState(ObjectState):
         super().restore()
 
     def sync(self) -> None:
-        """Copy the state of rank 0 to all ranks, then save it; after an error, :meth:`restore` gives the last save.
+        """Copy the state of rank 0 to all ranks, then save it.
+
+        After an error, :meth:`restore` gives the last save.
 
         Raises:
             ValueError: another rank does not have an optimizer or a scheduler of rank 0, or not at the same place.
@@ -265,7 +280,10 @@ class TorchState(ObjectState):
         return {name: getattr(self, name) for name in (*self._handlers, *self._saved_state)}
 
     def _found(self, now: dict[str, Any]) -> dict[str, StateHandler]:
-        """The handlers of the attributes: a list may contain its first optimizer since the last save."""
+        """The handlers of the attributes.
+
+        A list may contain its first optimizer since the last save.
+        """
         found = ((name, _handler_of(value, self._handlers.get(name))) for name, value in now.items())
         return {name: handler for name, handler in found if handler is not None}
 
@@ -276,7 +294,7 @@ class TorchState(ObjectState):
 def _handler_of(
     value: Any, known: StateHandler | None = None, containers: frozenset[int] = frozenset()
 ) -> StateHandler | None:
-    """The handler of an object, or of a container of such objects; None for a plain value.
+    """The handler of an object or of a container of such; None for a plain value.
 
     Args:
         value: a value of the state, or an entry of one.
@@ -299,7 +317,10 @@ def _handler_of(
 
 
 def _handlers_in(container: Any, known: dict[Any, StateHandler], containers: frozenset[int]) -> dict[Any, StateHandler]:
-    """The handlers of entries of a list, tuple or dict, by index or key: the known ones of the same objects, or new."""
+    """The handlers of a container's entries, by index or key.
+
+    They are the known ones of the same objects, or new.
+    """
     if not isinstance(container, (list, tuple, dict)) or id(container) in containers:
         return {}
     inside = containers | {id(container)}
@@ -312,12 +333,15 @@ def _entries(container: Any) -> Iterable[tuple[Any, Any]]:
 
 
 def _token(key: Any, place: int) -> Any:
-    """What stands for an entry on all ranks: its key, or its place if a pickled copy may not equal the key."""
+    """What stands for an entry on all ranks: its key, or its place.
+
+    It is the place if a pickled copy may not equal the key.
+    """
     return key if isinstance(key, (str, int)) else ("place", place)
 
 
 def _sync_shared(container: Any, handlers: dict[Any, StateHandler]) -> set[Any]:
-    """Synchronize the entries that have handlers of one kind on all ranks, and return the tokens of these.
+    """Synchronize entries with one kind of handler on all ranks; return their tokens.
 
     A rank that does not have an object, such as a new worker without what the others have added, gets a copy of rank
     0's, as of a plain value. That is right for a module, but a copy of an optimizer acts on copies of the weights.
@@ -349,7 +373,10 @@ def _sync_shared(container: Any, handlers: dict[Any, StateHandler]) -> set[Any]:
 
 
 def _acting_in(value: Any, containers: frozenset[int] = frozenset()) -> str:
-    """The class of an optimizer or a scheduler in a value, which acts on other objects; or nothing."""
+    """The class of an optimizer or a scheduler in a value, or nothing.
+
+    Such an object acts on others.
+    """
     if isinstance(value, (torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)):
         return type(value).__name__
     if not isinstance(value, (list, tuple, dict)) or id(value) in containers:
