@@ -1,4 +1,4 @@
-"""One rank's part in the agreement on what to do next: votes between ranks that share memory, reports between hosts.
+"""A rank's part in the agreement: votes in shared memory, reports between hosts.
 
 :mod:`hvd_cluster.engine.negotiation` decides. :mod:`hvd_cluster.engine.shared_memory.ballot` holds the votes of one
 host and its copy of the log. If the whole world is on one host, the last vote decides. Otherwise the last vote of a
@@ -35,7 +35,9 @@ class Votable(Protocol):
 
 
 class Agreement:
-    """Feed it with :meth:`submit`, :meth:`join`, :meth:`leave` and what arrives, then call :meth:`settle`.
+    """One rank's part in the agreement on what to do next.
+
+    Feed it with :meth:`submit`, :meth:`join`, :meth:`leave` and what arrives, then call :meth:`settle`.
 
     Args:
         negotiator: this rank's negotiator.
@@ -79,11 +81,11 @@ class Agreement:
 
     @property
     def is_blocked(self) -> bool:
-        """The log of the host is full: :meth:`settle` continues when the other ranks have read it."""
+        """Whether :meth:`settle` waits for other ranks to read the host's full log."""
         return bool(self._unsent_votes or self._unappended or self._pending_recall)
 
     def submit(self, requests: Sequence[Votable]) -> None:
-        """Announce requests to the other ranks: by a vote if the log has an id for it, otherwise by a report."""
+        """Announce requests by a vote if the log has an id for them, else by a report."""
         if self._ballot is None:
             for request in requests:
                 self._negotiator.submit(request.key, request.signature)
@@ -106,7 +108,7 @@ class Agreement:
         self._negotiator.leave(rank)
 
     def tune(self, tune: Tune) -> None:
-        """At the root: have all ranks use other parameters, from the same position of the log on."""
+        """At the root: have all ranks use other parameters from one log position on."""
         self._negotiator.tune(tune)
 
     def receive(self, child: int, message: ReportBatch) -> None:
@@ -122,7 +124,7 @@ class Agreement:
         self._distribute(entries)
 
     def settle(self) -> None:
-        """Report what the subtree is ready for, or decide on it; then execute the decisions in the order of the log."""
+        """Report or decide what the subtree is ready for; execute decisions in log order."""
         ballot = self._ballot
         if ballot is None:
             if not self._is_root:
@@ -182,7 +184,7 @@ class Agreement:
         return self._pending_recall is not None
 
     def _lead(self, ballot: Ballot) -> None:
-        """The leader's part: report upwards or decide what was reported, unless some rank may have voted for it."""
+        """As leader: report up or decide what was reported, unless a rank may have voted."""
         while True:
             self._read(ballot)
             if self._unappended:
@@ -218,7 +220,7 @@ class Agreement:
                     self._apply(message)
 
     def _note_ready(self, ids: tuple[int, ...]) -> None:
-        """From here on these count as reported by all ranks of this host; a recall does not affect them."""
+        """Count these as reported by all ranks of this host; recalls do not affect them."""
         pending = self._pending()
         for id in ids:
             request = pending.get(self._negotiator.key_of(id))

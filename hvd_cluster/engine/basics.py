@@ -1,4 +1,4 @@
-"""The world of this process: ``init``, ``shutdown``, and functions that return its ranks and build options."""
+"""The world of this process: ``init``, ``shutdown``, its ranks and build options."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ _attempts: dict[tuple[str, int, str], int] = {}
 
 
 def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = None) -> None:
-    """Join the world that the launcher's environment describes; a world of one if there is no launcher.
+    """Join the world that the launcher describes; without one, a world of one rank.
 
     A second call does nothing until :func:`shutdown`.
 
@@ -131,7 +131,7 @@ def _init(comm: Any, process_sets: Sequence[ProcessSet] | str | None, start_time
 
 
 def _join_elastic(started_as: Topology, comm: Any, static: list[ProcessSet], settings: Settings) -> None:
-    """Join the next world of an elastic job; if it breaks while it is assembled, join the one after it."""
+    """Join the next world of an elastic job; if it breaks meanwhile, the one after."""
     member = membership(started_as)
     for attempt in range(_MAX_BROKEN_WORLDS):
         topology = member.next_topology(settings.elastic_timeout_s)
@@ -197,7 +197,7 @@ def _join(
 
 
 def shutdown() -> None:
-    """Leave the world; outstanding operations fail on every rank. May be called twice.
+    """Leave the world; outstanding operations fail on all ranks. May be called twice.
 
     A signal handler or ``__del__`` that interrupts a wait for a result only begins this, because the interrupted thread
     has to take part in it: the world has ended soon after the handler has returned.
@@ -215,7 +215,7 @@ def shutdown() -> None:
 
 
 def rejoin() -> None:
-    """Leave the world, and join the next one with the arguments of the last :func:`init`.
+    """Leave the world, and join the next with the arguments of the last :func:`init`.
 
     Raises:
         ValueError: a process set does not fit the next world.
@@ -233,7 +233,7 @@ def _leave(running: Engine, static: list[ProcessSet]) -> None:
 
 
 def lend(comm: Any = None, start_timeout_s: float = 0.0) -> None:
-    """:func:`init` for a part of this package, which calls :func:`give_back` when it does not need the world.
+    """:func:`init` for a part of this package, which calls :func:`give_back` later.
 
     Args:
         comm: that of :func:`init`.
@@ -268,7 +268,7 @@ def size() -> int:
 
 
 def is_alone() -> bool:
-    """No rank to reduce with, now or when a graph that is traced now runs: an elastic world may grow.
+    """Whether this rank reduces alone, also in graphs traced now: worlds may grow.
 
     Raises:
         NotInitializedError: ``init()`` has not been called.
@@ -302,7 +302,7 @@ def is_homogeneous() -> bool:
 
 
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
-    """Begin to record the timeline of all ranks; rank 0's call counts and writes the file.
+    """Start the timeline of all ranks; rank 0's call counts, and writes the file.
 
     Args:
         file_path: the file. In later worlds of an elastic job its name gets the number of the world:
@@ -319,7 +319,7 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
 
 
 def step_times(max_steps: int | None = None) -> list[StepTime]:
-    """How long the last training steps of this rank took, oldest first, in seconds of each activity.
+    """This rank's last training steps, oldest first, in seconds of each activity.
 
     A step ends when an optimizer of this module has applied its update, or any of torch's while the default group of
     torch.distributed is "hvd". The first step is left out, because it includes the start of the program. At most 2048
@@ -365,7 +365,7 @@ def gloo_built() -> bool:
 
 
 def nccl_built() -> int:
-    """NCCL's version as one integer, e.g. 22703 for 2.27.3; 0 if this torch has no NCCL."""
+    """NCCL's version as one integer, e.g. 22703 for 2.27.3; 0 if torch lacks NCCL."""
     return nccl_version()
 
 

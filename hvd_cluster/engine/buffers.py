@@ -1,4 +1,4 @@
-"""Memory for buckets: byte buffers that are reused, and the layout of tensors in them."""
+"""Memory for buckets: reused byte buffers, and the layout of tensors in them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class BufferPool:
 
     @contextmanager
     def lease(self, num_bytes: int, device: torch.device) -> Iterator[torch.Tensor]:
-        """A uint8 tensor of shape (num_bytes,) on ``device``, of undefined content, for the ``with`` block."""
+        """An undefined uint8 tensor (num_bytes,) on ``device`` for the ``with`` block."""
         free = self._free.setdefault(device, [])
         fitting = [buffer for buffer in free if buffer.numel() >= num_bytes]
         if fitting:
@@ -41,7 +41,7 @@ class BufferPool:
 
 
 def layout(tensors: Sequence[torch.Tensor], itemsize: int | None = None) -> tuple[list[slice], int]:
-    """The slice of bytes of each tensor in a bucket, and the bucket's length in bytes.
+    """Each tensor's slice of bytes in a bucket, and the bucket's length in bytes.
 
     Args:
         tensors: what is packed.
@@ -62,7 +62,7 @@ def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def flat(tensor: torch.Tensor) -> torch.Tensor:
-    """The memory of a contiguous tensor, as its own element type of shape (num_elements,)."""
+    """A contiguous tensor's memory, as its element type of shape (num_elements,)."""
     if tensor.dim() == 1 and tensor.stride(0) == 1:
         return tensor
     # A tensor of one element counts as contiguous with any stride, and then cannot be viewed as anything else.

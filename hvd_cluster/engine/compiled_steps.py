@@ -1,4 +1,7 @@
-"""Collectives in compiled steps: torch.compile does not trace them, and TensorFlow and JAX pass on their errors."""
+"""Collectives in compiled steps.
+
+torch.compile does not trace them, and TensorFlow and JAX pass on their errors.
+"""
 
 from __future__ import annotations
 
@@ -52,5 +55,5 @@ def keep_error() -> Iterator[None]:
 
 
 def take_kept_error() -> HorovodInternalError | None:
-    """The error that a collective in a compiled step raised since this was last called, or None."""
+    """The error of a collective in a compiled step since the last call, or None."""
     return _kept.pop() if _kept else None

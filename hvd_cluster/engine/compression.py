@@ -1,4 +1,4 @@
-"""Compression of gradients while they travel: the base of every framework's compressors."""
+"""Compression of gradients in transit: the base of every framework's compressors."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class Compressor:
-    """How to make a tensor smaller, and back. Subclass it to define your own compression."""
+    """How to make a tensor smaller, and back; subclass it for your own compression."""
 
     @staticmethod
     def compress(tensor: Any) -> tuple[Any, Any]:

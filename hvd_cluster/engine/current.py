@@ -12,7 +12,7 @@ _is_inherited = False
 
 
 def is_initialized() -> bool:
-    """True between :func:`~hvd_cluster.engine.basics.init` and :func:`~hvd_cluster.engine.basics.shutdown`."""
+    """True from :func:`~hvd_cluster.engine.basics.init` until ``shutdown()``."""
     return _engine is not None and not _is_inherited
 
 
@@ -34,7 +34,7 @@ def engine() -> Engine:
 
 
 def topology() -> Topology:
-    """The position of this rank in its world. Also works in a forked child, where data loaders ask for it.
+    """This rank's position in its world; also for data loaders in a forked child.
 
     Raises:
         NotInitializedError: before ``init()``.

@@ -172,7 +172,7 @@ class DecisionRunner:
             self._tuner = None
 
     def _change_process_sets(self, key: Key, signature: Signature) -> None:
-        """Add or remove a process set; every rank does so at the same position of the log."""
+        """Add or remove a process set, at the same position of the log on every rank."""
         request = self._submissions.decide(key)
         self._deciding = [] if request is None else [request]
         if signature.kind == Kind.ADD_PROCESS_SET:

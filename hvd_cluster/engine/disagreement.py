@@ -19,7 +19,7 @@ def explain(key: Key, ours: Signature, our_rank: int, theirs: Signature, their_r
 
 
 def not_with_join(key: Key, signature: Signature, joined: Sequence[int]) -> str | None:
-    """Why a request cannot be executed after the ranks ``joined`` have joined; None if it can."""
+    """Why a request cannot run after the ranks ``joined`` joined; None if it can."""
     where = f" (tensor {key[1]!r})"
     if signature.needs_all_ranks:
         named = ", ".join(map(str, joined))

@@ -106,7 +106,7 @@ class Engine:
 
     @property
     def arena(self) -> Arena | None:
-        """The memory for tensors that all ranks of this host can access; None if they share no memory."""
+        """Tensor memory that all ranks of this host can access; None if they share none."""
         return None if self._progress_lock is None or self._loop.host is None else self._loop.host.arena
 
     def submit(self, request: Request, *, is_waited_for: bool = False) -> Handle:
@@ -144,12 +144,12 @@ class Engine:
             )
 
     def expedite(self) -> None:
-        """Have the engine's thread negotiate what was submitted, now and not after the cycle time."""
+        """Have the engine's thread negotiate submissions now, not after the cycle time."""
         if self._progress_lock is not None:
             self._loop.expedite()
 
     def progress(self, handle: Handle, give_up_s: float = math.inf) -> None:
-        """This thread waits for ``handle``: let it advance the engine until the outcome is known.
+        """Let this thread advance the engine until the outcome of ``handle`` is known.
 
         Args:
             handle: of a request of this engine.
@@ -168,11 +168,12 @@ class Engine:
             self._progress_lock.progress_until(handle, give_up_s)
 
     def progress_briefly(self, handle: Handle) -> None:
-        """This thread does not wait for ``handle`` yet: let it advance the engine if the engine's has no core.
+        """Let this thread advance the engine if the engine's thread lacks a core.
 
-        Where the ranks keep all cores of the host busy, the engine's thread takes this one's core, and each exchange
-        with another rank waits until both threads have theirs. The other ranks may wait for what this thread does next:
-        so it does not wait long for them to submit the request too, and once in vain, not again for a while.
+        This thread does not wait for ``handle`` yet. Where the ranks keep all cores of the host busy, the engine's
+        thread takes this one's core, and each exchange with another rank waits until both threads have theirs. The
+        other ranks may wait for what this thread does next: so it does not wait long for them to submit the request
+        too, and once in vain, not again for a while.
         """
         now_s = time.monotonic()
         if not self.lacks_cores or now_s < self._waits_again_s or self.is_advanced_here:
@@ -182,7 +183,9 @@ class Engine:
             self._waits_again_s = now_s + 10 * _BRIEFLY_S
 
     def join(self, device: int = -1) -> Handle:
-        """This rank has run out of data; the handle gives the rank that joined last, when all have.
+        """Report that this rank has run out of data.
+
+        The handle gives the rank that joined last, when all have.
 
         Args:
             device: the GPU for the zeros that stand in for GPU tensors.
@@ -199,7 +202,7 @@ class Engine:
 
     @property
     def num_joins(self) -> int:
-        """How many joins of all ranks have ended; equal on all ranks whenever they submit the same."""
+        """How many joins have ended; equal on all ranks whenever they submit the same."""
         return self._submissions.num_joins
 
     def next_number(self, process_set_id: SetId, family: str) -> SerialNumber:
@@ -207,7 +210,7 @@ class Engine:
         return self._submissions.next_number(process_set_id, family)
 
     def note_span(self, track: str, name: str, start_s: float, end_s: float) -> None:
-        """Add a span to the timeline for something outside the engine; times are ``time.monotonic()``."""
+        """Add to the timeline a span, in ``time.monotonic()``, from outside the engine."""
         recorder = self._alone.recorder if self._alone is not None else self._loop.recorder
         recorder.span(track, name, start_s, end_s)
 
@@ -219,9 +222,10 @@ class Engine:
         return self._loop.steps.job
 
     def record_timeline(self, path: str | None, mark_cycles: bool = False) -> None:
-        """Start the job's timeline at ``path``, or stop it (None). Only rank 0's call has an effect, on all ranks.
+        """Start the job's timeline at ``path``, or stop it (None), on all ranks.
 
-        In later worlds of an elastic job the file has the number of the world in its name (:meth:`World.own_path`).
+        Only rank 0's call has an effect. In later worlds of an elastic job the file has the number of the world in its
+        name (:meth:`World.own_path`).
         """
         path = path and self.world.own_path(path)
         if self._alone is not None:
@@ -230,17 +234,17 @@ class Engine:
             self._submissions.command(TimelineSwitch(path, mark_cycles))
 
     def abort(self, reason: str) -> None:
-        """End the world with an error: every pending and every later operation fails on all ranks."""
+        """End the world: every pending and later operation fails on all ranks."""
         if self._progress_lock is not None:
             self._submissions.command(Abort(reason))
 
     @property
     def is_advanced_here(self) -> bool:
-        """A signal handler or a ``__del__`` runs, and has interrupted the thread that advances the engine."""
+        """Whether a signal handler or ``__del__`` has interrupted the advancing thread."""
         return self._progress_lock is not None and self._progress_lock.is_held_here
 
     def shutdown(self) -> None:
-        """Leave in good order: what all ranks have agreed on is finished, everything else fails on every rank."""
+        """Leave in good order: finish what all have agreed on, fail the rest everywhere."""
         if self._alone is not None:
             self._alone.close()
         elif self._progress_lock is not None:
@@ -267,7 +271,7 @@ class Engine:
         self.world.close()
 
     def abandon(self) -> None:
-        """In a forked child: close the connections without ending them, because the parent uses them."""
+        """In a forked child: close, but do not end, the connections that the parent uses."""
         for link in self.world.links.values():
             link.close()
         if self._progress_lock is not None:

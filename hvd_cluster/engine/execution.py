@@ -1,4 +1,7 @@
-"""Execution of decided buckets: several at once, without blocking, launched in one order for each process set."""
+"""Execution of decided buckets: several at once, without blocking.
+
+They are launched in one order for each process set.
+"""
 
 from __future__ import annotations
 
@@ -209,9 +212,9 @@ def execute_inline(
     recorder: Recorder,
     release: Callable[[], None],
 ) -> bool:
-    """Execute a bucket in this thread, without stages or waits; False if the transport cannot, or a GPU has to wait.
+    """Execute a bucket in this thread, without stages or waits.
 
-    The arguments are those of :class:`Execution`.
+    Returns False if the transport cannot do so, or if a GPU has to wait. The arguments are those of :class:`Execution`.
     """
     kind = requests[0].signature.kind
     is_ordered = requests[0].is_ordered
@@ -245,7 +248,7 @@ def execute_inline(
 
 
 def _drained(stages: Stages) -> list[list[torch.Tensor]]:
-    """The results of a collective on a transport that ends its work in the calling thread."""
+    """The results of a collective whose transport ends its work in this thread."""
     while True:
         try:
             next(stages)
@@ -255,7 +258,7 @@ def _drained(stages: Stages) -> list[list[torch.Tensor]]:
 
 
 def _outcome(request: Request, results: list[torch.Tensor]) -> tuple[Any, Exception | None]:
-    """The value for the handle of an executed request, or the error of its ``finish``.
+    """The value for an executed request's handle, or the error of its ``finish``.
 
     ``finish`` may run user code, such as a compressor: its error goes to the caller and does not affect other ranks.
     """
@@ -266,7 +269,7 @@ def _outcome(request: Request, results: list[torch.Tensor]) -> tuple[Any, Except
 
 
 class LaunchOrder:
-    """Buckets are launched one after the other in the order of the log, whatever process set they belong to.
+    """Launches buckets one after the other in log order, whatever their process set.
 
     NCCL's work runs on one stream of the GPU in the order of its launches, and ends when the other ranks have reached
     it. Two ranks that launch the work of two communicators in different orders would wait for each other forever. A
@@ -322,7 +325,7 @@ class ExecutionQueue:
         self.launch()
 
     def launch(self) -> bool:
-        """Start the buckets that can start, and drop those that are done; True if any was started."""
+        """Start what can start, and drop finished buckets; True if any was started."""
         before = len(self._waiting)
         while self._waiting and all(execution.is_launched for execution in self._running):
             execution = self._waiting[0]
@@ -348,7 +351,7 @@ _side_streams = OwnStreams()
 
 
 def _gpus(requests: list[Request], transport: Transport) -> list[torch.device]:
-    """The GPUs of the tensors, which may be several, and of the transport; none if the tensors are on the CPU."""
+    """The GPUs of tensors and transport; none if the tensors are on the CPU."""
     gpus = [tensor.device for request in requests for tensor in (*request.inputs, *request.outputs) if tensor.is_cuda]
     if gpus and transport.device.type == "cuda":
         gpus.append(transport.device)

@@ -1,4 +1,4 @@
-"""Which tensors share a request, and which ready requests share one collective call. Pure.
+"""Which tensors share a request, and which ready requests one collective. Pure.
 
 The latter is tensor fusion (arXiv:1802.05799, section 3.2).
 """
@@ -76,7 +76,9 @@ def _family(process_set_id: SetId, signature: Signature) -> tuple[object, ...] |
 def split_into_requests(
     num_bytes: Sequence[int], groups: Sequence[Sequence[int]], max_bytes: int = REQUEST_BYTES
 ) -> list[list[int]]:
-    """The indices of tensors by request: first the groups, then the others in order, in as few requests as possible.
+    """The indices of tensors by request: first the groups, then the others in order.
+
+    The others are in as few requests as possible.
 
     Args:
         num_bytes: bytes of each tensor.

@@ -1,7 +1,8 @@
-"""Which gradients the ranks have, where a step computes those of some variables only, and of others on another rank.
+"""Which gradients each rank has, if steps compute those of some variables only.
 
-A request says which gradients it holds, so that no rank's is added to that of another variable: if the ranks have
-different ones, it fails on all of them. What is not compiled then asks the other ranks, and takes part with zeros.
+Another rank may have those of other variables. A request says which gradients it holds, so that no rank's is added to
+that of another variable: if the ranks have different ones, it fails on all of them. What is not compiled then asks the
+other ranks, and takes part with zeros.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class Presence:
 
 
 def dense_ones(presences: Sequence[Presence | None], num_bytes: Sequence[int]) -> Present:
-    """The dense gradients that this rank has. The fingerprint also says which sparse ones it has.
+    """The dense gradients of this rank; the fingerprint includes sparse ones too.
 
     Args:
         presences: for each variable, what this rank has; None for nothing.
@@ -40,7 +41,7 @@ def dense_ones(presences: Sequence[Presence | None], num_bytes: Sequence[int]) -
 
 
 def agree(presences: Sequence[Presence | None], process_set: ProcessSet) -> list[Presence | None] | None:
-    """For each variable, what all ranks will have; None if they have the same already. Collective.
+    """For each variable, what all will have; None if equal already. Collective.
 
     A gradient that is dense on one rank will be so on all.
 

@@ -1,4 +1,4 @@
-"""What programs import from ``horovod.common``: questions about the build, an object with the basics, small helpers."""
+"""What ``horovod.common`` offers: build questions, an object of basics, helpers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _VERSION = re.compile(r"v?(\d+(?:\.\d+)*)(?:[-_.]?(a|b|c|rc|alpha|beta|pre|previ
 
 @contextlib.contextmanager
 def env(**kwargs: str | None) -> Iterator[None]:
-    """Set environment variables for the ``with`` block, and restore them after it; None leaves a variable as it is."""
+    """Set environment variables for a ``with`` block only; None leaves one as it is."""
     before = export({name: str(value) for name, value in kwargs.items() if value is not None})
     try:
         yield
@@ -67,7 +67,7 @@ def rocm_built(verbose: bool = False) -> bool:  # noqa: ARG001
 
 
 def extension_available(ext_base_name: str, verbose: bool = False) -> bool:  # noqa: ARG001
-    """Whether a framework ("torch", "tensorflow", "mxnet", "keras") can be used here: whether it is installed."""
+    """Whether a framework ("torch", "tensorflow", "mxnet", "keras") is installed."""
     return find_spec(_FRAMEWORKS.get(ext_base_name, ext_base_name)) is not None
 
 
@@ -79,7 +79,7 @@ def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
 
 
 def check_extension(ext_name: str, ext_env_var: str, pkg_path: str, *args: str) -> None:  # noqa: ARG001
-    """Do nothing where the framework of ``ext_name``, such as "horovod.torch", is installed.
+    """Do nothing if the framework of ``ext_name`` (as "horovod.torch") is installed.
 
     Raises:
         ImportError: it is not.
@@ -124,7 +124,7 @@ def num_rank_is_power_2(num_rank: int) -> bool:
 
 
 def split_list(l: Sequence[T], n: int) -> list[Sequence[T]]:  # noqa: E741 - Horovod's signature
-    """``n`` parts of a list, in its order, the longer ones first; sizes differ by one at most."""
+    """``n`` parts of a list, in order, longer ones first; sizes differ by 1 at most."""
     return split_evenly(l, n)
 
 

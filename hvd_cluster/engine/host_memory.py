@@ -1,4 +1,4 @@
-"""The memory that the ranks of one host share: the ballot, and tensors if the whole world is on this host."""
+"""What a host's ranks share: the ballot, and tensors if the world is all here."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def share_host_memory(
     plan: Callable[[tuple[int, ...]], tuple[Run, ...]],
     check: Check,
 ) -> HostMemory | None:
-    """The shared memory of this rank's host, or None on all ranks of it; collective over them.
+    """This host's shared memory, or None on all its ranks; collective over them.
 
     Args:
         world: the connected world.
@@ -111,7 +111,7 @@ def _whole_pages(num_bytes: int) -> int:
 
 
 def _region_bytes(settings: Settings, num_ranks: int) -> int:
-    """The size of the region in which each rank may allocate tensors; it takes no memory until then."""
+    """The size of each rank's region for tensors, which takes no memory until used."""
     if settings.shared_memory_region_mb is not None:
         return int(settings.shared_memory_region_mb * MIB) // _PAGE_BYTES * _PAGE_BYTES
     machine_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -119,5 +119,5 @@ def _region_bytes(settings: Settings, num_ranks: int) -> int:
 
 
 def has_core_per_rank(num_ranks: int) -> bool:
-    """True if this host has a core for every rank, so that a rank may spin while it waits for another one."""
+    """Whether this host has a core for every rank, so that waiting ranks may spin."""
     return len(os.sched_getaffinity(0)) >= num_ranks

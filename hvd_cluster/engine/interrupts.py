@@ -1,4 +1,4 @@
-"""Exceptions of signal handlers: deferred while the main thread advances the engine, raised where it only waits.
+"""Deferral of signal handlers' exceptions until the main thread only waits.
 
 Python runs a signal handler between any two steps of the main thread. An exception raised there would leave an
 operation unfinished, also for the other ranks. So while the main thread works, a wrapper calls each handler, without
@@ -42,7 +42,7 @@ class _DeferringHandler:
 
 
 class Interrupts:
-    """What handlers raise while a thread works. :data:`interrupts` is the only object that gets anything to keep."""
+    """What handlers raise while a thread works; only :data:`interrupts` gets any."""
 
     #: The thread works, so what handlers raise is kept.
     is_working = True
@@ -53,7 +53,10 @@ class Interrupts:
     _wrappers: Sequence[tuple[int, _DeferringHandler]] = ()
 
     def begin(self) -> Interrupts:
-        """Keep what handlers raise from now on; another object if this is another thread, or if it is kept already."""
+        """Keep what handlers raise from now on.
+
+        Returns another object if this is another thread, or if it is kept already.
+        """
         if self._is_installed or threading.get_ident() != threading.main_thread().ident:
             return Interrupts()
         handlers = [*map(_get, _NUMBERS)]
@@ -84,7 +87,7 @@ class Interrupts:
         self.release()
 
     def wait(self) -> None:
-        """The current work is done and this thread is about to wait: raise what was kept; handlers raise at once."""
+        """Raise what was kept, before this thread waits; handlers then raise at once."""
         self.is_working = False
         if self._kept is not None:
             self.release()
@@ -95,7 +98,7 @@ class Interrupts:
 
     @property
     def has_come(self) -> bool:
-        """A handler has raised something, which :meth:`end` raises even if it was caught meanwhile."""
+        """Whether a handler has raised what :meth:`end` raises, even if it was caught."""
         return self._kept is not None
 
     def keep(self, error: BaseException) -> None:
@@ -110,7 +113,7 @@ class Interrupts:
             raise error
 
     def check(self) -> None:
-        """Raise what was kept for too long, once: this ends the work that waits for other ranks.
+        """Raise what was kept for too long, once: this ends the wait for other ranks.
 
         If this thread waits, the error was raised already and something has caught it: raise it again.
         :meth:`end` raises it to the caller.

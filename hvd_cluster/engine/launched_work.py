@@ -35,7 +35,7 @@ class Event(Protocol):
 
 @dataclass
 class Launch:
-    """What the engine has to know of a launched bucket. It does not keep the tensors of a bucket that is done."""
+    """What the engine knows of a launched bucket, without tensors once it is done."""
 
     #: Grows while the bucket is executed.
     works: list[Work]
@@ -61,7 +61,7 @@ class Launch:
         return self.is_done and all(work.is_complete() for work in self.works)
 
     def has_inputs(self) -> bool:
-        """The device has finished the earlier work that computes the inputs; never blocks."""
+        """Whether the device has finished the work that computes inputs; never blocks."""
         return all(event.query() for event in self.ready_events)
 
 
@@ -80,7 +80,7 @@ class _Entry:
 
 
 class LaunchedWork:
-    """The launched buckets of one rank, oldest first. Only the progress thread uses it.
+    """The launched buckets of one rank, oldest first, for the progress thread only.
 
     Args:
         settings: the times are read.
@@ -110,7 +110,7 @@ class LaunchedWork:
         self._entries.append(entry)
 
     def drop_finished(self) -> None:
-        """Forget the oldest buckets, up to the first one that is in progress or on a device."""
+        """Forget the oldest buckets, up to the first in progress or on a device."""
         while self._entries and self._entries[0].launch.is_done and not self._entries[0].launch.works:
             self._entries.popleft()
 
@@ -162,7 +162,7 @@ class LaunchedWork:
         return {Wait(key, entry.number): entry.launched_s for entry in self._entries for key in entry.keys}
 
     def on_devices(self) -> dict[Wait, float | None]:
-        """What devices have not completed, and since when only the transfer can be the reason.
+        """What devices have not completed, and since when only the transfer delays it.
 
         It is None where the device has not reached it.
         """
@@ -178,7 +178,7 @@ class LaunchedWork:
         return found
 
     def state(self, wait: Wait) -> WaitState | None:
-        """How this rank keeps the ranks waiting that have launched this bucket; None if it has completed it.
+        """How this rank delays the ranks that launched a bucket; None if it is completed.
 
         This asks the device: since the last poll, it may have completed what another rank has not.
 

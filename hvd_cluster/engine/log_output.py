@@ -1,4 +1,4 @@
-"""Output of the library's log messages if ``HOROVOD_LOG_LEVEL`` is set; otherwise the library adds no handler."""
+"""Log output, if ``HOROVOD_LOG_LEVEL`` is set; otherwise no handler is added."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class _FallbackHandler(logging.StreamHandler):  # type: ignore[type-arg]
 
 
 def configure_logging(settings: Settings) -> None:
-    """Show messages at or above ``settings.log_level``; does nothing if the user has not set it."""
+    """Show messages at or above ``settings.log_level``, if the user has set it."""
     if settings.log_level is None:
         return
     package = logging.getLogger(_PACKAGE)

@@ -1,4 +1,4 @@
-"""The work of the engine in a world of several ranks: receive, agree with the other ranks, execute."""
+"""The engine's work in a world of several ranks: receive, agree, execute."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ class Loop:
     # ---- called by the progress lock --------------------------------------------------------------------------------
 
     def is_done(self) -> bool:
-        """Broken, or closed: all decisions are executed, and the children have said goodbye or had time to."""
+        """Whether it is broken, or has executed all and given children time to leave."""
         if self._phase == "closing" and not self._queues:
             return not self._links.has_children or time.monotonic() > self._closes_by_s
         return self._phase == "broken"
@@ -207,7 +207,7 @@ class Loop:
         return self._spinner.spin()
 
     def may_sleep(self) -> bool:
-        """False if there is something to do; True guarantees that the poll reports what comes."""
+        """False if there is work; True guarantees that the poll reports what comes."""
         if self._links.has_message or self._queues.has_finished:
             return False
         return self._ballot is None or self._ballot.may_sleep()
@@ -266,7 +266,7 @@ class Loop:
             ends.callback(self._timeline.stop)
 
     def expedite(self) -> None:
-        """Negotiate now: a thread without the progress lock waits for what it has submitted."""
+        """Negotiate now, for a thread that waits without the progress lock."""
         self._submissions.is_urgent = True
         self._submissions.wake()
 
@@ -332,7 +332,7 @@ class Loop:
             self._timeline.start(switch.path, switch.mark_cycles)
 
     def _check(self, wait: Deadline | None = None) -> None:
-        """Raise, while work waits for other ranks, if the world has ended or an interrupt has waited too long."""
+        """In waits for ranks: raise if the world has ended or an interrupt is overdue."""
         self._links.check()
         interrupts.check()
         self._stall.serve(self._links.take_stalls(), wait)
@@ -375,7 +375,7 @@ class Loop:
     # ---- the end ----------------------------------------------------------------------------------------------------
 
     def _close(self, close: Close) -> None:
-        """The world ends in good order: what precedes the end in the log is executed, the rest fails."""
+        """End the world in good order: execute what precedes the end, fail the rest."""
         self._phase = "closing"
         self._closes_by_s = time.monotonic() + SHUTDOWN_TIMEOUT_S
         self.steps.report()
@@ -385,7 +385,7 @@ class Loop:
         self._decisions.fail_pending(f"{SHUT_DOWN_TEXT} ({who} has called shutdown or ended{hint})")
 
     def _abort(self, reason: str, source: int | None = None) -> None:
-        """The world is broken: report it to the linked ranks, fail everything, end the waits in the transports."""
+        """Break the world: report it to linked ranks, fail everything, end the waits."""
         if self._phase == "broken":
             return
         self._links.send_all(Abort(reason), but=source)

@@ -15,7 +15,10 @@ from hvd_cluster.errors import HorovodInternalError, NotInitializedError
 
 
 def running_engine() -> Engine:
-    """The engine; collectives report its absence as :class:`HorovodInternalError`, unlike ``rank()`` and its family."""
+    """The running engine.
+
+    Collectives report its absence as :class:`HorovodInternalError`, unlike ``rank()`` and its family.
+    """
     keep_untraced()
     try:
         return current.engine()
@@ -32,7 +35,10 @@ def require_process_set(process_set: object) -> None:
 
 
 def takes_part(process_set: ProcessSet) -> bool:
-    """Whether this rank is in a process set; otherwise optimizers and tapes do not change its gradients."""
+    """Whether this rank is in a process set.
+
+    If it is not, optimizers and tapes do not change its gradients.
+    """
     require_process_set(process_set)
     return process_set.included()
 
@@ -61,7 +67,7 @@ def member_index(process_set: ProcessSet) -> int:
 
 
 def next_number(process_set: ProcessSet, family: str) -> SerialNumber:
-    """The next number of unnamed operations of one family; operations match by it, so it is equal on all ranks."""
+    """The next number of unnamed operations in a family, by which ranks match them."""
     return running_engine().next_number(process_set_id(process_set), family)
 
 

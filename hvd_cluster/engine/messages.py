@@ -1,4 +1,4 @@
-"""The messages between ranks: what travels up and down the tree, and the entries of the log."""
+"""The messages between ranks, up and down the tree, and the entries of the log."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class RankSignature:
 
 @dataclass(frozen=True)
 class Report:
-    """Up: every member of the sender's subtree has submitted this request, or has joined."""
+    """Up: each member of the sender's subtree has submitted this request or joined."""
 
     key: Key
     #: One signature, or two that differ.
@@ -31,7 +31,7 @@ class Report:
 
 @dataclass(frozen=True)
 class CachedReport:
-    """Up: the same, for a request that the log has defined, if all agree with the definition."""
+    """Up: the same, for a request in the log, if all agree with its definition."""
 
     id: int
     #: A rank that has submitted it, for error messages.
@@ -41,7 +41,7 @@ class CachedReport:
 
 @dataclass(frozen=True)
 class Joined:
-    """Up: a rank of the sender's subtree has joined; its earlier requests were reported before."""
+    """Up: a rank of the subtree has joined; its earlier requests were reported."""
 
     rank: int
 
@@ -124,14 +124,14 @@ Entry = Define | Forget | Run | Refuse | Tune | JoinDone | Close
 
 @dataclass(frozen=True)
 class VotesComplete:
-    """Log of one host: all of its ranks that these requests concern have voted for them; its leader reports them."""
+    """Log of one host: its ranks concerned voted for these; its leader reports them."""
 
     ids: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Recall:
-    """Log of one host: vote again for the requests that you voted for in an older epoch."""
+    """Log of one host: vote again for the requests you voted for in an older epoch."""
 
     epoch: int
 
@@ -242,7 +242,7 @@ class StallQuery:
 
 @dataclass(frozen=True)
 class StallReply:
-    """Up: the reply of one rank, or of the leader of its host for a rank that does not reply."""
+    """Up: the reply of a rank, or of its host's leader if the rank does not reply."""
 
     number: int
     rank: int

@@ -1,4 +1,4 @@
-"""Agreement on what to do next: events in, messages and decisions out; no sockets, no clock, no tensors.
+"""Pure agreement on what to do next: events in, messages and decisions out.
 
 Ranks match requests by name, not by call order. A request that is ready stays ready, so readiness is AND-ed
 incrementally up the tree of :mod:`hvd_cluster.engine.tree`: a node reports a request to its parent once, when its own
@@ -135,7 +135,7 @@ class Negotiator:
         self._drop_readable()
 
     def apply(self, entries: tuple[Entry, ...]) -> list[Decision]:
-        """Apply one log message, after forwarding it to the children; returns this rank's decisions in order.
+        """Apply a log message already sent to the children; returns ordered decisions.
 
         A rank that had not read the :class:`Close` yet may have appended entries by its vote. All ranks ignore them,
         because ranks that have read the end may be gone.
@@ -170,7 +170,7 @@ class Negotiator:
         self._process_sets[id] = ranks
 
     def remove_process_set(self, id: int) -> None:
-        """A process set does not exist any more: drop the state of its requests; the cache drops the definitions."""
+        """Drop the request states of a removed process set; the cache drops definitions."""
         for key in [key for key in self._states if key[0] == id]:
             del self._states[key]
             self._touched.pop(key, None)
@@ -200,7 +200,7 @@ class Negotiator:
         return self._num_applied - self._num_acknowledged >= _ACKNOWLEDGE_EVERY
 
     def take_reports(self) -> ReportBatch | None:
-        """The message for the parent, or None if there is nothing to report. Not at the root."""
+        """The message for the parent; None if nothing is to be reported. Not at the root."""
         for key in self._take_ready():
             self._reports.append(self._report(key))
         # After the reports: a join stands in for what the rank has not submitted before.
@@ -214,7 +214,7 @@ class Negotiator:
         return message
 
     def take_log(self) -> tuple[Entry, ...]:
-        """At the root: the next log message, to be sent down and applied here; empty if nothing is decided."""
+        """At the root: the next log message, to send down and apply here, or empty."""
         entries: list[Entry] = []
         ready: list[tuple[int, Key, Signature]] = []
         transient: list[int] = []
@@ -260,7 +260,7 @@ class Negotiator:
         return tuple(entries)
 
     def missing(self) -> set[int]:
-        """This rank and those children that have not reported what others have reported to this node."""
+        """This rank and the children that have not reported what others have reported."""
         found: set[int] = set()
         for key, state in self._states.items():
             if not (state.mine or self._joined) and self._position.rank in self._members(key[0]):
@@ -272,7 +272,7 @@ class Negotiator:
     # ---- for ranks that vote through shared memory ------------------------------------------------------------------
 
     def add_votes(self, ids: Iterable[int]) -> None:
-        """At the leader of a host: all ranks of the host have submitted these requests, as the log has defined them."""
+        """As leader: add what all ranks of the host have submitted as the log defines it."""
         for id in ids:
             key, signature = self._ids[id]
             if key[0] in self._removed_sets:
@@ -288,7 +288,7 @@ class Negotiator:
         return self._ids[id][0]
 
     def id_of(self, key: Key, signature: Signature) -> int | None:
-        """The id that the log has given to this request, if its signature is still the same."""
+        """The id that the log has given to this request, if its signature is unchanged."""
         return self._ids.find(key, signature)
 
     def plan(self, ids: tuple[int, ...]) -> tuple[Run, ...]:
@@ -298,7 +298,7 @@ class Negotiator:
         return tuple(Run(tuple(ids[index] for index in bucket)) for bucket in buckets)
 
     def take_contested(self) -> set[int]:
-        """At the leader: ids that ranks of this host have reported since the last call and that others may vote for."""
+        """At the leader: ids newly reported by ranks here that others may vote for."""
         contested, self._contested = self._contested, set()
         return contested
 
@@ -330,7 +330,7 @@ class Negotiator:
             state.add(signature)
 
     def _members_below(self, key: Key) -> dict[int, frozenset[int]]:
-        """The children whose subtrees have members of the request's process set, with these members."""
+        """The children with members of the request's set below them, and these members."""
         process_set_id = key[0]
         below = self._below_of_set.get(process_set_id)
         if below is None:
@@ -346,7 +346,7 @@ class Negotiator:
         return self._process_sets[id]
 
     def _take_ready(self) -> list[Key]:
-        """The touched requests that this whole subtree is ready for, in the order in which they became ready."""
+        """The touched requests that this whole subtree is ready for, first ready first."""
         touched, self._touched = self._touched, {}
         ready = []
         for key in touched:

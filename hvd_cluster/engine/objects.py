@@ -1,4 +1,4 @@
-"""Collectives of Python objects: pickled, signed, and sent by collectives of bytes."""
+"""Collectives of Python objects, pickled, signed and sent as bytes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from hvd_cluster.rendezvous.secret import sign, verify
 
 @dataclass(frozen=True)
 class _Unpicklable:
-    """Sent instead of an object that cannot be pickled, because the other ranks wait for one."""
+    """The substitute for an object that cannot be pickled: other ranks wait for one."""
 
     rank: int
     text: str
@@ -130,7 +130,7 @@ def _pickle(obj: Any) -> tuple[bytes, Exception | None]:
 
 
 def _signed(pickled: bytes, label: str) -> torch.Tensor:
-    """Signed bytes: data sockets are not authenticated, and unpickling bytes of other processes runs their code."""
+    """Signed bytes: data sockets are not authenticated, and unpickling runs code."""
     signed = sign(running_engine().world.topology.secret, label, pickled)
     return torch.frombuffer(bytearray(signed), dtype=torch.uint8)
 

@@ -34,7 +34,7 @@ class PeerState:
         return process_state(pid) if pid else ""
 
     def named(self, ranks: Iterable[int], mark: str = "") -> str:
-        """The ranks with their hosts and what stops their processes, e.g. "rank 3 on a (it has ended)"."""
+        """The ranks, hosts, and what stops them, e.g. "rank 3 on a (it has ended)"."""
         states = {rank: self.process(rank) for rank in ranks}
         return ", ".join(
             f"rank {rank}{mark} on {self._world.hosts[rank]}" + (f" ({state})" if state else "")
@@ -42,7 +42,7 @@ class PeerState:
         )
 
     def needed_to_leave(self) -> str:
-        """The ranks through which this one leaves the world: those above it in the tree, at the root its children.
+        """The ranks by which this one leaves: those above it, at the root its children.
 
         If the processes of some are known not to run, only these.
         """
@@ -55,7 +55,7 @@ class PeerState:
         return self.named([rank for rank in ranks if self.process(rank)] or ranks)
 
     def last_operation(self, rank: int) -> str:
-        """The last operation that this rank has finished together with ``rank``, as the end of a sentence."""
+        """The last operation finished together with ``rank``, as the end of a sentence."""
         last = self._submissions.last_finished.items()
         finished = [(at_s, name) for set_id, (name, at_s) in last if rank in ranks_of(self._process_sets, set_id)]
         if not finished:

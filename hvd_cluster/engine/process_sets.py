@@ -1,4 +1,4 @@
-"""Process sets: named groups of ranks that carry out collectives among themselves."""
+"""Process sets: named groups of ranks with collectives among themselves."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ _registered: list[ProcessSet] = []
 
 
 class ProcessSet:
-    """A group of ranks. Pass it to ``init(process_sets=[...])``, then to any collective as ``process_set=``.
+    """A group of ranks.
+
+    Pass it to ``init(process_sets=[...])``, then to any collective as ``process_set=``.
 
     Args:
         ranks_or_comm: the global ranks, in any order; or a communicator of mpi4py, for ``init`` only: after a
@@ -67,7 +69,7 @@ class ProcessSet:
         return self.ranks.index(current.rank())
 
     def included(self) -> bool:
-        """True if this process is in the set; also before the set is registered, but not before ``init``."""
+        """Whether this process is in the set, even unregistered, but not before ``init``."""
         return self.ranks is None or current.rank() in self.ranks
 
     def __str__(self) -> str:
@@ -87,7 +89,9 @@ global_process_set: ProcessSet = _GlobalProcessSet()
 
 
 def register(process_sets: Sequence[ProcessSet], world_size: int, comm: Any = None) -> dict[int, tuple[int, ...]]:
-    """Assign ids 1, 2, ... to ``process_sets``; returns the ranks of every set by id, including the global set.
+    """Assign ids 1, 2, ... to ``process_sets``.
+
+    Returns the ranks of every set by id, including the global set.
 
     Args:
         process_sets: those of this rank.
@@ -116,7 +120,7 @@ def register(process_sets: Sequence[ProcessSet], world_size: int, comm: Any = No
 
 
 def _parts(process_set: ProcessSet, comm: Any) -> list[tuple[int, ...]]:
-    """The sets that one entry describes: its ranks, or the communicators that the ranks pass for it."""
+    """The sets of one entry: its ranks, or the communicators that the ranks pass."""
     if process_set.mpi_comm is None:
         return [tuple(process_set.ranks or ())]
     from mpi4py import MPI
@@ -127,8 +131,9 @@ def _parts(process_set: ProcessSet, comm: Any) -> list[tuple[int, ...]]:
 
 
 def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
-    """Register a process set after ``init``. Every rank of the world calls this, in the same order; it blocks
-    until all do.
+    """Register a process set after ``init``.
+
+    Every rank of the world calls this, in the same order; it blocks until all do.
 
     Args:
         process_set: a process set, or its ranks.
@@ -154,7 +159,9 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
-    """Remove a process set. Every rank of the world calls this, in the same order; it blocks until all do.
+    """Remove a process set.
+
+    Every rank of the world calls this, in the same order; it blocks until all do.
 
     Args:
         process_set: one that was registered; not the global one.
@@ -181,7 +188,7 @@ def _check_dynamic(what: str) -> None:
 
 
 def _agree(kind: Kind, ranks: tuple[int, ...]) -> int:
-    """Have all ranks of the world execute ``kind``; returns the id of the process set."""
+    """Have all ranks of the world execute ``kind``; returns the process set's id."""
     handle = Handle(current.engine().progress)
     # The name has no ranks, so that different ones match and raise an error.
     request = Request(kind.value, 0, Signature(kind, ranks=ranks), [], [], lambda _: None, handle)

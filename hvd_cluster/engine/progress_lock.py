@@ -1,4 +1,4 @@
-"""Which thread advances the engine: the engine's own, or a thread that waits for a result and works meanwhile.
+"""Which thread advances the engine: its own, or one that waits for a result.
 
 Handing work to another thread and back costs two wake-ups, and milliseconds if that thread has to get the interpreter
 lock from a busy one. So a thread that waits takes the progress lock and becomes the progress thread: until its own
@@ -24,25 +24,28 @@ _RECHECK_S = 0.002
 
 
 class ProgressEngine(Protocol):
-    """What the lock protects. Only its holder calls these methods, except :meth:`expedite` and :meth:`wake`."""
+    """What the lock protects.
+
+    Only its holder calls these methods, except :meth:`expedite` and :meth:`wake`.
+    """
 
     def is_done(self) -> bool:
         """Nothing remains to be done."""
 
     def work(self, *, is_waited_for: bool) -> None:
-        """Do what can be done without waiting; ``is_waited_for`` if a thread waits for what was submitted."""
+        """Work without waiting; ``is_waited_for`` if a thread waits for a submission."""
 
     def spin(self) -> bool:
         """Wait a moment for what usually comes soon; True if there is something to do."""
 
     def may_sleep(self) -> bool:
-        """False if there is something to do; True guarantees that the poll reports what comes."""
+        """False if there is work; True guarantees that the poll reports what comes."""
 
     def hand_over(self) -> None:
-        """The progress thread leaves: make sure that the poll reports what comes, soon enough."""
+        """Have the poll report what comes soon enough: the progress thread leaves."""
 
     def deadline_s(self) -> float | None:
-        """``time.monotonic()`` when there is something to do even if the poll reports nothing; None for never."""
+        """When there is work even if the poll is silent (``time.monotonic()``), or None."""
 
     def handle_events(self, events: list[tuple[int, int]]) -> None:
         """Handle what the poll has reported."""
@@ -88,7 +91,9 @@ class ProgressLock:
         return self._holder == threading.get_ident()
 
     def progress_until(self, handle: Handle, give_up_s: float = math.inf) -> None:
-        """Advance the engine until it is done or ``handle`` is settled; returns early if another thread does so.
+        """Advance the engine until it is done or ``handle`` is settled.
+
+        Returns early if another thread advances it.
 
         Args:
             handle: what this thread waits for.

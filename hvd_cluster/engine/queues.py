@@ -1,4 +1,4 @@
-"""The decided buckets of all process sets, including removed ones until their buckets are done."""
+"""The decided buckets of all process sets, of removed ones until they are done."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Queues:
         self._continue(finished)
 
     def finish_exclusive(self, but: SetId | None = None) -> None:
-        """Before work that waits for other ranks: finish the buckets in the middle of which some of them may wait.
+        """Finish buckets that other ranks may wait in, before work that waits for them.
 
         The ranks of a host wait in the middle of a bucket for their leader. If the leader continued with the next entry
         of the log and waited for them there, as it could in another process set, both would wait forever. So each rank

@@ -42,7 +42,7 @@ class ReductionConfig:
         self.group_indices([None])
 
     def group_indices(self, variables: Sequence[Any], key: Callable[[Any], Hashable] = id) -> list[list[int]]:
-        """The groups as lists of indices into ``variables``, which are compared by ``key``.
+        """The groups as lists of indices into ``variables``, compared by ``key``.
 
         Raises:
             ValueError: ``groups`` is not a number or a list of lists, or holds a variable twice.

@@ -1,4 +1,4 @@
-"""A request of one rank to the engine, and the handle to wait on. Ranks must agree on its signature."""
+"""A request to the engine, whose signature ranks must agree on, and its handle."""
 
 from __future__ import annotations
 
@@ -96,9 +96,10 @@ class Handle:
         self._call_back()
 
     def on_settled(self, callback: Callable[[], None]) -> None:
-        """Call ``callback`` once, when the outcome is known: from the progress thread, or at once if it is already.
+        """Call ``callback`` once, when the outcome is known.
 
-        It must neither wait nor raise.
+        The callback runs in the progress thread, or at once if the outcome is known already. It must neither wait nor
+        raise.
         """
         self._callbacks.append(callback)
         if self._is_settled:
@@ -124,7 +125,10 @@ class Handle:
         return self._error
 
     def settles_within(self, timeout_s: float) -> bool:
-        """Whether the outcome is known after at most ``timeout_s`` seconds. Other threads advance the engine."""
+        """Whether the outcome is known after at most ``timeout_s`` seconds.
+
+        Other threads advance the engine.
+        """
         if self._is_settled:
             return True
         if not self._blocked.acquire(timeout=min(timeout_s, threading.TIMEOUT_MAX)):
@@ -133,7 +137,7 @@ class Handle:
         return True
 
     def wait(self) -> Any:
-        """The request's value; blocks until it is known, and raises the error if the request failed.
+        """Block until the request's value is known; return it, or raise its error.
 
         From then on the caller's stream may read results on a GPU: the stream waits for them, not the caller.
         """
@@ -209,7 +213,7 @@ class Request:
 
     @property
     def tensor_names(self) -> list[str]:
-        """A name for each tensor: its label, the request's own name, or ``<name>_<i>of<n>`` in a group."""
+        """A name per tensor: its label, the request's, or ``<name>_<i>of<n>`` in groups."""
         if self.labels:
             return list(self.labels)
         count = len(self.signature.tensors)
@@ -221,7 +225,7 @@ Request.__init__.__code__ = Request.__init__.__code__.replace(co_filename=__file
 
 
 def _hand_over(tensors: Sequence[torch.Tensor], event: torch.cuda.Event) -> None:
-    """Let the caller's stream read results of the engine's stream: it waits for them and keeps their memory."""
+    """Let the caller's stream wait for the engine's results and keep their memory."""
     for device in {tensor.device for tensor in tensors if tensor.is_cuda}:
         stream = torch.cuda.current_stream(device)
         stream.wait_event(event)
@@ -231,7 +235,10 @@ def _hand_over(tensors: Sequence[torch.Tensor], event: torch.cuda.Event) -> None
 
 
 def recorded_event(tensors: Sequence[torch.Tensor]) -> torch.cuda.Event | None:
-    """The event after which ``tensors``, all on one device, hold what this thread's stream computes; None for a CPU."""
+    """The event after which this thread's stream has computed ``tensors``.
+
+    All are on one device; the event is None for a CPU.
+    """
     if not tensors or not tensors[0].is_cuda:
         return None
     event = torch.cuda.Event()
@@ -240,7 +247,7 @@ def recorded_event(tensors: Sequence[torch.Tensor]) -> torch.cuda.Event | None:
 
 
 def describe(tensor: torch.Tensor, *, any_first_dimension: bool = False) -> TensorMeta:
-    """The meta data of ``tensor``; the first dimension is -1 if ranks may differ in it."""
+    """The meta data of ``tensor``, first dimension -1 if ranks may differ in it."""
     shape = tuple(tensor.shape)
     return TensorMeta(
         _NAMES.get(tensor.dtype) or dtype_name(tensor.dtype),
@@ -259,7 +266,7 @@ _NAMES: dict[torch.dtype, str] = {}
 
 
 def neutral_for(key: Key, signature: Signature, gpu: int) -> Request:
-    """The part of a rank that has called join() in what it has not submitted: it does not change the result."""
+    """A joined rank's part in what it has not submitted, which changes no result."""
     tensors = [
         torch.full(
             meta.shape,
@@ -283,7 +290,7 @@ def neutral_for(key: Key, signature: Signature, gpu: int) -> Request:
 
 
 def _neutral(op: ReduceOp, dtype: torch.dtype, prescale: float) -> float:
-    """The neutral element of ``op`` after a multiplication by ``prescale``: 0, 1, an infinity or a limit."""
+    """The neutral element of ``op`` after ``prescale``: 0, 1, infinity or a limit."""
     if op == ReduceOp.PRODUCT:
         return 1 / prescale if prescale else 1
     if op not in (ReduceOp.MIN, ReduceOp.MAX):

@@ -1,4 +1,4 @@
-"""The short ids that the log gives to requests: a cache that is replicated on every rank."""
+"""The short ids that the log gives to requests: a cache equal on every rank."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hvd_cluster.engine.signature import Key, Signature
 
 
 class RequestIds:
-    """The definitions at one position of the log, equal on all ranks; ids are never reused within a world."""
+    """Definitions at a log position, equal on all ranks; a world never reuses an id."""
 
     def __init__(self) -> None:
         #: The id of the next definition.
@@ -59,7 +59,7 @@ class RequestIds:
         self.next_id = max(self.next_id, entry.id + 1)
 
     def forget(self, id: int, log_position: int) -> None:
-        """Apply an entry at ``log_position``. The id stays readable until :meth:`drop_readable`."""
+        """Forget an id at ``log_position``; it is readable until :meth:`drop_readable`."""
         key, signature = self._definitions.pop(id)
         if self._ids.get(key) == id:
             del self._ids[key]
@@ -73,6 +73,6 @@ class RequestIds:
         return bool(self._forgotten)
 
     def drop_readable(self, log_position: int) -> None:
-        """Drop the ids that were forgotten up to ``log_position``, which all children have applied."""
+        """Drop ids forgotten up to ``log_position``, which all children have applied."""
         while self._forgotten and self._forgotten[0][0] <= log_position:
             del self._readable[self._forgotten.popleft()[1]]

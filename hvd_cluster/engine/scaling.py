@@ -1,4 +1,4 @@
-"""The arithmetic of a reduction: the element types in which it is computed, and where its factors are applied.
+"""The arithmetic of reductions: element types, and where factors are applied.
 
 A sum or an average is linear, so its factors can be combined if a 16-bit number would overflow in between.
 ``docs/concepts.md`` describes the guarantees for each element type.
@@ -73,7 +73,7 @@ class Factors(NamedTuple):
 
 
 class Bucketing(NamedTuple):
-    """How tensors of one element type are packed into a bucket that a transport reduces as it is."""
+    """How tensors of one type are packed into a bucket that is reduced as it is."""
 
     #: The element type of the bucket.
     dtype: torch.dtype
@@ -95,7 +95,7 @@ class Bucketing(NamedTuple):
         postscale: float,
         num_ranks: int,
     ) -> Bucketing:
-        """How one reduction passes through a bucket; the arguments are those of :meth:`Factors.of`."""
+        """How one reduction passes through a bucket; arguments as for :meth:`Factors.of`."""
         divisor = num_ranks if op == ReduceOp.AVERAGE else 1
         factors = Factors.of(op, own, wire, prescale, postscale, divisor, num_ranks)
         plain = ReduceOp.SUM if op == ReduceOp.AVERAGE else op
@@ -146,10 +146,11 @@ class Bucketing(NamedTuple):
 
 
 def copy_scaled(target: torch.Tensor, source: torch.Tensor, factor: float = 1.0, divisor: float = 1.0) -> None:
-    """``target = source * factor / divisor``; both are contiguous, and may be the same memory.
+    """Set ``target = source * factor / divisor``.
 
-    Real numbers are computed in the wider of the two types, in float32 at least, and rounded once. Integers are scaled
-    in float64 and truncated; if they are only divided, the quotient is exact.
+    Both are contiguous, and may be the same memory. Real numbers are computed in the wider of the two types, in float32
+    at least, and rounded once. Integers are scaled in float64 and truncated; if they are only divided, the quotient is
+    exact.
     """
     if factor == 1.0 and divisor == 1.0:
         if target.data_ptr() != source.data_ptr() or target.dtype != source.dtype:
@@ -176,9 +177,10 @@ def copy_scaled(target: torch.Tensor, source: torch.Tensor, factor: float = 1.0,
 def finish_divided(
     target: torch.Tensor, quotients: torch.Tensor, remainders: torch.Tensor, modulus: int, factors: Factors
 ) -> None:
-    """``target = (quotients * modulus + remainders) * postscale / divisor``, truncated.
+    """Set ``target = (quotients * modulus + remainders) * postscale / divisor``.
 
-    The sum in parentheses need not fit int64. A mean, where ``divisor`` is the modulus and the factor is 1, is exact.
+    The result is truncated. The sum in parentheses need not fit int64. A mean, where ``divisor`` is the modulus and the
+    factor is 1, is exact.
 
     Args:
         target: int64, shape (...); may be one of the next two.
@@ -198,5 +200,5 @@ def finish_divided(
 
 
 def _as_int64(real: torch.Tensor) -> torch.Tensor:
-    """Floats as int64, truncated; the largest int64 for 2**63, to which floats round it."""
+    """Floats as int64, truncated; the largest int64 for 2**63, as floats round it."""
     return real.long().masked_fill_(real == 2.0**63, torch.iinfo(torch.int64).max)

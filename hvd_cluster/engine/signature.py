@@ -84,7 +84,7 @@ class TensorMeta(NamedTuple):
 
 
 class Signature(NamedTuple):
-    """What must be equal on all ranks; all that a rank that has called join() needs to take part with zeros."""
+    """What must be equal on all ranks, and suffices for a joined rank's zeros."""
 
     kind: Kind
     #: One entry, or one for each tensor of a group.

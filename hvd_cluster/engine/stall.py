@@ -1,4 +1,4 @@
-"""The stall inspector: reports which ranks the others wait for, and what those ranks are doing.
+"""The stall inspector: which ranks the others wait for, and what those do.
 
 A rank that has waited too long, for other ranks to submit a request or for its device to complete one, reports it to
 the root of the tree. The root queries all ranks and, a moment later, writes one warning from their replies. If a rank
@@ -65,7 +65,9 @@ class _OpenHostQuery:
 
 
 class StallInspector:
-    """One rank's part. The engine calls :meth:`inspect` at :meth:`next_check_s`, and :meth:`receive` for messages.
+    """One rank's part in the stall inspection.
+
+    The engine calls :meth:`inspect` at :meth:`next_check_s`, and :meth:`receive` for messages.
 
     Args:
         world: its ranks, hosts and processes are read.
@@ -137,7 +139,7 @@ class StallInspector:
         self._last = (name, time.monotonic())
 
     def serve(self, messages: Iterable[StallMessage], wait: Deadline | None) -> None:
-        """This thread waits in the middle of an operation: answer other ranks, and report what lasts too long.
+        """In the middle of a wait: answer other ranks, and report what lasts too long.
 
         Args:
             messages: those that have arrived.
@@ -169,7 +171,7 @@ class StallInspector:
         logger.warning("%s", text)
 
     def _describe(self, wait: Deadline, mark: str = "") -> str:
-        """What a wait in shared memory is for: the operation, and the late ranks with what stops them."""
+        """What a wait in shared memory is for: operation, late ranks, what stops them."""
         operations = [wait.key for wait in self._launched_work.waits()] or self._launched_work.latest
         return f"in the middle of {names(operations)} for {self._peers.named(wait.late(), mark) or 'other ranks'}"
 
@@ -199,7 +201,7 @@ class StallInspector:
         return min(deadlines, default=None)
 
     def inspect(self) -> None:
-        """Report to the root what has waited too long, and write the warnings whose replies have arrived.
+        """Report long waits to the root, and write warnings whose replies have arrived.
 
         Raises:
             RuntimeError: the work of a device has failed.
@@ -227,7 +229,7 @@ class StallInspector:
             self._conclude(open_query)
 
     def receive(self, message: StallMessage) -> None:
-        """A message of another rank's inspector. Queries travel down to every rank, all others up to the root."""
+        """Handle a message; queries travel down to every rank, all others to the root."""
         if isinstance(message, StallQuery):
             self._root_deadline_s = None
             self._send_up(self._reply(message))
@@ -293,7 +295,7 @@ class StallInspector:
             self._send_up(report)
 
     def _report_silent_root(self) -> None:
-        """Neither a decision nor a query has arrived: the root, or a leader on the way to it, is stopped."""
+        """Report a stopped root or leader: neither a decision nor a query has arrived."""
         waits = self._waits.all()
         waiting = [wait.key for wait in waits if wait in self._reported or wait in self._timed_out]
         if not waiting:

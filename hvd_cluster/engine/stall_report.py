@@ -33,7 +33,7 @@ def describe_stall(
     process_sets: Mapping[int, tuple[int, ...]],
     warning_s: float,
 ) -> str:
-    """Which ranks keep others waiting, and where in their programs they are; "" if no rank does.
+    """Which ranks keep others waiting, and where in their programs; "" if none does.
 
     Args:
         query: what was asked.
@@ -62,7 +62,7 @@ def describe_stall(
 
 
 def shutdown_text(shutdown_s: float) -> str:
-    """The end of the message that ends the job after ``HOROVOD_STALL_SHUTDOWN_TIME_SECONDS``; Horovod's text."""
+    """The end of the ``HOROVOD_STALL_SHUTDOWN_TIME_SECONDS`` message, as in Horovod."""
     return f'\nOne or more rank (marked by "!") is stalled for longer than {shutdown_s:g} seconds. Will shutdown.'
 
 
@@ -72,7 +72,7 @@ def is_any_device_busy(replies: Iterable[StallReply]) -> bool:
 
 
 def silent_leader(rank: int, replies: Mapping[int, StallReply], positions: Sequence[TreePosition]) -> int | None:
-    """Of those that pass on the messages of ``rank``, the one next to the root that has not replied, or None."""
+    """The silent rank next to the root that passes on messages of ``rank``, or None."""
     above, silent = positions[rank].parent, None
     while above is not None:
         if above not in replies or replies[above].silence:

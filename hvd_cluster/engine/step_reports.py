@@ -1,4 +1,4 @@
-"""The monitor in the engine: reports of steps up the tree, and samples of what a rank does while others wait.
+"""The engine's monitor: reports of steps, and samples of ranks that others await.
 
 Every few seconds each rank sends the times of its steps to the root, which says what slows the job down
 (:mod:`hvd_cluster.monitor`). While other ranks wait for this one, the engine's thread looks 50 times a second where the
@@ -125,7 +125,7 @@ class StepReports:
             self._report()
 
     def report(self) -> None:
-        """Report what has happened since the last report, to the root and into the timeline."""
+        """Report to the root and the timeline what has happened since the last report."""
         with self._or_off():
             self._report()
 
@@ -180,7 +180,7 @@ class StepReports:
         return self._ballot.is_awaited or self._ballot.num_open > voted
 
     def _inform_awaited(self, now_s: float) -> bool:
-        """At the root: inform the ranks that keep others waiting; returns whether there are any."""
+        """At the root: inform ranks that keep others waiting; True if there are any."""
         missing = self._negotiator.missing() if self._position.children else set()
         if not missing:
             return False
@@ -197,7 +197,9 @@ class StepReports:
 
 
 class MonitorOutput:
-    """Writes what the root knows, in a thread of its own: a line every few seconds, a table at the end, and metrics.
+    """Writes what the root knows: lines, a table at the end, and metrics.
+
+    It does so in a thread of its own, with a line every few seconds.
 
     Args:
         job: collects the reports.
@@ -264,7 +266,7 @@ class LocalMonitor:
 
 
 def next_beat(due_s: float, interval_s: float, now_s: float) -> float:
-    """When to do again what was due at ``due_s`` and is done now: whole intervals later, so that no delays add up.
+    """When to repeat what was due at ``due_s``: whole intervals later, without drift.
 
     At least half an interval from now.
     """

@@ -1,4 +1,4 @@
-"""Streams of GPUs: those of this package, and how a thread uses streams of several GPUs."""
+"""Streams of GPUs: this package's, and how a thread uses those of several GPUs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 
 class OwnStreams:
-    """A stream for each GPU, made when it is first asked for. Programs do not compute on it."""
+    """A stream for each GPU, made on first use, on which programs do not compute."""
 
     def __init__(self) -> None:
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
@@ -22,7 +22,7 @@ class OwnStreams:
 
 @contextmanager
 def on_streams(streams: Sequence[torch.cuda.Stream]) -> Iterator[None]:
-    """Inside, each stream is the current one of its GPU, and the first one's GPU is the current GPU of this thread.
+    """Inside, make each stream current on its GPU, and the first one's GPU current.
 
     ``torch.cuda.stream()`` alone returns to the thread's former GPU by selecting it. That makes a context there, of
     hundreds of MB: a thread that has selected none has GPU 0, which belongs to another rank.
@@ -39,7 +39,7 @@ _joining = OwnStreams()
 
 @contextmanager
 def behind(streams: Sequence[torch.cuda.Stream]) -> Iterator[None]:
-    """Inside, work comes after what ``streams``, and the current streams of their GPUs, have been given so far.
+    """Order work inside after that of ``streams`` and their GPUs' current streams.
 
     None of them waits for another one: if they differ, the work inside is on streams of this package.
     """

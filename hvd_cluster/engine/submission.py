@@ -52,7 +52,7 @@ _RULES = {
 
 
 def reduce_op(average: bool | None, op: ReduceOp | None) -> ReduceOp:
-    """The reduction that two arguments of a public function ask for; warns the caller of that function.
+    """The reduction that two arguments ask for; warns the public function's caller.
 
     Raises:
         ValueError: both arguments are given.
@@ -88,7 +88,7 @@ class Waitable(Protocol):
 
 @dataclass(frozen=True)
 class Present:
-    """Which tensors of a list this rank has; those that it lacks may be on other ranks."""
+    """Which tensors of a list this rank has; other ranks may have those it lacks."""
 
     #: Bytes of each tensor of the list, equal on all ranks.
     num_bytes: tuple[int, ...]
@@ -100,7 +100,7 @@ class Present:
 
 @dataclass(frozen=True, kw_only=True)
 class Collective:
-    """A collective without its tensors. Whatever may differ in a new world is looked up at each call."""
+    """A collective without tensors; what worlds may change is looked up at each call."""
 
     kind: Kind
     process_set: ProcessSet
@@ -269,7 +269,9 @@ def _check(
 
 
 def wait_all(handles: Iterable[Waitable]) -> list[Any]:
-    """The values of all handles. Waits for each, also after one has failed: its tensors are in use until then.
+    """Wait for all handles, and return their values.
+
+    It also waits after one has failed, because tensors are in use until then.
 
     Raises:
         HorovodInternalError: the first error.
@@ -306,7 +308,7 @@ class CombinedHandles:
 
 
 class IntegerHandle:
-    """Gives the integer of another handle, or 0 for None, as an int32 tensor of shape ()."""
+    """Gives another handle's integer, or 0 for None, as an int32 tensor of shape ()."""
 
     def __init__(self, handle: Handle) -> None:
         self._handle = handle
@@ -361,7 +363,7 @@ def check_root(root: int, process_set: ProcessSet) -> None:
 
 
 def check_adasum(process_set: ProcessSet) -> None:
-    """Check that ranks can be combined pairwise by Adasum; before ``init()`` only the process set is checked.
+    """Check that Adasum can pair ranks; before ``init()``, only the process set.
 
     Raises:
         NotImplementedError: the number of ranks is not a power of two, or ``process_set`` is not the global one.

@@ -1,4 +1,4 @@
-"""What the user's threads submit to the progress thread, and the descriptor that wakes the engine's thread."""
+"""Submissions of user threads, and the descriptor that wakes the engine's thread."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _REST_S = 0.01
 
 
 class SerialNumber(NamedTuple):
-    """The number of an unnamed operation in its family; equal on all ranks that take part in it.
+    """The number of an unnamed operation in its family; equal on all ranks in it.
 
     A rank that joins early submits fewer operations than the others, so the count restarts when all have joined.
     """
@@ -60,7 +60,7 @@ class SerialNumber(NamedTuple):
 
 
 class SubmissionQueue:
-    """Requests and commands for the engine, and the requests that are not decided yet.
+    """Requests and commands for the engine, and the requests not decided yet.
 
     Args:
         cycle_time_s: how long requests that no thread waits for are held back, to be fused with others.
@@ -106,7 +106,7 @@ class SubmissionQueue:
     # ---- the user's threads -----------------------------------------------------------------------------------------
 
     def submit(self, request: Request, *, is_waited_for: bool) -> None:
-        """Submit a request. It is negotiated when a thread waits for it, or after the cycle time.
+        """Submit a request, to be negotiated after the cycle time or when waited for.
 
         Args:
             request: the request.
@@ -146,7 +146,7 @@ class SubmissionQueue:
                 self.cycle_timer.start()
 
     def next_number(self, process_set_id: SetId, family: str) -> SerialNumber:
-        """The next number of unnamed operations of one family; each new world restarts the count on all ranks."""
+        """A family's next number of unnamed operations; new worlds restart the count."""
         with self._lock:
             number = self._numbers.get((process_set_id, family), 0)
             self._numbers[process_set_id, family] = number + 1
@@ -199,7 +199,7 @@ class SubmissionQueue:
             os.eventfd_read(self.wakeup)
 
     def end_cycle(self) -> bool:
-        """The cycle timer has expired: requests that have waited for the cycle time are urgent; True if there are any.
+        """Handle the timer's end: requests that waited as long are urgent; True if any.
 
         If it was started for older requests that were negotiated meanwhile, it is restarted for the present ones.
         """
@@ -232,7 +232,7 @@ class SubmissionQueue:
         return bool(self._commands)
 
     def take_command(self) -> Command | None:
-        """The next command, if there is one. Those behind it stay, for :meth:`end` to find if it ends the world."""
+        """The next command, or None; if it ends the world, :meth:`end` finds later ones."""
         with self._lock:
             return self._commands.popleft() if self._commands else None
 
@@ -283,7 +283,7 @@ class SubmissionQueue:
             self._decided[key] = self.num_decisions
 
     def has_decided(self, key: Key, position: int) -> bool:
-        """Whether a decision on ``key`` was executed after that at ``position`` in the log."""
+        """Whether a decision on ``key`` was executed after log position ``position``."""
         return self._decided.get(key, self._decided_before.get(key, 0)) > position
 
     def finish(self, keys: Sequence[Key]) -> None:
@@ -295,7 +295,7 @@ class SubmissionQueue:
         self.last_finished[process_set_id] = (name, time.monotonic())
 
     def _submit_held(self, keys: Sequence[Key]) -> None:
-        """The names of these may be used again: submit the ordered requests that wait for them; needs the lock."""
+        """Submit ordered requests that wait for these names, now free; needs the lock."""
         if not self._held:
             return
         for key in keys:
@@ -310,7 +310,7 @@ class SubmissionQueue:
                     del self._held[key]
 
     def describe_expired(self, now_s: float) -> str | None:
-        """What the end of the world is for, if a pending request has expired: how long it has waited, and for what."""
+        """Why the world ends if a request has expired: how long it waited, and for what."""
         if now_s < self.expires_s:
             return None
         with self._lock:
@@ -331,7 +331,7 @@ class SubmissionQueue:
             return [self._pending.pop(key) for key in list(self._pending) if key[0] == process_set_id]
 
     def end_join(self) -> None:
-        """All ranks have joined: this one may submit again, and counts unnamed operations from 0."""
+        """Note that all ranks have joined: this one may submit, and counts from 0 again."""
         with self._lock:
             self.num_joins += 1
             self._numbers.clear()
@@ -339,7 +339,7 @@ class SubmissionQueue:
         self._remember([JOIN])
 
     def end(self, text: str) -> None:
-        """The world has ended: fail what is pending, and everything submitted from now on, with ``text``."""
+        """End the world: fail what is pending, and all later submissions, with ``text``."""
         with self._lock:
             self._end = text
             self.joined_s = None
@@ -355,7 +355,7 @@ class SubmissionQueue:
             handle.fail(WorldEndedError(text))
 
     def abandon(self) -> None:
-        """Close the descriptors without the lock: in a forked child another thread would hold it forever."""
+        """Close the descriptors in a forked child, without the lock that is held forever."""
         wakeup, self.wakeup = self.wakeup, -1
         if wakeup >= 0:
             os.close(wakeup)

@@ -1,4 +1,4 @@
-"""The tree of reports: host leaders form a tree, and the other workers of a host are below their leader.
+"""The tree of reports: a tree of host leaders, with other workers below theirs.
 
 The first rank of each host leads it; rank 0 is the root and writes the log. Between hosts the tree is
 ``FANOUT``-ary, so a report needs O(log hosts) hops and no rank has more than ``FANOUT`` + local_size - 1 children.

@@ -17,7 +17,7 @@ from hvd_cluster.rendezvous.link import Link
 
 
 class PeerLost(Exception):
-    """The world is broken: a linked rank has died, or has reported the death of another rank.
+    """The world is broken: a linked rank has died, or reports another rank's death.
 
     Args:
         reason: what happened.
@@ -116,7 +116,7 @@ class TreeLinks:
             yield self._inbox.popleft()
 
     def check(self) -> None:
-        """Notice the end of the world while a transport waits for other ranks; keep all messages for later.
+        """Notice the world's end while a transport waits; keep all messages for later.
 
         Messages must be handled in order, and not in the middle of a collective; :meth:`take_stalls` has the exception.
 
@@ -138,14 +138,14 @@ class TreeLinks:
                 raise PeerLost(reason, rank)
 
     def take_stalls(self) -> list[StallMessage]:
-        """The messages of stall inspectors that have arrived: these need no order and can be handled at any time."""
+        """Messages of stall inspectors so far, to handle at any time and in any order."""
         found = [message for _, message in self._inbox if isinstance(message, StallMessage)]
         if found:
             self._inbox = deque(each for each in self._inbox if not isinstance(each[1], StallMessage))
         return found
 
     def await_failure(self, timeout_s: float) -> PeerLost | None:
-        """Wait for another rank to report why a transport has failed; None if none does in time."""
+        """Wait for a rank to report why a transport failed; None if none does in time."""
         deadline_s = time.monotonic() + timeout_s
         while time.monotonic() < deadline_s:
             try:

@@ -48,7 +48,7 @@ class Waits:
         return dict(sorted((self._launched_work.waits() | self.undecided()).items(), key=lambda item: item[1]))
 
     def state(self, wait: Wait) -> WaitState | None:
-        """How this rank keeps the ranks waiting that have reported this; None if it does not.
+        """How this rank delays the ranks that have reported this; None if it does not.
 
         Raises:
             RuntimeError: the device has failed.

@@ -1,4 +1,4 @@
-"""Assembling a world: every rank meets the others in the store and connects to its parent and children in the tree."""
+"""Assembly of a world: ranks meet in the store, and connect along the tree."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class World:
         return len({count for _, count in self.local_indices}) == 1
 
     def own_path(self, path: str) -> str:
-        """Where this world writes the file ``path``, so that it does not replace the file of an earlier world.
+        """Where this world writes the file ``path``, to keep that of an earlier world.
 
         In later worlds of an elastic job, ``run.json`` becomes ``run.generation-3.json``; "" stays "".
         """
@@ -91,7 +91,7 @@ class World:
 
 
 def assemble(topology: Topology, settings: Settings, attempt: int, terms: Mapping[str, object] | None = None) -> World:
-    """Meet the other ranks; returns when this rank is connected to its parent and children.
+    """Meet the other ranks, and connect to this one's parent and children.
 
     Args:
         topology: this rank's position.
@@ -191,7 +191,7 @@ def _listening(address: str) -> Iterator[socket.socket]:
 def _meet(
     client: KeyValueClient, prefix: str, topology: Topology, address: str, port: int, terms: Mapping[str, object]
 ) -> list[dict[str, Any]]:
-    """What every rank publishes about itself, by rank. Rank 0 collects it: n ranks need 2n messages and not n * n.
+    """What every rank publishes, by rank. Rank 0 collects it: 2n messages, not n * n.
 
     Raises:
         ConnectionError: some ranks did not come in time; it names them, on every rank.
@@ -238,13 +238,13 @@ def _meet(
 
 
 def _pid_namespace() -> str:
-    """Equal for processes that know each other by their process ids; empty if unknown."""
+    """Name the namespace of process ids that this process is in; empty if unknown."""
     namespace = pid_namespace()
     return namespace and f"{host_key()} {namespace}"
 
 
 def _short(text: str) -> str:
-    """``text``, or its beginning and a hash: rank 0 sends the texts of every rank to all ranks."""
+    """``text``, or its beginning and a hash: rank 0 sends all texts to all ranks."""
     if len(text) <= _MAX_TERM_CHARACTERS:
         return text
     return f"{text[:_MAX_TERM_CHARACTERS]}... (sha256 {hashlib.sha256(text.encode()).hexdigest()[:16]})"
@@ -261,7 +261,7 @@ def _check_terms(members: list[dict[str, Any]]) -> None:
 
 
 def _connect(address: str, port: int, topology: Topology, timeout_s: float) -> Link:
-    """Connect to the parent and identify this rank; retry if other connections have filled its queue."""
+    """Connect to the parent and identify this rank; retry while its queue is full."""
     deadline_s = time.monotonic() + timeout_s
     while True:
         left_s = max(0.01, deadline_s - time.monotonic())
@@ -339,7 +339,7 @@ def _accept(
 
 
 def _await_welcome(link: Link, timeout_s: float) -> None:
-    """Return when the parent knows this rank, so that it reads what follows as messages of the engine.
+    """Wait until the parent knows this rank and reads messages of the engine.
 
     Raises:
         ConnectionError: it did not answer in time.

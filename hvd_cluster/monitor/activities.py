@@ -89,7 +89,7 @@ def _watch(wakeup: threading.Event) -> None:
 
 
 def _warn_of_late(warned: set[tuple[int, float]]) -> float:
-    """Warn of the activities that are late and not in ``warned``; returns how many seconds later to look again."""
+    """Warn of newly late activities; returns after how many seconds to look again."""
     try:
         settings = Settings.from_env()
     except ValueError:  # init() reports it

@@ -95,7 +95,7 @@ def common_steps(ranks: Mapping[int, RankSteps], max_steps: int) -> list[int]:
 
 
 def last_rank(step: Mapping[int, StepTime]) -> tuple[int, float] | None:
-    """The rank for which the others have waited in a step, and by how many seconds; None if they came together."""
+    """The rank awaited in a step, and how many seconds; None if all came together."""
     if len(step) < 2:
         return None
     last, second = sorted(step, key=lambda rank: step[rank][LATE])[:2]
@@ -104,7 +104,7 @@ def last_rank(step: Mapping[int, StepTime]) -> tuple[int, float] | None:
 
 
 def count_last(ranks: Mapping[int, RankSteps], steps: Sequence[int]) -> Counter[int]:
-    """In how many of these steps, which are known of every rank, each one was the last."""
+    """How often each rank was the last in these steps, which are known of all ranks."""
     found = (last_rank({rank: of.times[step] for rank, of in ranks.items()}) for step in steps)
     return Counter(each[0] for each in found if each is not None)
 

@@ -159,7 +159,7 @@ class StepClock:
 
     @contextmanager
     def update(self, *, ends_step: bool = True) -> Iterator[None]:
-        """The block applies an update, with which a step ends; inside another one it is a part of that.
+        """Mark the block as an update that ends a step, or as part of the one around it.
 
         Args:
             ends_step: False for a part of the update before, or of the next one.
@@ -189,7 +189,7 @@ class StepClock:
                 self._stand_ins.discard(thread)
 
     def note_wait(self, begun_s: float, decided_s: float, until_s: float = math.inf) -> None:
-        """This thread has waited since ``begun_s`` for an operation that all ranks had reached at ``decided_s``.
+        """Note a wait since ``begun_s`` for what all ranks had reached at ``decided_s``.
 
         All are ``time.monotonic()``; ``decided_s`` is 0 if the operation has failed before. The wait has ended at
         ``until_s``, by default now.

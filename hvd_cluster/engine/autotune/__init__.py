@@ -1,4 +1,4 @@
-"""Autotune: finds the fusion threshold and the cycle time of the fastest training step while the job trains.
+"""Autotune: finds the best fusion threshold and cycle time while the job trains.
 
 Rank 0 observes the buckets that it executes, fits a cost model of the transport, computes which parameters would be
 best, and tries them. All of this is pure: the engine reports what happened to the :class:`Tuner`, and applies its

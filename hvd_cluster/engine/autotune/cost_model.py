@@ -1,4 +1,4 @@
-"""The cost of a bucket, fitted to observations, and the predicted time of a step with other parameters."""
+"""The fitted cost of a bucket, and the step times it predicts for parameters."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hvd_cluster.engine.autotune.observation import Parameters
 
 @dataclass(frozen=True)
 class TransportCost:
-    """Seconds of one bucket: ``(latency + bytes / bandwidth + requests * handling) * bend(bytes)``.
+    """A bucket's seconds: ``(latency + bytes/bandwidth + requests*handling) * bend``.
 
     The bend corrects the straight line where caches overflow or a protocol changes with the size.
     """
@@ -68,7 +68,7 @@ class TransportCost:
 
 
 def _line(seen: Mapping[tuple[int, int], float]) -> tuple[float, float, float]:
-    """Latency, seconds per byte and per request: least squares of the relative errors, without negative values."""
+    """Latency, seconds per byte and per request: relative least squares, none < 0."""
     if not seen:
         return (0.0, 0.0, 0.0)
     rows = np.array([[1.0, num_bytes, num_requests] for num_bytes, num_requests in seen])

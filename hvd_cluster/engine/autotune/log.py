@@ -1,4 +1,4 @@
-"""The log file of autotune: Horovod's columns, with the best parameters in the last line."""
+"""The log file of autotune: Horovod's columns, and the best parameters last."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training steps, recognised in the buckets of a job that submits the same names repeatedly."""
+"""Training steps, recognised in buckets by the names that a job repeats."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class StepRecord:
 
 
 class StepWatcher:
-    """Splits the stream of buckets into steps: a step begins with a name that the current step has already.
+    """Splits buckets into steps; the next step begins when a name repeats.
 
     After :data:`MAX_REQUESTS` requests without a repeated name it discards their record and starts again.
     """

@@ -1,4 +1,4 @@
-"""The search: measure a few parameters, compute which would be best, measure those, and compare the best ones."""
+"""The search: measure a few parameters, then the predicted best, and compare."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ class Tuner:
         return statistics.median(self._times[parameters])
 
     def _doubt_s(self, *tried: Parameters) -> float:
-        """The standard error of the difference between the medians of two choices, in seconds."""
+        """The standard error of the difference of two choices' medians, in seconds."""
         variances = []
         for times in (self._times[parameters] for parameters in tried):
             middle_s = statistics.median(times)
@@ -202,7 +202,7 @@ class Tuner:
         return math.sqrt(sum(variances))
 
     def _explore(self) -> Parameters | None:
-        """The parameters whose buckets differ most in size, so that the costs can be told apart."""
+        """The parameters whose buckets differ most in size, to separate the costs."""
         pattern = self._watcher.pattern()
         total = sum(num_bytes for _, num_bytes, _ in pattern.arrivals)
         span_ms = pattern.arrivals[-1][0] * 1000
@@ -213,7 +213,7 @@ class Tuner:
         return None
 
     def _exploit(self) -> Parameters | None:
-        """The best parameters by the model that were not tried yet; None if they are not worth trying."""
+        """The model's best untried parameters; None if they are not worth trying."""
         reserved = _FINALISTS if self._max_samples > 2 * _FINALISTS else 0
         if len(self._samples) >= self._max_samples - reserved:
             return None
@@ -249,7 +249,7 @@ class Tuner:
 
 
 class _Error:
-    """The error of the model, for example because buckets slow backward down: measured / predicted.
+    """The model's error, e.g. as buckets slow backward down: measured / predicted.
 
     A smooth surface through the samples: the sample's ratio close to it, their median far from all of them.
     """

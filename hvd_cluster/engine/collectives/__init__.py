@@ -1,4 +1,4 @@
-"""How each kind of request is executed over a transport: one file for each kind but the barrier.
+"""How requests are executed over a transport: a file per kind but the barrier.
 
 A collective is a generator over :class:`~hvd_cluster.engine.collectives.stage.Stage`: it packs, yields the work that it
 has launched, and is resumed when that work is done. So the progress thread runs several of them at once. A transport
@@ -24,7 +24,7 @@ from hvd_cluster.engine.transports.transport import Transport
 
 
 def barrier(requests: list[Request], transport: Transport, buffers: BufferPool, recorder: Recorder) -> Stages:
-    """Nothing remains to be done: the negotiation runs this request because every rank has arrived."""
+    """Do nothing: the negotiation runs this because every rank has arrived."""
     yield Stage([], f"{transport.name}_BARRIER", time.monotonic())
     return [[] for _ in requests]
 

@@ -1,4 +1,4 @@
-"""Adasum: a sum that counts what two gradients have in common only once (arXiv:2006.02924).
+"""Adasum: a sum that counts only once what gradients share (arXiv:2006.02924).
 
 Two vectors a and b become ``a (1 - a.b / 2|a|^2) + b (1 - a.b / 2|b|^2)``: their sum when they are orthogonal, their
 mean when they are equal. More are combined pairwise along a binary tree; rank r meets rank r XOR 2^level, so the
@@ -20,7 +20,7 @@ from hvd_cluster.engine.transports.transport import Transport
 
 
 def adasum(requests: list[Request], transport: Transport, buffers: BufferPool, recorder: Recorder) -> Stages:
-    """Combine a bucket of requests; at each level a rank exchanges the whole bucket with its partner."""
+    """Combine a bucket; a rank exchanges all of it with a partner at each level."""
     signature = requests[0].signature
     results = [request.outputs or [torch.empty_like(tensor) for tensor in request.inputs] for request in requests]
     inputs = [tensor for request in requests for tensor in request.inputs]
@@ -50,7 +50,7 @@ def adasum(requests: list[Request], transport: Transport, buffers: BufferPool, r
 
 
 def _pieces(buffer: torch.Tensor, slices: list[slice], tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """The place of each tensor in the bucket, in float64: the combination is done, and travels, without rounding."""
+    """Each tensor's place in the bucket, in float64 to combine and send unrounded."""
     return [buffer[where].view(torch.float64).view(tensor.shape) for where, tensor in zip(slices, tensors, strict=True)]
 
 

@@ -1,4 +1,4 @@
-"""Allgather: every rank gets the concatenation of all ranks' tensors along the first dimension."""
+"""Allgather: every rank gets all tensors, concatenated in the first dimension."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hvd_cluster.engine.transports.transport import Transport, Work
 
 
 def allgather(requests: list[Request], transport: Transport, buffers: BufferPool, recorder: Recorder) -> Stages:
-    """Gather a bucket. The first dimensions, which may differ between ranks, are exchanged first."""
+    """Gather a bucket; ranks first exchange the first dimensions, which may differ."""
     if requests[0].outputs:
         return (yield from _gather_into(requests[0], transport))
     names = [name for request in requests for name in request.tensor_names]
@@ -40,7 +40,7 @@ def allgather(requests: list[Request], transport: Transport, buffers: BufferPool
 
 
 def _gather_into(request: Request, transport: Transport) -> Stages:
-    """Gather tensors of equal size on all ranks into the outputs of the request: no sizes are exchanged."""
+    """Gather tensors of equal size into the outputs; no sizes are exchanged."""
     outputs = [_on(transport, output) for output in request.outputs]
     since_s = time.monotonic()
     works = [

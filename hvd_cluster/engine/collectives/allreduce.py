@@ -1,4 +1,4 @@
-"""Allreduce: every rank gets the sum, average, minimum, maximum or product of all ranks' tensors."""
+"""Allreduce: all ranks get the sum, average, min, max or product of all tensors."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class _Part:
 
 
 def allreduce(requests: list[Request], transport: Transport, buffers: BufferPool, recorder: Recorder) -> Stages:
-    """Reduce a bucket of requests of equal op and factors, with one call for each element type."""
+    """Reduce a bucket of equal op and factors, with one call for each element type."""
     signature = requests[0].signature
     if signature.op == ReduceOp.ADASUM:
         return (yield from adasum(requests, transport, buffers, recorder))
@@ -103,7 +103,7 @@ def _reduce(
 
 
 def reduce_inline(requests: list[Request], transport: Transport) -> list[list[torch.Tensor]] | None:
-    """The results, if the transport can reduce this bucket directly; None if it needs :func:`allreduce`."""
+    """The results, if the transport reduces directly; None to use :func:`allreduce`."""
     signature = requests[0].signature
     if signature.op == ReduceOp.ADASUM:
         return None
@@ -130,7 +130,7 @@ def _parts(requests: list[Request], results: list[list[torch.Tensor]]) -> list[_
 def _pack(
     part: _Part, bucketing: Bucketing, transport: Transport, buffers: BufferPool, leases: ExitStack
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """The flat buffer to reduce, and the part of each tensor in it, as :meth:`Bucketing.pack` needs it.
+    """The flat buffer to reduce, and each tensor's part for :meth:`Bucketing.pack`.
 
     Args:
         part: what to pack.

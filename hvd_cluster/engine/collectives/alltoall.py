@@ -1,4 +1,4 @@
-"""Alltoall: every rank sends a slice of its tensor to each rank, and gets the slices meant for it."""
+"""Alltoall: every rank sends a slice to each rank, and gets those meant for it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hvd_cluster.engine.transports.transport import Transport
 
 
 def alltoall(requests: list[Request], transport: Transport, buffers: BufferPool, recorder: Recorder) -> Stages:
-    """Execute one request. The results are the concatenated slices, and how many rows came from each rank."""
+    """Execute a request: concatenate the slices, and count the rows of each rank."""
     (request,) = requests
     if request.outputs:
         return (yield from _exchange_into(request, transport))
@@ -40,14 +40,14 @@ def alltoall(requests: list[Request], transport: Transport, buffers: BufferPool,
 
 
 def _moved(counts: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """``counts`` on ``device``. The host does not wait for a GPU, which is in the middle of the exchange."""
+    """``counts`` on ``device``; the host does not wait for a GPU in the exchange."""
     if counts.is_cpu and device.type == "cuda":
         return counts.pin_memory().to(device, non_blocking=True)
     return counts.to(device)
 
 
 def _sizes_from_others(sizes: Sequence[int], transport: Transport) -> Generator[Stage, None, torch.Tensor]:
-    """What each rank sends to this one, of shape (ranks,); this one sends them ``sizes``."""
+    """What each rank sends to this one, shape (ranks,); this one sends ``sizes``."""
     sent = torch.tensor(sizes, dtype=torch.int64, device=transport.device)
     received = torch.empty_like(sent)
     word_sizes = [sent.element_size()] * transport.num_ranks

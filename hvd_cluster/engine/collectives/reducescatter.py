@@ -1,4 +1,4 @@
-"""Reducescatter: the sum, or average, of all ranks' tensors, of which each rank gets a slice of the rows."""
+"""Reducescatter: each rank gets a slice of the rows of the sum, or average."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _FOLDS: dict[ReduceOp, Callable[..., torch.Tensor]] = {
 
 
 def reducescatter(requests: list[Request], transport: Transport, buffers: BufferPool, recorder: Recorder) -> Stages:
-    """Send every slice to its owner, who adds them in the order of the ranks: as many bytes as a ring moves."""
+    """Send each slice to its owner, who adds in rank order: as many bytes as a ring."""
     if requests[0].outputs:
         return (yield from _scatter_into(requests[0], transport, buffers))
     signature = requests[0].signature

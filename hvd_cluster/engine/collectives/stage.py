@@ -1,4 +1,4 @@
-"""One stage of a collective: the work that was launched, and whether more follows."""
+"""One stage of a collective: the launched work, and whether more follows."""
 
 from __future__ import annotations
 

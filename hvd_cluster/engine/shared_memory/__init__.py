@@ -1,1 +1,1 @@
-"""What the ranks of one host share: the memory, semaphores in it, and agreement through it."""
+"""What a host's ranks share: memory, semaphores in it, and agreement through it."""

@@ -1,4 +1,4 @@
-"""Tensors in the shared segment: the other ranks read and write them in place, and nothing is copied.
+"""Tensors in the shared segment, which other ranks use in place, without copies.
 
 Each rank has a region of the segment to allocate from. A region is sparse: it takes memory when something is allocated
 in it, and returns it when that is freed. A tensor frees its block with the last reference to its storage, and keeps the
@@ -76,12 +76,12 @@ class Arena:
         return torch.frombuffer(block, dtype=dtype, count=count).view(shape)
 
     def offset_of(self, tensor: torch.Tensor) -> int:
-        """The offset in the segment of a contiguous tensor of this rank's region; -1 if it is not in the region."""
+        """A contiguous tensor's offset in the segment; -1 outside this rank's region."""
         offset = tensor.data_ptr() - self._address
         return offset if self._first <= offset < self._end else -1
 
     def view(self, offset: int, dtype: torch.dtype, count: int) -> torch.Tensor:
-        """The contents of the segment from ``offset`` on, in any rank's region; shape (count,)."""
+        """The segment from ``offset`` on, in any rank's region, as a tensor (count,)."""
         key = (offset, dtype, count)
         view = self._views.get(key)
         if view is None:
@@ -91,7 +91,7 @@ class Arena:
         return view
 
     def close(self) -> None:
-        """Release the segment; remaining tensors keep it. Nothing can be allocated afterwards."""
+        """Release the segment; tensors keep it, but nothing more can be allocated."""
         with self._lock:
             self._views.clear()
             self._free.clear()
@@ -124,7 +124,7 @@ class Arena:
         self._settle()
 
     def _settle(self) -> None:
-        """Join freed blocks, unless another thread holds the lock: that thread does so when it has finished."""
+        """Join freed blocks, or leave that to the thread that holds the lock."""
         while self._freed and self._lock.acquire(blocking=False):
             try:
                 self._join_free()

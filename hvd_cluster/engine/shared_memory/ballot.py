@@ -1,4 +1,4 @@
-"""Agreement through shared memory among the ranks of one host: the last vote for a request decides.
+"""Agreement in shared memory among a host's ranks: a request's last vote decides.
 
 The segment holds a table with a count for each request that the log has given an id (see
 :mod:`hvd_cluster.engine.negotiation`), and the log itself, a ring of bytes that every rank reads at its own pace.
@@ -139,9 +139,9 @@ class Ballot:
     # ---- writing ----------------------------------------------------------------------------------------------------
 
     def cast(self, votes: Sequence[Vote]) -> Cast | None:
-        """Count this rank's votes, and append the decision for complete counts; None if the log is full.
+        """Count this rank's votes, and append the decision for complete counts.
 
-        Every rank must read a full log: read it, and call again.
+        Returns None if the log is full. Every rank must read a full log: read it, and call again.
 
         Args:
             votes: at most :data:`MAX_VOTES`.
@@ -186,9 +186,10 @@ class Ballot:
             self._wake(sleepers)
 
     def append(self, entries: tuple[Entry, ...]) -> bool:
-        """Append a message of the world's log; False if the ring is full: read it, and call again with the same one.
+        """Append a message of the world's log; False if the ring is full.
 
-        Votes for ids that it forgets are void; the ranks that have voted read that here.
+        If it is full, read it, and call again with the same message. Votes for ids that it forgets are void; the ranks
+        that have voted read that here.
         """
         sleepers: list[int] = []
         self._acquire_lock()
@@ -223,9 +224,10 @@ class Ballot:
             self._wake(sleepers)
 
     def recall(self, ids: Iterable[int], *, suspend: bool = False) -> int | None:
-        """Have all ranks vote again, but not for ``ids``; returns the new epoch, or None if the log is full.
+        """Have all ranks vote again, but not for ``ids``.
 
-        If no rank has voted for any of ``ids``, the votes stay valid and the epoch does not change.
+        Returns the new epoch, or None if the log is full. If no rank has voted for any of ``ids``, the votes stay valid
+        and the epoch does not change.
 
         Args:
             ids: some ranks have voted for these and others have reported them; from here on all ranks report them.
@@ -306,7 +308,7 @@ class Ballot:
         return list(self._decoder.decode(data))
 
     def may_sleep(self) -> bool:
-        """False if there is something to read; True guarantees that this rank is woken when there is."""
+        """False if there is something to read; True guarantees a wake-up when there is."""
         if self._header[_TAIL] != self._position:
             return False
         self._acquire_lock()

@@ -11,13 +11,13 @@ _MAX_BETWEEN_CHECKS_S = 1.0
 
 
 class Check(Protocol):
-    """Called now and then by what waits for other ranks; raises if the world is broken."""
+    """A check, made now and then in waits for ranks; raises if the world is broken."""
 
     def __call__(self, wait: Deadline | None = None) -> None: ...
 
 
 class Deadline:
-    """Ends a wait in shared memory that lasts too long, and checks meanwhile that the world is not broken.
+    """The end of waits in shared memory that last too long or whose world is broken.
 
     Of the time between two checks at most a second counts. If all processes of a job are stopped for a while
     (``scontrol suspend``), every rank has waited for the others by the clock; their waits must continue.

@@ -1,4 +1,4 @@
-"""How messages are stored in the log of a host: a word with their length and kind, the payload, and padding."""
+"""Messages in a host's log: a word of length and kind, the payload, and padding."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory that the ranks of one host share. It has no name, so nothing is left behind however the job ends.
+"""Nameless memory that a host's ranks share, so that no job leaves any behind.
 
 The leader makes a memfd and passes its descriptor over an abstract Unix socket. That also proves that the host is
 shared: an abstract socket cannot be reached from another network namespace or machine, whatever the host names are. A
@@ -53,7 +53,10 @@ class Segment:
     descriptor: int
 
     def close(self) -> None:
-        """Close the other ranks' eventfds and the file, and release the mapping; it ends with its last reference."""
+        """Close the other ranks' eventfds and the file, and release the mapping.
+
+        The mapping ends with its last reference.
+        """
         os.close(self.descriptor)
         for index, wakeup in enumerate(self.wakeups):
             if index != self.index:
@@ -97,7 +100,7 @@ T = TypeVar("T", bound=Closable)
 def share(
     group: SharingGroup, num_bytes: int, wakeup: int, build: Callable[[Segment], T], *, sparse_bytes: int = 0
 ) -> T | None:
-    """What ``build`` makes of a segment that all ranks of ``group`` share, or None on all of them; collective.
+    """What ``build`` makes of ``group``'s segment, or None on all ranks; collective.
 
     If it is None, the leader logs the reason.
 

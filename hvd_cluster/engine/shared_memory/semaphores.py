@@ -34,7 +34,7 @@ _has_clockwait = hasattr(_blocking, "sem_clockwait")
 
 
 def _wait_until(address: ctypes.c_void_p, period_s: float) -> int:
-    """Wait at most ``period_s`` seconds for a semaphore; 0 if it was lowered, otherwise errno has the reason."""
+    """Wait ``period_s`` seconds at most to lower a semaphore; 0, or errno says why."""
     clock = time.CLOCK_MONOTONIC if _has_clockwait else time.CLOCK_REALTIME
     until_s = time.clock_gettime(clock) + period_s
     deadline = ctypes.byref(_Timespec(int(until_s), int(until_s % 1 * 1e9)))
@@ -76,7 +76,7 @@ class Semaphores:
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
     def wait(self, index: int, deadline: Deadline) -> None:
-        """Lower semaphore ``index`` by one; waits until another rank has raised it or ``deadline`` has passed."""
+        """Lower semaphore ``index`` by one; waits for a raise, or until ``deadline``."""
         address, try_wait = self._addresses[index], _quick.sem_trywait
         if not try_wait(address):
             return
@@ -96,7 +96,10 @@ class Semaphores:
             deadline.check()  # also after a signal: those of a profiler come more often than any period ends
 
     def counter(self, index: int) -> ctypes.c_uint64:
-        """A counter beside semaphore ``index``, initially zero, written by one process; valid as long as this array."""
+        """A counter beside semaphore ``index``, 0 at first, written by one process.
+
+        It is valid as long as this array.
+        """
         return ctypes.c_uint64.from_address(self._base + index * STRIDE_BYTES + _COUNTER_OFFSET)
 
     def release(self) -> None:
@@ -106,10 +109,11 @@ class Semaphores:
 
 
 class Barrier:
-    """A dissemination barrier (Hensgen, Finkel and Manber, 1988): ceil(log2 n) rounds of one post and one wait each.
+    """A dissemination barrier (Hensgen, Finkel and Manber, 1988).
 
-    In round k rank i posts to rank i + 2^k and waits for rank i - 2^k. Each rank and round has its own semaphore, and a
-    semaphore counts, so a rank that is already in the next barrier cannot be mistaken for one in this barrier.
+    It takes ceil(log2 n) rounds of one post and one wait each. In round k rank i posts to rank i + 2^k and waits for
+    rank i - 2^k. Each rank and round has its own semaphore, and a semaphore counts, so a rank that is already in the
+    next barrier cannot be mistaken for one in this barrier.
 
     Args:
         semaphores: at least :meth:`num_semaphores` of them, from ``first`` on.
@@ -147,7 +151,7 @@ class Barrier:
             self._semaphores.wait(to_await, deadline)
 
     def late(self) -> list[int]:
-        """The ranks that delay this one while it waits: they have not arrived, or are stopped in the barrier.
+        """The ranks that delay this waiting one: not arrived, or stopped in the barrier.
 
         Ranks that are delayed themselves, in this barrier or the previous one, are not included.
         """
@@ -158,7 +162,7 @@ class Barrier:
         end = -(-posts[self._index] // num_rounds) * num_rounds  # of this barrier, counted in posts
 
         def waits(rank: int) -> bool:
-            """It cannot continue: the post that it waits for, in the round of its last one, has not arrived."""
+            """Whether it lacks the post that it waits for in the round of its last one."""
             distance = self._distances[(posts[rank] - 1) % num_rounds]
             return posts[(rank - distance) % num_ranks] < posts[rank]
 

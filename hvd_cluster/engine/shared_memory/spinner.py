@@ -1,4 +1,4 @@
-"""A wait for other ranks that keeps its core for a moment: shorter than going to sleep and being woken."""
+"""A wait for ranks that keeps its core for a moment: shorter than sleep and wake."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Spinner:
         self._typical_looks = 0
 
     def spin(self) -> bool:
-        """Look until another rank has written to the ballot, but not for long; True if one has."""
+        """Look briefly until another rank has written to the ballot; True if one has."""
         ballot = self._ballot
         if ballot is None:
             return False

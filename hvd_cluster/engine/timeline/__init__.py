@@ -1,4 +1,4 @@
-"""The timeline: what happened to every tensor on every rank, as Chrome trace events (Perfetto opens them).
+"""The timeline: every tensor on every rank, as Chrome trace events for Perfetto.
 
 Each rank records its own events and sends them up the engine's tree. Rank 0 writes all events into one file, in which
 each rank has a group of tracks, one for each tensor. Times are microseconds of the wall clock. The format is the JSON

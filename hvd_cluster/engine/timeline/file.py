@@ -1,4 +1,4 @@
-"""The job's timeline on disk: always a complete JSON array, even if a process is killed, and of limited size."""
+"""The timeline on disk: limited in size, a complete JSON array even after a kill."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class TimelineFile:
         return Path(path).absolute() in (self._path.absolute(), self._older.absolute())
 
     def write(self, records: Iterable[Record]) -> None:
-        """Append the lines of ``records``; a track's name is repeated in a new file before its first event.
+        """Append the lines of ``records``; a new file first repeats the tracks' names.
 
         Raises:
             OSError: the disk is full; the file is still complete.
@@ -90,7 +90,7 @@ class TimelineFile:
         self._descriptor = -1
 
     def _introduce(self, rank: int, track: int, page: list[bytes]) -> list[bytes]:
-        """Add the names of a track and its rank if this file lacks them; returns the page."""
+        """Add the names of a track and its rank if the file lacks them; returns the page."""
         for key in ((rank, 0), (rank, track)):  # the rank itself is named in its track 0
             names = self._names.get(key, [])
             while (num_named := self._num_named.get(key, 0)) < len(names):
@@ -99,7 +99,7 @@ class TimelineFile:
         return page
 
     def _put(self, line: bytes, page: list[bytes]) -> list[bytes]:
-        """Add a line to the current page, or write the page and begin the next one; returns the page."""
+        """Add a line to the page, or write that and begin the next; returns the page."""
         if len(line) > _PAGE_BYTES - _SPARE_BYTES:
             return page  # recorders shorten what is that long
         line = (b",\n" if self._has_events else b"") + line
@@ -162,7 +162,7 @@ class TimelineFile:
         self._capacity = capacity
 
     def _rotate(self) -> None:
-        """Rename the file to the older one and begin a new file; a file of the name always exists."""
+        """Rename the file to the older one and begin another; one always exists."""
         self._older.unlink(missing_ok=True)
         try:
             os.link(self._path, self._older)

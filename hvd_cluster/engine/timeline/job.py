@@ -1,4 +1,4 @@
-"""One rank's part in the job's timeline: when and where to send what was recorded."""
+"""One rank's part in the timeline: when and where to send what it recorded."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class JobTimeline:
         self._next_flush_s = time.monotonic() + _PERIOD_S
 
     def stop(self) -> None:
-        """Stop recording. The file stays open: the last events of the other ranks have not arrived yet."""
+        """Stop recording; the file stays open for the last events of the other ranks."""
         self._recorder.stop()
         self.write(self._number, self._recorder.take())
 

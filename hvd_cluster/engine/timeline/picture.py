@@ -1,4 +1,4 @@
-"""A picture of a timeline: a row of phases for each rank over time, and how long each phase took."""
+"""A picture of a timeline: each rank's phases over time, and how long each took."""
 
 from __future__ import annotations
 

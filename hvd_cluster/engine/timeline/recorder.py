@@ -1,4 +1,4 @@
-"""One rank's events: cheap to record in any thread, converted to lines of JSON when they are taken."""
+"""One rank's events: cheap to record in any thread, made into JSON when taken."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
 class Recorder:
-    """Collects the events of one rank; costs almost nothing while :attr:`enabled` is False.
+    """Collects one rank's events; costs little while :attr:`enabled` is False.
 
     :meth:`span`, :meth:`phase` and :meth:`mark_cycle` may be called from any thread, the rest from one.
 
@@ -74,7 +74,7 @@ class Recorder:
             step_clock.observer = None
 
     def span(self, tensor: str, name: str, start_s: float, end_s: float, **args: Any) -> None:
-        """Record a span from ``start_s`` to ``end_s`` (``time.monotonic()``) in the track ``tensor``."""
+        """Record a span in the track ``tensor``; times are those of ``time.monotonic()``."""
         if self.enabled:
             self._note(tensor, name, start_s, end_s, args)
 
@@ -83,7 +83,7 @@ class Recorder:
         return _Phase(self, tensors, name, args) if self.enabled else _NOTHING
 
     def note_activity(self, activity: int, start_s: float, end_s: float) -> None:
-        """Record what the training thread does; see :mod:`hvd_cluster.monitor.step_clock`."""
+        """Record an activity of training; see :mod:`hvd_cluster.monitor.step_clock`."""
         if end_s > start_s:
             self.span(STEPS_TRACK, ACTIVITIES[activity].upper(), start_s, end_s)
 
@@ -92,7 +92,7 @@ class Recorder:
         self.span(STEPS_TRACK, STEP, start_s, end_s, number=number, seconds=[round(value, 6) for value in step])
 
     def note_report(self, report: RankReport) -> None:
-        """Record where the training thread was while other ranks waited for it, and for how long it had no core."""
+        """Record where the training thread was when awaited, and how long without a core."""
         sites = [
             (site.text[:_LONGEST_CALL_SITE], site.activity, count)
             for site, count in report.call_sites[:_MAX_CALL_SITES]
@@ -107,7 +107,7 @@ class Recorder:
             self._note("", "CYCLE_START", time.monotonic(), -1.0, {})
 
     def take(self) -> list[Record]:
-        """The lines for the events since the last call; each track is named before it is used."""
+        """The lines for events since the last call; tracks are named before their use."""
         count = len(self._events)
         events = self._events[:count]
         del self._events[:count]

@@ -1,4 +1,4 @@
-"""A timeline in numbers: time for each phase, the slowest ranks, and how much communication backward hides."""
+"""A timeline in numbers: phases, slowest ranks, communication hidden by backward."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class PhaseTimes:
 
     @property
     def longest(self) -> int:
-        """The rank that spent most time here. In NEGOTIATE phases it waited for others, and is not the slowest."""
+        """The rank with most time here; in NEGOTIATE it waited, and is not the slowest."""
         return max(self.seconds, key=lambda rank: self.seconds[rank])
 
     @property

@@ -104,7 +104,7 @@ def _read_one(file: Path, steps: dict[int, RankSteps]) -> Trace:
 
 
 def _events(file: Path) -> Iterator[dict[str, Any]]:
-    """The events one by one: each is on its own line, and a whole array may not fit into memory."""
+    """The events one by one, from a line each: a whole array may not fit in memory."""
     with file.open(encoding="utf-8") as lines:
         for number, line in enumerate(lines):
             text = line.strip().strip(",")

@@ -1,1 +1,1 @@
-"""Who moves the bytes: one small interface, and a file for each way of moving them."""
+"""Transports of bytes: one small interface, and a file for each way to move them."""

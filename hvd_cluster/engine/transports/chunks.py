@@ -1,4 +1,4 @@
-"""How tensors pass through shared memory: in chunks that are scaled and converted on the way in and out."""
+"""Tensors in shared memory: in chunks scaled and converted on the way in and out."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Scratch:
         self._kept: dict[torch.dtype, torch.Tensor] = {}
 
     def take(self, dtype: torch.dtype, length: int) -> torch.Tensor:
-        """``length`` elements of undefined content; the same memory for each call with this type."""
+        """``length`` undefined elements; the same memory for each call with this type."""
         kept = self._kept.get(dtype)
         if kept is None or kept.numel() < length:
             kept = self._kept[dtype] = torch.empty(length, dtype=dtype, device="cpu")
@@ -78,7 +78,7 @@ class Arithmetic(NamedTuple):
         divisor: int,
         num_ranks: int,
     ) -> Arithmetic:
-        """That of a reduction among the ranks of one host; the arguments are those of :meth:`Factors.of`."""
+        """The arithmetic among ranks of one host; arguments as for :meth:`Factors.of`."""
         factors = Factors.of(op, own, wire, prescale, postscale, divisor, num_ranks)
         # What makes a number smaller comes before it is rounded to a narrower type, which it may not fit.
         if own == wire or abs(factors.postscale) < 1.0:
@@ -100,7 +100,7 @@ class Arithmetic(NamedTuple):
         num_ranks: int,
         num_here: int,
     ) -> Arithmetic:
-        """The arithmetic within one of several hosts: another transport reduces the result again.
+        """The arithmetic in one of several hosts; another transport then reduces again.
 
         Args:
             op: the reduction.
@@ -121,7 +121,7 @@ class Arithmetic(NamedTuple):
         return arithmetic._early(own, wire)._accumulating(op, wire, num_here)
 
     def _early(self, own: torch.dtype, wire: torch.dtype) -> Arithmetic:
-        """The same with the division before the sum, while elements are copied in, if the result has the same bits.
+        """Divide before the sum, while elements are copied in, if the bits stay the same.
 
         Only dividing by a power of two gives the same bits as dividing the sum. If elements are converted while they
         are copied in, dividing there would cost more.
@@ -163,7 +163,7 @@ class Arithmetic(NamedTuple):
                 copy_scaled(slot, slot, self.prescale)
 
     def combine(self, operands: Sequence[torch.Tensor], result: torch.Tensor, scratch: Scratch) -> None:
-        """``result`` = the operands, reduced and scaled; it may be one of them. There are two or more."""
+        """Reduce and scale two or more operands into ``result``, maybe one of them."""
         if self.in_float32:
             self._accumulate(operands, result, scratch, 1.0)
             return
@@ -174,7 +174,7 @@ class Arithmetic(NamedTuple):
         self._finish(result)
 
     def combine_in_place(self, operands: Sequence[torch.Tensor], scratch: Scratch) -> None:
-        """The first operand = all of them, reduced and scaled; :meth:`fill` was not applied to them."""
+        """Reduce and scale all operands into the first; :meth:`fill` was not applied."""
         first, *others = operands
         if self.in_float32:
             self._accumulate(operands, first, scratch, self.prescale)
@@ -190,7 +190,7 @@ class Arithmetic(NamedTuple):
     def _accumulate(
         self, operands: Sequence[torch.Tensor], result: torch.Tensor, scratch: Scratch, prescale: float
     ) -> None:
-        """``result`` = the operands, times ``prescale``, reduced in float32, scaled and rounded once."""
+        """Reduce prescaled operands in float32 into ``result``, scaled and rounded once."""
         prescale /= self.headroom
         rows = scratch.take(torch.float32, 2 * min(result.numel(), _HALVES_AT_ONCE)).view(2, -1)
         for place, *pieces in zip(*(tensor.split(_HALVES_AT_ONCE) for tensor in (result, *operands)), strict=True):
@@ -218,7 +218,7 @@ class Arithmetic(NamedTuple):
 
 
 def chunks_of(inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], capacity: int) -> list[Chunk]:
-    """Split tensors into chunks of at most ``capacity`` elements; small tensors share a chunk."""
+    """Split tensors into chunks of up to ``capacity`` elements; small ones share one."""
     chunks: list[Chunk] = []
     sources: list[torch.Tensor] = []
     targets: list[torch.Tensor] = []
@@ -244,7 +244,7 @@ def chunks_of(inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], c
 
 
 def full_chunks_of(inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], capacity: int) -> list[Chunk]:
-    """Split tensors into chunks of exactly ``capacity`` elements; the last one may have fewer."""
+    """Split tensors into chunks of ``capacity`` elements; the last may have fewer."""
     chunks: list[Chunk] = []
     sources: list[torch.Tensor] = []
     targets: list[torch.Tensor] = []
@@ -285,7 +285,7 @@ def halves_exactly(dtype: torch.dtype, divisor: float) -> bool:
 
 
 def without_aliases(inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> list[torch.Tensor]:
-    """``inputs``, or copies of them if writing one output would change another input that is still to be read.
+    """``inputs``, or copies where writing an output would change an unread input.
 
     An operation in place may be given one tensor twice, or views that overlap.
     """

@@ -1,4 +1,4 @@
-"""The memory through which the ranks of one host combine what their leader sends over the network, piece by piece.
+"""The memory in which a host's ranks combine, in pieces, what their leader sends.
 
 Every rank copies its part of a piece into its own slot; each reduces its share of all slots into the piece's buffer.
 The leader sends from that buffer and receives into it; then every rank copies it out. So an element is copied twice and
@@ -99,7 +99,7 @@ class HostExchange:
     def gather(
         self, piece: int, chunk: Chunk, arithmetic: Arithmetic, wire: torch.dtype, after_barrier: Callable[[], None]
     ) -> None:
-        """Reduce this host's part of a piece into its buffer; complete after the next barrier.
+        """Reduce this host's part of a piece; its buffer is complete at the next barrier.
 
         Args:
             piece: its number in the operation.
@@ -154,7 +154,7 @@ class HostExchange:
 
 
 def piece_bytes_for(num_ranks: int) -> int:
-    """The size of a piece for hosts of at most ``num_ranks``; it must be equal on all hosts."""
+    """The piece size for hosts of at most ``num_ranks``; must be equal on all hosts."""
     most = _MAX_BYTES // (NUM_BUFFERS + _NUM_SLOTS * num_ranks) // _ALIGNMENT_BYTES * _ALIGNMENT_BYTES
     return max(_ALIGNMENT_BYTES, min(_PIECE_BYTES, most))
 

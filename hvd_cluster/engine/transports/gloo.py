@@ -142,7 +142,10 @@ class _GlooWork(Work):
 
 
 class _TcpSocket(NamedTuple):
-    """A socket of this process. One that listens must never be shut down under Gloo: it ends in ``std::terminate``."""
+    """A socket of this process.
+
+    One that listens must never be shut down under Gloo: it ends in ``std::terminate``.
+    """
 
     descriptor: int
     inode: int

@@ -1,4 +1,4 @@
-"""Allreduce between hosts: shared memory inside each host, and Gloo between one rank of each.
+"""Allreduce between hosts: shared memory inside, Gloo between one rank of each.
 
 Over the network every tensor travels once per host, not once per rank: for 2 hosts of 2 ranks a flat ring moves 1.5
 times its size over the link, and this transport moves it once. All other collectives use the flat ring.
@@ -101,7 +101,7 @@ class HierarchicalTransport(Transport):
 
 
 class _Relay(Work):
-    """One reduction: its pieces are gathered within the hosts, reduced between them, and copied out.
+    """One reduction: its pieces are gathered, reduced between hosts, and copied out.
 
     As many pieces as the exchange has buffers are in progress when this returns; the others follow in :meth:`result`.
 

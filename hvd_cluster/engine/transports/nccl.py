@@ -118,7 +118,7 @@ class NcclTransport(Transport):
         self._client.close()
 
     def _end(self) -> None:
-        """Let the GPU finish: handles are done when their work is launched, and an abort would interrupt that work."""
+        """Let the GPU finish work of done handles, which an abort would interrupt."""
         deadline_s = time.monotonic() + self._timeout_s
         while not self.is_idle and time.monotonic() < deadline_s:
             time.sleep(_LOOK_S)

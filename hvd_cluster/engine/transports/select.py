@@ -80,7 +80,7 @@ class TransportTable:
             transport.close()
 
     def __contains__(self, key: tuple[SetId, torch.device]) -> bool:
-        """False if the transport for (process set id, device) is not built yet; building it waits for other ranks."""
+        """Whether a (set id, device) has its transport; building one waits for ranks."""
         return (key[0], key[1].type) in self._transports
 
     def __getitem__(self, key: tuple[SetId, torch.device]) -> Transport:
@@ -100,7 +100,7 @@ class TransportTable:
         return transport
 
     def gpu(self, process_set_id: SetId, default: int) -> int:
-        """The index of the GPU on which a set's transport works, or ``default`` if it works on none yet."""
+        """The index of the GPU that a set's transport works on; ``default`` if none yet."""
         transport = self._transports.get((process_set_id, "cuda"))
         return default if transport is None or transport.device.index is None else transport.device.index
 
@@ -117,7 +117,7 @@ class TransportTable:
             transport.close()
 
     def _distinct(self) -> list[Transport]:
-        """Each transport once: if ranks share a GPU, one transport serves both kinds of device."""
+        """Each transport once; if ranks share a GPU, one serves both kinds of device."""
         return list({id(transport): transport for transport in self._transports.values()}.values())
 
     def _for_cpu(self, process_set_id: SetId, ranks: tuple[int, ...]) -> Transport:
@@ -141,7 +141,7 @@ class TransportTable:
     def _hierarchical(
         self, client: KeyValueClient, process_set_id: SetId, flat: GlooTransport
     ) -> HierarchicalTransport | None:
-        """Shared memory within hosts and Gloo between them; None if that has no use, or if a host shares no memory."""
+        """Shared memory in hosts, Gloo between; None if useless or memory is not shared."""
         world, ranks = self._world, flat.ranks
         hosts: dict[str, list[int]] = {}
         for rank in ranks:
@@ -169,7 +169,7 @@ class TransportTable:
     def _exchange(
         self, client: KeyValueClient, process_set_id: SetId, ranks: tuple[int, ...], piece_bytes: int
     ) -> HostExchange | None:
-        """The exchange of ``ranks``, all on this host, with their leader; None if they share no memory."""
+        """The exchange of local ``ranks`` and leader; None if they share no memory."""
         timeout_s = self._settings.gloo_timeout_s
         if len(ranks) == 1:
             return HostExchange(
@@ -191,7 +191,7 @@ class TransportTable:
         return self._shared(client, process_set_id, ranks, HostExchange.num_bytes(len(ranks), piece_bytes), build)
 
     def _shm(self, client: KeyValueClient, process_set_id: SetId, ranks: tuple[int, ...]) -> ShmTransport | None:
-        """Shared memory among ``ranks``, all on this host; None on all of them if they have none."""
+        """Shared memory among ``ranks`` of this host; None on all if they have none."""
         world = self._world
         spins = has_core_per_rank(world.host_keys.count(world.host_keys[world.topology.rank]))
 
@@ -236,7 +236,7 @@ class TransportTable:
         )
 
     def _for_gpu(self, process_set_id: SetId, device: torch.device) -> Transport:
-        """NCCL if every rank has its own GPU, otherwise the transport of the CPU, with copies."""
+        """NCCL if every rank has its own GPU, else the CPU's transport, with copies."""
         world, ranks = self._world, ranks_of(self._process_sets, process_set_id)
         if len(ranks) == 1 or world.client is None:
             return AloneTransport(device, ranks[0])
@@ -264,7 +264,7 @@ class TransportTable:
 
 
 def _own_gpu(device: torch.device, rank: int) -> str:
-    """The GPU of this rank; the same text on two ranks means that NCCL would refuse them.
+    """This rank's GPU; NCCL would refuse two ranks with the same text.
 
     NCCL refuses ranks of one host that share a GPU, unless a setting allows it (from 2.30 on).
     """
@@ -292,7 +292,7 @@ def _from_each(client: KeyValueClient, prefix: str, ranks: tuple[int, ...], time
 
 
 def nccl_version() -> int:
-    """NCCL's version as one integer, e.g. 22703 for 2.27.3; 0 if this torch has no NCCL."""
+    """NCCL's version as one integer, e.g. 22703 for 2.27.3; 0 if torch lacks NCCL."""
     if torch.version.cuda is None or not is_nccl_available():
         return 0
     major, minor, patch = torch.cuda.nccl.version()[:3]

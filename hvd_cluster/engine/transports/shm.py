@@ -46,7 +46,7 @@ Rows = tuple[torch.Tensor, ...]
 
 
 class ShmTransport(Transport):
-    """Moves tensors through the ranks' shared memory. A collective runs in the thread that starts it.
+    """Moves tensors through shared memory, in the thread that starts a collective.
 
     Args:
         memory: :func:`segment_bytes` zero bytes that all ranks share, from ``offset`` on.
@@ -153,7 +153,7 @@ class ShmTransport(Transport):
         return FinishedWork()
 
     def _can_reduce_in_place(self, inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> bool:
-        """The operation is in place; its tensors are few enough to be announced and worth a second barrier."""
+        """Whether it is in place, with few tensors to announce, worth a second barrier."""
         return (
             len(inputs) <= MAX_ANNOUNCED
             and sum(tensor.nbytes for tensor in inputs) >= _MIN_ANNOUNCED_BYTES
@@ -163,7 +163,7 @@ class ShmTransport(Transport):
     def _begin(
         self, arithmetic: Arithmetic, chunks: list[Chunk], turns: list[Rows], offsets: list[int]
     ) -> tuple[Rows, list[list[int]]]:
-        """Fill the slot of the first chunk and wait for all; returns its slots and the offsets of tensors in the arena.
+        """Fill the first chunk's slot and wait for all; returns slots and arena offsets.
 
         A rank whose tensors are in the arena first announces their offsets and copies nothing. If this is so on all
         ranks, no rank has to copy. If it is so on some ranks only, they copy now, and all ranks wait once more.
@@ -185,7 +185,7 @@ class ShmTransport(Transport):
         return rows, []
 
     def _reduce_in_pairs(self, arithmetic: Arithmetic, chunks: list[Chunk], turns: list[Rows], rows: Rows) -> None:
-        """Both ranks reduce all of every chunk: the operations commute exactly. The first chunk is in the slots.
+        """Reduce chunks on both ranks: ops commute exactly. The first is in the slots.
 
         Chunk c fills the slot that chunk c - 3 or an earlier one has used. By then this rank has waited for the other's
         post of c - 1, which follows the other's reduction of c - 3.
@@ -217,7 +217,7 @@ class ShmTransport(Transport):
         arithmetic.deliver(chunk.targets)
 
     def _reduce_in_shares(self, arithmetic: Arithmetic, chunks: list[Chunk], turns: list[Rows], rows: Rows) -> None:
-        """Each rank reduces its share of every chunk, and all ranks copy the result. The first chunk is in the slots.
+        """Reduce a share of each chunk, then copy all; the first chunk is in the slots.
 
         Step s fills chunk s, reduces the share of s - 1 and copies s - 2 out; then comes a barrier. So what step s
         reduces was filled, and what it copies was reduced, before the last barrier; and the slot that it fills was read
@@ -237,7 +237,7 @@ class ShmTransport(Transport):
                 self._synchronize()
 
     def _reduce_in_place(self, arithmetic: Arithmetic, dtype: torch.dtype, counts: list[int], offsets: Any) -> None:
-        """Each rank reduces its share of every tensor, and writes the result into the tensors of all ranks."""
+        """Reduce this rank's share of each tensor into the tensors of all ranks."""
         assert self._arena is not None
         size = piece_bytes(self.num_ranks) // dtype.itemsize
         for number, count in enumerate(counts):
@@ -280,7 +280,7 @@ class ShmTransport(Transport):
         return FinishedWork()
 
     def reduce_scatter(self, output: torch.Tensor, buffer: torch.Tensor, op: ReduceOp, divisor: int) -> Work | None:
-        """As :meth:`_reduce_in_pairs`, but a rank fills its slot with what the others reduce, a piece for each."""
+        """As :meth:`_reduce_in_pairs`, but the slot has a piece for each other rank."""
         dtype, num_ranks = buffer.dtype, self.num_ranks
         arithmetic = Arithmetic.of(op, dtype, dtype, 1.0, 1.0, divisor, num_ranks)
         if arithmetic.postscale != 1.0 or arithmetic.last_divisor != 1.0:
@@ -376,7 +376,7 @@ class ShmTransport(Transport):
         return self._turn
 
     def _rows_of(self, dtype: torch.dtype) -> list[Rows]:
-        """For each turn the slots of all ranks and the row of results, as elements of ``dtype``."""
+        """For each turn, all ranks' slots and the row of results, as ``dtype`` elements."""
         if dtype not in self._typed:
             self._typed[dtype] = [turn.unbind() for turn in self._slots.view(dtype).unbind()]
         return self._typed[dtype]

@@ -1,4 +1,4 @@
-"""Where the parts of a :class:`ShmTransport` are in the memory that its ranks share."""
+"""Where a :class:`ShmTransport` has its parts in the memory of its ranks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def slot_bytes(num_ranks: int) -> int:
 
 
 def piece_bytes(num_ranks: int) -> int:
-    """How much of a tensor a rank reduces at once in place: the pieces of four ranks fit into a core's own cache."""
+    """How much a rank reduces in place at once: four pieces fit into a core's cache."""
     return max(1 << 18, (1 << 20) // num_ranks // STRIDE_BYTES * STRIDE_BYTES)
 
 

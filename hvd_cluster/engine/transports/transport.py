@@ -1,4 +1,4 @@
-"""The interface of a transport: collectives over flat buffers among the ranks of one process set."""
+"""The interface of a transport: collectives over flat buffers in a process set."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ class Work(ABC):
 
     @abstractmethod
     def on_done(self, callback: Callable[[], None]) -> None:
-        """Call ``callback`` from any thread when :meth:`result` will not block any more; at once if it does not now."""
+        """Call ``callback``, from any thread, as soon as :meth:`result` does not block."""
 
     @abstractmethod
     def result(self) -> None:
-        """Return when the buffers may be read; raise ``RuntimeError`` when the collective failed."""
+        """Return when the buffers may be read; raise ``RuntimeError`` after a failure."""
 
     def is_complete(self) -> bool:
-        """False while a device still works on it, even if :meth:`result` has returned; never blocks.
+        """False while a device works on it, even after :meth:`result`; never blocks.
 
         Raises:
             RuntimeError: the device has failed.
@@ -63,7 +63,7 @@ class Transport(ABC):
 
     @property
     def is_idle(self) -> bool:
-        """No work is in progress, not even for handles that are done: a GPU may still be busy with it."""
+        """Whether all work has ended, also a GPU's work for handles that are done."""
         return True
 
     @property
@@ -86,7 +86,7 @@ class Transport(ABC):
         postscale: float,
         divisor: int,
     ) -> Work | None:
-        """Start a whole reduction, including scaling, without a bucket; None if this transport needs a bucket.
+        """Start a whole reduction with scaling; None if this transport needs a bucket.
 
         Args:
             inputs: contiguous tensors of one element type on :attr:`device`.
@@ -101,17 +101,17 @@ class Transport(ABC):
 
     @abstractmethod
     def allgather(self, output: torch.Tensor, buffer: torch.Tensor) -> Work:
-        """Concatenate the equally long byte ``buffer`` of every rank into ``output``, in the order of the ranks."""
+        """Concatenate the ranks' equally long byte ``buffer`` into ``output``, in order."""
 
     @abstractmethod
     def broadcast(self, buffer: torch.Tensor, root_index: int) -> Work:
-        """Copy the byte ``buffer`` of the rank with index ``root_index`` over that of all others."""
+        """Copy the byte ``buffer`` of the rank at ``root_index`` to all other ranks."""
 
     @abstractmethod
     def alltoall(
         self, output: torch.Tensor, buffer: torch.Tensor, output_bytes: list[int], input_bytes: list[int]
     ) -> Work:
-        """Send ``input_bytes[i]`` bytes of ``buffer`` to rank index i, and get ``output_bytes[i]`` from it."""
+        """Send ``input_bytes[i]`` of ``buffer`` to rank i, and get ``output_bytes[i]``."""
 
     def require_equal_sizes(self, output_bytes: list[int], sent_bytes: list[int]) -> None:
         """Check that this rank gets from each rank index what that rank sends.
@@ -127,7 +127,9 @@ class Transport(ABC):
                 )
 
     def reduce_scatter(self, output: torch.Tensor, buffer: torch.Tensor, op: ReduceOp, divisor: int) -> Work | None:
-        """Reduce ``buffer`` over all ranks, and write this rank's share to ``output``; None if this is not supported.
+        """Reduce ``buffer`` over all ranks, and write this rank's share to ``output``.
+
+        Returns None if this is not supported.
 
         Args:
             output: shape (elements,).
@@ -143,7 +145,7 @@ class Transport(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Release sockets and threads. No work is in progress, or :meth:`abort` was called."""
+        """Release sockets and threads, when no work is left or after :meth:`abort`."""
 
 
 class FinishedWork(Work):
