@@ -1,4 +1,4 @@
-"""Backends run the workers of a fit: processes of this machine, tasks of Spark, actors of Ray."""
+"""Backends run the workers of a fit: local processes, Spark tasks, Ray actors."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ _found_modules: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictio
 
 
 class Backend(ABC):
-    """Runs a function in several workers. Subclass it, or one of the classes below, for another way to run them."""
+    """Base of the backends, which run a function in several workers.
+
+    Subclass it, or one of the classes below, for another way to run them.
+    """
 
     @abstractmethod
     def run(
@@ -50,7 +53,7 @@ class Backend(ABC):
         """The number of workers."""
 
     def where(self) -> str:
-        """Where the workers run and how much room there is, for the first log line of a fit."""
+        """Where the workers run and with how much room, for the first log line of a fit."""
         return type(self).__name__
 
     #: Whether ``run`` takes rows of a DataFrame, so that no store is needed.
@@ -70,7 +73,9 @@ class Backend(ABC):
         """Raise if there is no room for the workers; called before the data is written."""
 
     def check_unpickles(self, name: str, values: Mapping[str, Any]) -> None:  # noqa: B027 - optional
-        """Raise if a worker cannot unpickle ``values``; called before the data is written.
+        """Raise if a worker cannot unpickle ``values``.
+
+        It is called before the data is written.
 
         Args:
             name: the name of their function in the error.
@@ -78,7 +83,7 @@ class Backend(ABC):
         """
 
     def check_again(self) -> None:
-        """As :meth:`check`, before the workers of a fit restart. Their number must not change."""
+        """Repeat :meth:`check` before workers restart; their number must not change."""
         self.check()
 
 
@@ -176,7 +181,9 @@ class LocalBackend(LauncherBackend):
 
 
 class SparkBackend(LauncherBackend):
-    """Workers are child processes of the tasks of a Spark barrier stage, on a classic or a Connect session.
+    """Workers that are child processes of the tasks of a Spark barrier stage.
+
+    The session is a classic or a Connect session.
 
     Args:
         num_proc: the number of workers; by default as many as the session runs tasks at once.
@@ -218,7 +225,10 @@ class SparkBackend(LauncherBackend):
         return run
 
     def num_processes(self) -> int:
-        """The number of workers. If it was not given, asks the session once, which may run a small Spark job."""
+        """The number of workers.
+
+        If it was not given, the session is asked once, which may run a small Spark job.
+        """
         if self._num_proc is None:
             from hvd_cluster.spark.preflight import infer_num_tasks
 
@@ -247,7 +257,7 @@ class SparkBackend(LauncherBackend):
 
     @property
     def driver_is_out_of_reach(self) -> bool:
-        """Whether the session is on a remote Connect server, so that workers cannot connect to this process."""
+        """Whether workers cannot connect to this process: the Connect server is remote."""
         from hvd_cluster.spark.connect import ConnectSession
 
         return isinstance(self._session(), ConnectSession) and self.is_far
@@ -267,9 +277,10 @@ class SparkBackend(LauncherBackend):
         wait_for_slots(self._session(), num_tasks, timeout_s, self._kwargs.get("resource_profile"))
 
     def check_unpickles(self, name: str, values: Mapping[str, Any]) -> None:
-        """Unpickle ``values`` in the workers of one task, unless a task of this session has imported their modules.
+        """Unpickle ``values`` in the workers of one task.
 
-        These include the modules that their functions import when they are called, as they were in this process.
+        This is skipped if a task of this session has imported their modules. These include the modules that their
+        functions import when they are called, as they were in this process.
 
         Raises:
             LaunchError: unpickling fails, or the executor has another version of Python or of this package.
@@ -296,7 +307,7 @@ def takes_rows(backend: Backend) -> bool:
 
 
 def as_backend(given: Any) -> Backend:
-    """``given``, or a Backend around any other object that has ``run`` and ``num_processes``."""
+    """``given``, or a Backend around an object with ``run`` and ``num_processes``."""
     if isinstance(given, Backend):
         return given
     names = [name for name in vars(Backend) if not name.startswith("_") and hasattr(given, name)]

@@ -1,4 +1,4 @@
-"""The role of each column by the params of an estimator, and the check of these params."""
+"""The role of each column by an estimator's params, and the check of these."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def as_group(value: Any, count: int) -> tuple[Any, ...]:
 
 
 def wrong_counts(lists: dict[str, Any], count: int, of: str) -> list[str]:
-    """A message for each of ``lists`` that does not have one entry for each of ``count`` columns; None is allowed."""
+    """A message for each of ``lists`` that is neither None nor ``count`` long."""
     return [
         f"{name} has {len(value)} entries for {count} {of}: give one for each"
         for name, value in lists.items()

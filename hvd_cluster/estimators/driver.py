@@ -1,4 +1,4 @@
-"""The driver's side of a fit: start the workers, receive their reports, and restart them when one has died."""
+"""The driver's side of a fit: run workers, receive reports, restart after deaths."""
 
 from __future__ import annotations
 
@@ -115,17 +115,18 @@ class DriverRun:
 
     @staticmethod
     def _stopping_call(act: Callable[[], None]) -> None:
-        """Stop the workers if ``act`` raises, from any thread that receives their reports."""
+        """Stop the workers if ``act`` raises, in any thread that gets their reports."""
         try:
             act()
         except BaseException as error:  # whatever a driver callback or the store raises ends the fit
             raise StopCall from error
 
     def _stopped(self, spec: Any, stop: StopCall) -> Any:
-        """The spec of a run that a driver callback has ended, with as many epochs as its last checkpoint has.
+        """The spec of a run that a driver callback has ended.
 
-        Workers start once more and find nothing left to train, so that they return what any fit returns; or only the
-        rest of an epoch within which the checkpoint was saved. Without a checkpoint they train again.
+        It has as many epochs as the last checkpoint. Workers start once more and find nothing left to train, so that
+        they return what any fit returns; or only the rest of an epoch within which the checkpoint was saved. Without a
+        checkpoint they train again.
 
         Raises:
             BaseException: what the callback raised, unless that is a :class:`StopFit`.
@@ -151,7 +152,9 @@ class DriverRun:
 
     @contextlib.contextmanager
     def _watched(self, spec: Any, on_event: OnEvent) -> Iterator[list[StopCall]]:
-        """Poll the store for progress if workers report through it; yields a list that gets what stops the workers.
+        """Poll the store for progress if workers report through it.
+
+        Yields a list that gets what stops the workers.
 
         Raises:
             BaseException: what a driver callback raised after the workers had ended, or too late to stop them.
@@ -204,7 +207,7 @@ class DriverRun:
                 on_report(0, {"record": record})
 
     def _progress(self, run_id: str) -> dict[str, Any] | None:
-        """The progress in the store; None if there is none or it cannot be read, which must not end the fit."""
+        """The progress in the store; None if absent or unreadable, so the fit continues."""
         path = reports.path_of(self.store, run_id)
         try:
             found: dict[str, Any] | None = json.loads(self.store.read(path)) if self.store.exists(path) else None

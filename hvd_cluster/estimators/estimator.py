@@ -1,4 +1,4 @@
-"""What estimators of all frameworks share: check, write the data, run the workers, make the model."""
+"""What all estimators share: check, write the data, run workers, make the model."""
 
 from __future__ import annotations
 
@@ -76,23 +76,23 @@ class DistributedEstimator(ColumnRoles, EstimatorParams, Estimator):
 
     @abstractmethod
     def _train_spec(self, trial: TrialRows, store: Store, run_id: str) -> Any:
-        """The ``FitSpec`` of the run over the data set of ``trial``, after a trial on its rows."""
+        """The run's ``FitSpec`` for the data set of ``trial``, after a trial on its rows."""
 
     @abstractmethod
     def _checkpoint(self, store: Store, run_id: str) -> Checkpoint | None:
-        """The run's checkpoint, after a trial on the model and the optimizer; None if there is none.
+        """The run's checkpoint, after a trial on model and optimizer; None without one.
 
         Raises:
             DataError: it is of another model or optimizer, or not a checkpoint.
         """
 
     def _kept_text(self, found: Checkpoint, spec: Any, num_proc: int) -> str:
-        """The params of the run that ``num_proc`` workers keep, although the fit was given others."""
+        """The run's params that ``num_proc`` workers keep although the fit has others."""
         return ""
 
     @abstractmethod
     def _train_fn(self) -> Callable[[Any], Any]:
-        """The importable function that trains from the spec, in a worker; rank 0's result has a ``history``."""
+        """The importable function that trains a spec; rank 0's result has a ``history``."""
 
     @abstractmethod
     def _create_model(self, results: list[Any], spec: Any) -> Any:
@@ -119,7 +119,7 @@ class DistributedEstimator(ColumnRoles, EstimatorParams, Estimator):
         return self._fit_data(data, names, backend)
 
     def fit_on_parquet(self, params: Any = None, dataset_idx: int | str | None = None) -> Any:
-        """Fit the Parquet that is already at the store's paths for training and validation data.
+        """Fit the Parquet that is already at the store's training and validation paths.
 
         Args:
             params: a param map, or a list of them, as in :meth:`fit`.
@@ -144,7 +144,7 @@ class DistributedEstimator(ColumnRoles, EstimatorParams, Estimator):
         return self._fit_data(data, names, backend)
 
     def _fit_data(self, data: FitData, names: list[str], backend: Backend) -> Any:
-        """Check everything that can be checked, write the rows, run the workers, and make the model."""
+        """Check all that can be checked, write the rows, run workers, make the model."""
         with (
             self._preflight(data, names, backend) as ready,
             self._naming_checkpoint(ready.store, ready.run_id),
@@ -174,7 +174,7 @@ class DistributedEstimator(ColumnRoles, EstimatorParams, Estimator):
 
     @contextlib.contextmanager
     def _preflight(self, data: FitData, names: list[str], backend: Backend) -> Iterator[Preflight]:
-        """Everything that a fit can check before its rows are written; holds the run until the context ends."""
+        """The checks of a fit before its rows are written; the context holds the run."""
         self._check_picklable()
         run_id = self._value("run_id") or _new_run_id(self.run_prefix)
         self._say(f"{run_id}: checking the data, and the model on a few rows")
@@ -265,7 +265,7 @@ class DistributedEstimator(ColumnRoles, EstimatorParams, Estimator):
         )
 
     def _fit_fields(self, dataset: Dataset, store: Store, run_id: str, seed: int) -> dict[str, Any]:
-        """The fields of a ``FitSpec`` that shared params determine: all but ``inputs`` and ``output_shapes``."""
+        """``FitSpec`` fields by shared params: all but ``inputs`` and ``output_shapes``."""
         value = self._value
         names = ("continuous_cols", "categorical_cols")
         return {
@@ -337,7 +337,7 @@ class DistributedEstimator(ColumnRoles, EstimatorParams, Estimator):
         }
 
     def _checkpoint_text(self, store: Store, run_id: str) -> str:
-        """How to resume a failed run, as a line of its own; empty if it has no checkpoint."""
+        """How to resume a failed run, as a line of its own; empty without a checkpoint."""
         if self._value("store") is None:  # its folder is deleted with this fit
             return ""
         try:
@@ -352,7 +352,7 @@ class DistributedEstimator(ColumnRoles, EstimatorParams, Estimator):
         )
 
     def _get_or_create_backend(self) -> Any:
-        """The ``backend`` param, or a SparkBackend of ``num_proc`` workers. Subclasses may override it."""
+        """The ``backend`` param, or a SparkBackend of ``num_proc`` workers; overridable."""
         return self._value("backend") or SparkBackend(self._value("num_proc"), verbose=self._value("verbose"))
 
     def _backend_for(self, kind: Frame, data: Any) -> Backend:
@@ -370,7 +370,7 @@ class DistributedEstimator(ColumnRoles, EstimatorParams, Estimator):
 
     @contextlib.contextmanager
     def _opened_store(self, save_runs: bool) -> Iterator[Store]:
-        """The ``store`` param as a Store; without it a temporary folder, which keeps checkpoints if ``save_runs``."""
+        """The opened ``store``, or a temporary folder with checkpoints if ``save_runs``."""
         if self._value("store") is not None:
             yield Store.create(self._value("store"))
             return

@@ -70,16 +70,16 @@ class FitData(ABC):
 
     @property
     def keeps_with_driver(self) -> bool:
-        """Whether workers cannot see the folder in which the driver keeps a fit without a store."""
+        """Whether workers cannot see the driver's folder of a fit without a store."""
         return False
 
     @contextlib.contextmanager
     def sample(self, layout: Layout) -> Iterator[Dataset | None]:
-        """A data set of the first rows, to try the model on before all rows are written; None to skip that."""
+        """First rows as a data set, for a trial before all are written; None to skip it."""
         yield None
 
     def first_rows(self, columns: Sequence[str], count: int) -> pa.Table | None:
-        """The first rows in the types that the user gave them; None where these are those of the prepared rows."""
+        """The first rows in the user's types; None if the prepared rows have the same."""
         return None
 
     def nullable(self, columns: Sequence[str]) -> list[str]:
@@ -102,7 +102,7 @@ class FitData(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class FrameData(FitData):
-    """The rows of a DataFrame, an Arrow table, a Ray Dataset, a Parquet path or a table of another format."""
+    """The rows of a DataFrame, Arrow table, Ray Dataset, Parquet path or other table."""
 
     kind: Frame
     data: Any
@@ -149,7 +149,7 @@ class FrameData(FitData):
 
     @contextlib.contextmanager
     def sample(self, layout: Layout) -> Iterator[Dataset | None]:
-        """The first rows; None if all rows are written quickly, and if these cannot be trained on.
+        """The first rows; None if all are written quickly or these cannot be trained on.
 
         The check of all rows reports the latter with the counts of all rows.
         """
@@ -195,7 +195,7 @@ class FrameData(FitData):
         return self.data.slice(0, count).select(list(columns)) if self.kind is Frame.ARROW else None
 
     def nullable(self, columns: Sequence[str]) -> list[str]:
-        """As in the base class; the nulls of what is in this process's memory are counted."""
+        """Columns as in the base class, counting nulls of data in this process's memory."""
         if self.kind is Frame.PANDAS:
             return [str(name) for name, values in self.data.items() if name in columns and values.isna().any()]
         return [name for name in columns if self.kind is not Frame.ARROW or self.data.column(name).null_count]
@@ -235,7 +235,7 @@ class FrameData(FitData):
         return table.combine_chunks().to_batches()
 
     def _first_files(self) -> TableSource:
-        """Enough of the Parquet or table for its first rows: reading all footers may take longer than the trial."""
+        """Enough files for the first rows: reading all footers may outlast the trial."""
         if is_table(self.data):
             return open_table(self.data)
         store = Store.create(os.fspath(self.data))
@@ -261,7 +261,7 @@ class FrameData(FitData):
 
 @dataclass(frozen=True)
 class StoredParquet(FitData):
-    """Parquet that is already at a store's paths for training and validation data. It is only read."""
+    """Parquet that is already at a store's training and validation paths; only read."""
 
     store: Store
     dataset_idx: int | str | None
@@ -293,7 +293,7 @@ class StoredParquet(FitData):
 
     @property
     def part_dirs(self) -> tuple[str, str | None]:
-        """The folders of the training data and of the validation data, None if the latter does not exist."""
+        """The folders of training and validation data, None for absent validation data."""
         validation_dir = self.store.get_val_data_path(self.dataset_idx)
         exists = self.store.exists(validation_dir)
         return self.store.get_train_data_path(self.dataset_idx), validation_dir if exists else None

@@ -1,4 +1,4 @@
-"""The kinds of data that ``fit`` and ``transform`` accept, recognised without importing their packages."""
+"""Recognise data to fit or transform without importing its packages."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def column_names(data: Any) -> list[str]:
 
 
 def parquet_columns(store: Store, path: str, shown: str) -> list[str]:
-    """The names of the columns of Parquet in a store; ``shown`` is its place for messages.
+    """The column names of Parquet in a store; ``shown`` is its place for messages.
 
     Raises:
         DataError: no Parquet can be read there.
@@ -89,7 +89,7 @@ def parquet_columns(store: Store, path: str, shown: str) -> list[str]:
 
 
 def pinned(data: Any) -> Any:
-    """The data; a table that others may write to, at its newest snapshot, or as Spark reads it."""
+    """The data; shared tables at the newest snapshot or as Spark reads them."""
     if is_table_name(data):
         return spark_catalog.resolved(data)
     if is_table(data):

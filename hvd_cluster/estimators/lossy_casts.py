@@ -10,7 +10,7 @@ import torch
 
 
 def inexact_value(tensor: torch.Tensor, dtype: str) -> int | float | bool | None:
-    """A value of a column that another dtype cannot hold; None if it holds all of them.
+    """A value of the column that another dtype cannot hold; None if it holds all.
 
     Args:
         tensor: the column, of any shape.

@@ -1,5 +1,5 @@
 # ruff: noqa: N802 - the spelling is that of pyspark.ml
-"""What fitted models of all frameworks share: they score DataFrames and keep the history of their fit."""
+"""What models of all frameworks share: scoring DataFrames, the history of a fit."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ EXAMPLE_ROWS = 5
 
 
 class FittedModel(ModelParams, Model):
-    """Base of the models; each framework defines ``framework`` and the abstract methods.
+    """Base of the models; frameworks define ``framework`` and the abstract methods.
 
     Raises (from transform):
         ValueError: an output column exists already, or a feature column does not.
@@ -65,7 +65,7 @@ class FittedModel(ModelParams, Model):
         """The model on the CPU, as it is sent to tasks."""
 
     def _pickled_model(self) -> bytes:
-        """The model, pickled for the tasks of a cluster; ``framework`` calls what unpickling gives."""
+        """The model, pickled for cluster tasks; ``framework`` calls the unpickled one."""
         return dumps(self._portable_model())
 
     def _pickled_scoring(self, scorer: Scorer) -> bytes:
@@ -77,7 +77,7 @@ class FittedModel(ModelParams, Model):
         return self._value("input_shapes") if "input_shapes" in self.param_rows else None
 
     def keep_rows(self, rows: pa.Table, nullable: Collection[str] = (), trained: pa.Schema | None = None) -> None:
-        """Keep rows of the training data for :meth:`log_model`; a saved model has their types only.
+        """Keep training rows for :meth:`log_model`; a saved model has their types only.
 
         Args:
             rows: as the user gave them.
@@ -104,11 +104,11 @@ class FittedModel(ModelParams, Model):
 
     @property
     def history(self) -> Any:
-        """A pandas DataFrame with a row for each epoch. ``getHistory()`` returns the records."""
+        """A pandas DataFrame with a row per epoch; ``getHistory()`` returns the records."""
         return history.frame(self._records())
 
     def log_model(self, name: str = "model", registered_model_name: str | None = None, alias: str | None = None) -> Any:
-        """Log the model to MLflow's active run, in the flavour of its framework and as a pyfunc over columns.
+        """Log to MLflow's active run: the framework's flavour and a pyfunc over columns.
 
         ``mlflow.pyfunc.load_model(info.model_uri).predict(frame)`` returns a pandas DataFrame of the output columns, as
         ``transform`` adds them to a pandas DataFrame. It has a row for each row: where ``preprocess`` fails,
@@ -152,7 +152,7 @@ class FittedModel(ModelParams, Model):
         )
 
     def predictor(self) -> type[Any]:
-        """A class whose instances load the model once and score batches, for Ray Data and Ray Serve.
+        """A class that loads the model once and scores batches, for Ray Data and Serve.
 
         ``dataset.map_batches(model.predictor(), concurrency=2)`` keeps the model in two actors, and
         ``serve.deployment(model.predictor())`` is a deployment whose handle takes batches. A batch is a pandas
@@ -187,7 +187,7 @@ class FittedModel(ModelParams, Model):
         return history.card(type(self).__name__, self._value("run_id"), self._records())
 
     def getOutputCols(self) -> list[str]:
-        """The names of the outputs. The columns of an output of kind "columns" add ``_0``, ``_1``, ... to its name."""
+        """The output names; kind "columns" appends ``_0``, ``_1``, ... for its columns."""
         given: list[str] | None = self._value("output_cols")
         return given or self._output_names()
 
@@ -201,7 +201,7 @@ class FittedModel(ModelParams, Model):
         return given if given and self._value("output_kinds") is None else [f"{name}__output" for name in names]
 
     def get_prediction_fn(self) -> Callable[[Any, Any], Any]:
-        """A function ``(model, row)`` -> the prediction for a row, or a list with one for each output.
+        """A function ``(model, row)`` -> the prediction, or a list with one per output.
 
         If a subclass overrides this, its function scores row by row; otherwise Arrow batches are scored.
         """
@@ -250,7 +250,7 @@ class FittedModel(ModelParams, Model):
             )
 
     def _warn_of_untransformed(self) -> None:
-        """Warn once if the model was fitted on rows that went through a function which is not applied here."""
+        """Warn once if the function that changed the training rows is not applied here."""
         is_transformed = (self._get_metadata() or {}).get("is_transformed")
         if is_transformed and self._value("transformation_fn") is None and not self._has_warned_of_untransformed:
             self._has_warned_of_untransformed = True
@@ -262,7 +262,7 @@ class FittedModel(ModelParams, Model):
             )
 
     def _checked_scorer(self, names: list[str], on_spark: bool) -> Scorer:
-        """The scorer for data of these columns; the first time, a warning if it leaves out what the training did.
+        """The scorer for these columns; warns once if it leaves out what training did.
 
         Raises:
             ValueError: they cannot be scored; all problems at once.
@@ -333,7 +333,7 @@ class FittedModel(ModelParams, Model):
         )
 
     def _transformation(self, metadata: Mapping[str, Any]) -> Callable[[dict[str, Any]], dict[str, Any]] | None:
-        """The function of the params, and what follows it in training: the dtypes and shapes of fields."""
+        """The params' function, and what follows it in training: dtypes and shapes."""
         fn = self._value("transformation_fn")
         if fn is None and metadata.get("is_transformed"):  # they are of its fields
             return None
@@ -377,7 +377,7 @@ class FittedModel(ModelParams, Model):
 
 
 def _arguments_of_row(scorer: Scorer, model: Any, row: Any) -> Arguments:
-    """What a model is called with for a row: numbers as they are, and other values as those of a column."""
+    """A model's arguments for a row: numbers as is, other values as if in a column."""
     values = {name: row[name] for name in scorer.inputs.feature_cols}
     tensors: dict[str, torch.Tensor] = {}
     if scorer.preprocess is None and scorer.transformation_fn is None:

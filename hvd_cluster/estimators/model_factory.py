@@ -7,10 +7,11 @@ from typing import Any
 
 
 class ModelFactory:
-    """A function with its arguments that makes a model: ``model=ModelFactory(make, "/models/base", rank=8)``.
+    """A function that makes a model, with its arguments.
 
-    The driver and each worker call it, so only the function and the arguments are sent. Any other function without
-    parameters can be given as ``model=`` in the same way; this class shows its arguments in messages and logs.
+    For example, ``model=ModelFactory(make, "/models/base", rank=8)``. The driver and each worker call it, so only the
+    function and the arguments are sent. Any other function without parameters can be given as ``model=`` in the same
+    way; this class shows its arguments in messages and logs.
 
     Args:
         fn: returns the model. A function of a script or notebook is pickled by value, an importable one by name.
@@ -35,7 +36,7 @@ class ModelFactory:
 
 
 def name_of(factory: Any) -> str:
-    """A factory in messages: the name of a function, and the arguments where they are known."""
+    """A factory in messages: a function's name, and the arguments where known."""
     if isinstance(factory, ModelFactory):
         return repr(factory)
     return str(getattr(factory, "__qualname__", None) or type(factory).__name__).rpartition("<locals>.")[2]

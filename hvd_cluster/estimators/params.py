@@ -1,4 +1,4 @@
-"""The params of estimators and models: tables of them, and the accessors made from these.
+"""The params of estimators and models: tables, and the accessors made from them.
 
 Names, defaults and accessors are Horovod's, its odd spellings included.
 """
@@ -247,7 +247,7 @@ TORCH_MODEL_ROWS = (
 
 
 def with_params(*tables: Iterable[Row]) -> Callable[[C], C]:
-    """Class decorator: the rows become Params, accessors, the constructor's signature and part of the docstring."""
+    """Class decorator: rows become Params, accessors, the signature and docstring."""
     rows = {row.name: row for table in tables for row in table}
 
     def decorate(cls: C) -> C:

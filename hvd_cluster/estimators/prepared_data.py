@@ -1,4 +1,4 @@
-"""Prepares data once for several fits, under the names of ``horovod.spark.common.util``.
+"""Prepare data once for several fits, with ``horovod.spark.common.util``'s names.
 
 >>> with prepare_data(2, store, df, label_columns=["y"], feature_columns=["x"], validation=0.1) as index:
 ...     model = estimator.fit_on_parquet(dataset_idx=index)
@@ -42,7 +42,7 @@ def prepare_data(
     *,
     allow_ragged: bool = False,
 ) -> Iterator[int]:
-    """Write a DataFrame to the store's paths for training and validation data until the context ends.
+    """Write a DataFrame as training and validation data until the context ends.
 
     Args:
         num_processes: workers that will read it.
@@ -93,7 +93,7 @@ def prepare_data(
 
 
 def get_dataset_properties(dataset_idx: int) -> tuple[int, int, dict[str, Any], float]:
-    """``(train_rows, val_rows, metadata, avg_row_size)`` of the data set ``dataset_idx`` while its context is open.
+    """``(train_rows, val_rows, metadata, avg_row_size)`` of an open ``dataset_idx``.
 
     ``metadata`` has a dict ``{"shape", "dtype", "intermediate_format"}`` for each column; the average is in bytes.
 
@@ -158,7 +158,9 @@ def check_shape_compatibility(
     output_shapes: Sequence[Sequence[int]] | None = None,
     label_shapes: Sequence[Sequence[int]] | None = None,
 ) -> None:
-    """Check that each column has as many numbers per row as its shape, in which -1 stands for the rows.
+    """Check that each column has as many numbers per row as its shape.
+
+    A -1 in a shape stands for the rows.
 
     Raises:
         ValueError: lists have unequal lengths, or sizes differ; all at once.
@@ -204,7 +206,7 @@ def get_spark_df_output_schema(
     output_columns: Sequence[str],
     metadata: Any = None,  # noqa: ARG001 - Horovod's signature
 ) -> Any:
-    """The Spark schema of a transformed DataFrame, in which each output has the type of its label.
+    """The Spark schema of a transformed DataFrame; outputs have their labels' types.
 
     Args:
         df_schema: schema of the DataFrame.

@@ -283,7 +283,7 @@ def _hash(run_id: str) -> str:
 
 
 def _system() -> str:
-    """Identifies the running system and this process's pid namespace; empty if unknown."""
+    """Identify the running system and this process's pid namespace; empty if unknown."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {Path('/proc/self/ns/pid').readlink()}"

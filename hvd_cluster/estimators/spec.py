@@ -65,16 +65,16 @@ class Inputs:
 
     @property
     def arguments(self) -> tuple[str, ...]:
-        """The part of a batch that the model gets: the feature columns, or what ``preprocess`` makes of them."""
+        """The model's part of a batch: features, or what ``preprocess`` makes of them."""
         return self.feature_cols if self.made is None else self.made
 
     @property
     def unnamed(self) -> bool:
-        """Whether ``preprocess`` returns one array, to which it gives no name, as far as that is known."""
+        """Whether ``preprocess`` returns one array without a name, as far as is known."""
         return self.made is not None and len(self.made) == 1 and self.made[0] in {*UNNAMED, *self.feature_cols}
 
     def checked(self, batch: Batch) -> Batch:
-        """The batch itself, on the CPU: on a GPU each check would wait for the work before it.
+        """The batch itself, on the CPU: on a GPU each check would wait for earlier work.
 
         Raises:
             DataError: see :meth:`require_whole`.
@@ -84,7 +84,7 @@ class Inputs:
         return batch
 
     def require_whole(self, batch: Mapping[str, torch.Tensor]) -> None:
-        """Refuse a batch with a number that would wrap, or lose its fraction, in the whole dtype that it gets.
+        """Refuse a batch with numbers that its whole dtype would wrap or truncate.
 
         Raises:
             DataError: a dtype of integers or bools was chosen for the rows of the trial, and cannot hold a number.
@@ -113,7 +113,7 @@ class Inputs:
         )
 
     def _dtypes_in(self, batch: Mapping[str, torch.Tensor]) -> list[tuple[str, str]]:
-        """The arguments and labels in the batch, each with its dtype; none before the trial."""
+        """The arguments and labels in the batch with their dtypes; none before the trial."""
         wanted = (*zip(self.arguments, self.feature_dtypes), *zip(self.label_cols, self.label_dtypes))  # noqa: B905
         return [(name, dtype) for name, dtype in wanted if name in batch]
 
@@ -175,7 +175,7 @@ class Inputs:
 
 
 def shapes_text(inputs: Inputs, batch: Mapping[str, torch.Tensor], schema: Schema) -> str:
-    """What ``preprocess`` returned, and a line for each column, with its role and shape."""
+    """What ``preprocess`` returned, and a line per column with its role and shape."""
     lines = []
     columns = inputs.feature_cols if inputs.made is None else ()
     for index, name in enumerate((*columns, *inputs.label_cols)):
@@ -195,13 +195,16 @@ def shapes_text(inputs: Inputs, batch: Mapping[str, torch.Tensor], schema: Schem
 
 
 def error_text(error: BaseException) -> str:
-    """The type and the text of an exception, without what makes text bold on a terminal, as in Keras's."""
+    """The type and text of an exception, without codes for bold text, as in Keras's."""
     return f"{type(error).__name__}: {_ESCAPES.sub('', str(error))}"
 
 
 @contextlib.contextmanager
 def as_warnings(text: str) -> Iterator[None]:
-    """Log an exception as a warning that begins with ``text``: it must not cost the model, or hide another error."""
+    """Log an exception as a warning that begins with ``text``.
+
+    An exception must not cost the model, or hide another error.
+    """
     try:
         yield
     except Exception as error:  # noqa: BLE001 - of a store, a tracking server or a cluster, which may raise anything
@@ -214,7 +217,7 @@ def _shape_text(values: torch.Tensor) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class FitSpec:
-    """A run of any framework; each framework's spec adds the model and how it is trained."""
+    """A run of any framework; each framework's spec adds the model and its training."""
 
     run_id: str
     inputs: Inputs

@@ -1,4 +1,4 @@
-"""The first training rows of a fit, to try a model on as its workers will get them."""
+"""The first training rows of a fit, to try a model on as its workers get them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _TRIED_ROWS = 8
 
 
 class TrialRows:
-    """The first rows of the training data of a fit; with ``preprocess`` the data is read once.
+    """The first training rows of a fit; with ``preprocess`` the data is read once.
 
     Args:
         dataset: the data.
@@ -55,7 +55,7 @@ class TrialRows:
         self._batches: dict[bool, dict[str, torch.Tensor]] = {}
 
     def batch(self, *, transformed: bool = True) -> dict[str, torch.Tensor]:
-        """A few rows as in a training batch, or as stored, which is what ``transform`` reads.
+        """A few rows as in a training batch, or as stored, as ``transform`` reads them.
 
         Raises:
             DataError: ``preprocess`` or ``transformation_fn`` failed, or the latter removed columns that are needed.
@@ -81,7 +81,7 @@ class TrialRows:
         return as_scored(table, seeds, place)[0]
 
     def table(self, columns: Sequence[str]) -> pa.Table:
-        """Up to ``MAX_ROWS`` rows of feature columns, each named once, before any function of the user's."""
+        """Up to ``MAX_ROWS`` rows of features, each named once, before user functions."""
         if self._preprocess is None:
             return first_rows(self.dataset, columns)
         self.batch()
@@ -111,7 +111,10 @@ class TrialRows:
 
 @dataclass(frozen=True, kw_only=True)
 class _Recorded(Preprocess):
-    """Keeps the tables that it is called with. Of the first one, the function gets a few rows only."""
+    """The tables that a function is called with.
+
+    Of the first one, the function gets a few rows only.
+    """
 
     given: Preprocess
     tables: list[pa.Table] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""Rules for the values of params: each takes a value and returns it in its final form, or raises ValueError.
+"""Rules for params: each returns the final form of a value, or raises ValueError.
 
 The text of the error completes "<param>=<value> ...". Stages hold the rules, so these can be pickled.
 """
@@ -47,7 +47,7 @@ def text(value: Any) -> str:
 
 
 def column_names(value: Any) -> list[str]:
-    """A list of distinct column names, or an index or array of them; a single name stands for a list of one."""
+    """Distinct column names, from a list, index or array; one name is a list of one."""
     if hasattr(value, "tolist"):  # pandas or NumPy, as in df.columns.drop("y")
         value = value.tolist()
     names = [value] if isinstance(value, str) else list(value) if isinstance(value, Sequence) else []
@@ -84,7 +84,7 @@ def shapes(value: Any) -> list[list[int]]:
 
 
 def share_or_column(value: Any) -> float | str:
-    """A share of the rows in [0, 1), or the name of the column that marks validation rows."""
+    """A share of rows in [0, 1), or the name of a column that marks validation rows."""
     if isinstance(value, str) and value:
         return value
     if type(value) is not bool and isinstance(value, Real) and 0 <= float(value) < 1:
@@ -112,7 +112,7 @@ def callables(value: Any) -> list[Any]:
 
 
 def metrics(value: Any) -> Any:
-    """What :func:`callables` takes, or a dict from the name in the history to one of these."""
+    """What :func:`callables` takes, or a dict of these by their name in the history."""
     if callable(value):
         raise ValueError("must be a list or a dict: give {'name': function}")
     if not isinstance(value, dict):

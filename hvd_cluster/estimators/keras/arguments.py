@@ -36,7 +36,10 @@ def with_arguments(inputs: Inputs, model: Any, made: Mapping[str, torch.Tensor])
 
 
 def with_dtypes(model: Any, inputs: Inputs, batch: Mapping[str, torch.Tensor]) -> Inputs:
-    """The inputs in the dtypes and shapes of a functional model; else as in ``batch``, with floats of Keras's dtype."""
+    """The inputs in a functional model's dtypes and shapes.
+
+    For other models, they are as in ``batch``, with floats of Keras's dtype.
+    """
     import keras
 
     structure = inputs_of(model)

@@ -34,7 +34,7 @@ class KerasBestFile(BestFile):
             self._earlier = run.history[-1:]
 
     def restore_value(self) -> None:
-        """Give the ModelCheckpoint the value to beat. To be called once the model has its metrics."""
+        """Give the ModelCheckpoint the value to beat, once the model has its metrics."""
         callback, earlier, self._earlier = self._callback, self._earlier, []
         if earlier and callback.monitor_op is None:
             callback._set_monitor_op()  # Keras sets it only when an epoch ends

@@ -1,4 +1,4 @@
-"""The states of Keras's own callbacks: what they count, and the best they have seen. Importing this needs Keras."""
+"""The states of Keras's own callbacks: counts, and the best so far. Needs Keras."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _NUMBERS = (
 
 
 class CallbackStates:
-    """Saved with a run's checkpoints, so that a resumed fit stops when an undisturbed one stops.
+    """Saved states of callbacks, by which a resumed fit stops as an undisturbed one.
 
     Args:
         callbacks: the user's; those of other classes start from their initial state.
@@ -59,7 +59,7 @@ class CallbackStates:
                 callback.best_weights = [weight.numpy() for weight in state["best_weights"]]
 
     def finish(self, model: Any) -> None:
-        """Do what callbacks do to the weights at the end of a fit, for a run with nothing left to train."""
+        """Do to the weights what callbacks do at a fit's end; nothing is left to train."""
         self.restore()
         for callback in self._callbacks.values():
             if isinstance(callback, keras.callbacks.EarlyStopping):

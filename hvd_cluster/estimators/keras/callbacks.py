@@ -74,14 +74,17 @@ class FitProgress:
 
 
 class StartEqual(BroadcastGlobalVariablesCallback):
-    """Gives all ranks the variables of rank 0, except weights that each rank has made with the user's factory."""
+    """Callback that gives all ranks rank 0's variables.
+
+    It leaves out weights that each rank has made with the user's factory.
+    """
 
     def __init__(self, run: WorkerRun[KerasSpec]) -> None:
         super().__init__(0)
         self._run = run
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Broadcast before the first batch; by now the user's callbacks may have changed weights of rank 0."""
+        """Broadcast before the first batch: callbacks may have changed rank 0's weights."""
         made, hvd = self._run.spec.model.made, self._run.hvd
         if made is not None and not self.broadcast_done:
             weights = named_weights(self.model)
@@ -95,7 +98,10 @@ class StartEqual(BroadcastGlobalVariablesCallback):
 
 
 class GlobalEpochNumbers(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore]
-    """Comes first: other callbacks see the same numbers of an epoch on all ranks, validation included."""
+    """The first callback: others see the same numbers of an epoch on all ranks.
+
+    These include the numbers of the validation.
+    """
 
     def __init__(self, progress: FitProgress) -> None:
         super().__init__()
@@ -108,7 +114,7 @@ class GlobalEpochNumbers(keras.callbacks.Callback):  # type: ignore[misc,unused-
         self._run.start_epoch()
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Seed the rank before the first step of an epoch, so that a resumed run draws what an undisturbed one draws.
+        """Seed the rank before an epoch's first step: a resumed run then draws the same.
 
         Not earlier: what Keras draws to make its iterator, at the beginning of a fit, is not a part of an epoch.
         """
@@ -189,7 +195,7 @@ class GlobalEpochNumbers(keras.callbacks.Callback):  # type: ignore[misc,unused-
 
 
 class StopOnAllRanks(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore]
-    """Comes after the user's callbacks: if one of them stops the fit on one rank, it stops on all ranks.
+    """Callback after the user's: if one stops the fit on one rank, all ranks stop.
 
     Otherwise the other ranks would wait for that rank in the next step. The ranks ask each other after each epoch, and
     after each step only if the user has a callback that may stop the fit there.
@@ -241,7 +247,7 @@ class StopOnAllRanks(keras.callbacks.Callback):  # type: ignore[misc,unused-igno
 
 
 class SaveRun(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore]
-    """Comes last: completes the record of an epoch, and saves the run as the other callbacks have left it."""
+    """Last callback: completes the epoch's record, saves the run as others left it."""
 
     def __init__(self, progress: FitProgress, log: Any = None) -> None:
         super().__init__()
@@ -313,7 +319,7 @@ class SaveRun(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore]
 
 
 class ResumedCallbackList(keras.callbacks.CallbackList):  # type: ignore[misc,unused-ignore]
-    """Gives callbacks the index of a batch in its epoch, even if the fit starts within that epoch.
+    """Callback list with correct batch indices even if the fit starts in mid-epoch.
 
     Keras always counts from 0, and makes as many steps in this epoch as in the others. So the indices are shifted here,
     and the epoch is ended early by ``stop_training``, which is reset at once.
@@ -328,7 +334,10 @@ class ResumedCallbackList(keras.callbacks.CallbackList):  # type: ignore[misc,un
         )
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Call the callbacks. What they do to variables at the start of an interrupted epoch is in the checkpoint."""
+        """Call the callbacks.
+
+        What they do to variables at the start of an interrupted epoch is in the checkpoint.
+        """
         run, model = self._progress.run, self.model
         partial, run.partial_epoch = run.partial_epoch, None
         variables = [] if partial is None else [*weights_of(model), *model.optimizer.variables]
@@ -360,9 +369,9 @@ def _has_finite_weights(model: Any) -> bool:
 
 
 def _share_buffers(model: Any) -> None:
-    """Give all ranks the variables of rank 0 that layers change, such as running means; not frozen parameters.
+    """Give all ranks rank 0's variables that layers change, not frozen parameters.
 
-    Rank 0's model is the one that is validated, saved and returned.
+    Running means are such variables. Rank 0's model is the one that is validated, saved and returned.
     """
     if hasattr(model, "jax_state_sync"):
         model.jax_state_sync()

@@ -46,7 +46,7 @@ class KerasColumns:
 
 
 def as_taken(backend: str, first: Any, rest: Iterator[Any], prefetch: int = 0) -> Any:
-    """Items as ``fit`` and ``evaluate`` take them on a backend of Keras; to be iterated once.
+    """Items as ``fit`` and ``evaluate`` take them on a Keras backend; iterate once.
 
     On TensorFlow, Keras would make a pipeline of them itself, which may take a minute to end: see ``of_batches``.
 

@@ -29,7 +29,7 @@ from hvd_cluster.estimators.typed_params import KerasEstimatorParams
 
 @with_params(ESTIMATOR_ROWS, KERAS_ROWS)
 class KerasEstimator(KerasEstimatorParams, KerasStage, DistributedEstimator):
-    """Trains a Keras 3 model on the rows of a DataFrame, with several workers, and returns a :class:`KerasModel`.
+    """Train a Keras 3 model on several workers; ``fit`` makes a :class:`KerasModel`.
 
     ``fit(data)`` takes what :class:`TorchEstimator`'s takes. Workers run Keras on the backend that the model was made
     on: TensorFlow, torch or JAX.
@@ -119,7 +119,7 @@ class KerasEstimator(KerasEstimatorParams, KerasStage, DistributedEstimator):
         return {**self._sent_params(), "model": own, "optimizer": type(self._value("optimizer"))}
 
     def _compilation(self) -> dict[str, Any]:
-        """The arguments of ``compile``: the params, and else what the model was compiled with."""
+        """The arguments of ``compile``: params, else what the model was compiled with."""
         import keras
 
         given = {name: self._value(name) for name in ("optimizer", "loss", "metrics", "loss_weights")}
@@ -129,7 +129,7 @@ class KerasEstimator(KerasEstimatorParams, KerasStage, DistributedEstimator):
         return {**(compilation_of(self._given_model()) or {}), **self._by_label(chosen)}
 
     def _by_label(self, chosen: dict[str, Any]) -> dict[str, Any]:
-        """Losses and metrics by the names of their outputs, where a functional model has more outputs than labels."""
+        """Losses and metrics by output name, for a functional model with extra outputs."""
         labels, names = self._value("label_cols") or [], keys_of(outputs_of(self._given_model())) or ()
         if not set(labels) < set(names):
             return chosen

@@ -1,4 +1,4 @@
-"""A trained Keras model as a file that other runtimes load. Calling this needs Keras."""
+"""A trained Keras model as a file for other runtimes; calling this needs Keras."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def export(
 
 
 class _Positional(torch.nn.Module):
-    """A model on Keras's torch backend, with an argument for each input, and its outputs in order."""
+    """A model on Keras's torch backend, with an argument per input, outputs in order."""
 
     def __init__(self, model: Any, order: Sequence[str]) -> None:
         super().__init__()
@@ -113,7 +113,7 @@ def _outputs(model: Any, features: Sequence[Any], order: Sequence[str]) -> list[
 
 
 def _named(model: Any, inputs: Mapping[str, Tensor], names: Sequence[str], order: Sequence[str]) -> Any:
-    """A Keras model around ``model`` with dicts as inputs and outputs, and any number of rows."""
+    """A Keras model around ``model`` with dicts in and out, for any number of rows."""
     import keras
 
     known = inputs_of(model)

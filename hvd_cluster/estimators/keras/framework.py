@@ -17,7 +17,7 @@ from hvd_cluster.topology import export
 
 
 def predict(model: Any, features: list[torch.Tensor], order: Sequence[str] = ()) -> list[torch.Tensor]:
-    """The outputs of a Keras model as a list of tensors on the CPU; those of a dict as :func:`output_keys` says."""
+    """A Keras model's outputs as CPU tensors; a dict's as :func:`output_keys` says."""
     given = structured([feature.numpy() for feature in features], keys_of(inputs_of(model)))
     raw = model.predict_on_batch(given)
     outputs = flat(raw, output_keys(raw, model, order))
@@ -28,7 +28,7 @@ KERAS = Framework(predict=predict, with_arguments=with_arguments)
 
 
 def choose_backend(backend: str) -> None:
-    """Make Keras use ``backend`` when it is imported; no effect if it has been imported."""
+    """Make Keras use ``backend`` when it is imported; no effect if it already is."""
     if "keras" not in sys.modules:
         export({"KERAS_BACKEND": backend})
 

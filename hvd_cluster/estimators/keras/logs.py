@@ -1,4 +1,7 @@
-"""The logs that Keras passes to callbacks: numbers, or arrays such as ``F1Score()``'s, with a number for each class."""
+"""Logs that Keras passes to callbacks: numbers, or arrays of one for each class.
+
+``F1Score()`` gives such an array, for example.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ def values(logs: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def spread(logs: Mapping[str, Any] | None) -> dict[str, float]:
-    """Floats only: an array becomes ``name_0``, ``name_1``, ..., one for each element."""
+    """Floats only: an array becomes ``name_0``, ``name_1``, ..., one per element."""
     found: dict[str, float] = {}
     for name, value in values(logs).items():
         if isinstance(value, float):
@@ -36,7 +39,7 @@ def means(parts: Sequence[tuple[int, Mapping[str, Any]]]) -> dict[str, Any]:
 
 
 def over_all_rows(model: Any, hvd: Collectives, own: Mapping[str, Any]) -> dict[str, Any]:
-    """This rank's numbers; those of metrics whose states can be added are computed over the rows of all ranks.
+    """This rank's numbers; metrics whose states add up are of the rows of all ranks.
 
     The mean of the ranks' AUCs, for example, is not the AUC of all rows. Every rank takes part, and the metrics have
     the state of all rows afterwards.
@@ -68,7 +71,7 @@ def _leaves(metrics: Sequence[Any]) -> list[Any]:
 
 
 def _adds_up(metric: Any) -> bool:
-    """Whether the state over all rows is the sum of the ranks' states, as for Keras's own metrics."""
+    """Whether the ranks' states sum to that of all rows, as for Keras's own metrics."""
     return type(metric).update_state.__module__.startswith("keras.") and all(
         getattr(variable, "aggregation", "sum") == "sum" for variable in metric.variables
     )

@@ -1,5 +1,5 @@
 # ruff: noqa: N802 - the spelling is that of pyspark.ml
-"""KerasModel, which KerasEstimator returns: scores DataFrames, and keeps the history of its training."""
+"""KerasModel, which KerasEstimator returns: scores DataFrames, keeps the history."""
 
 from __future__ import annotations
 
@@ -41,15 +41,16 @@ class KerasModel(KerasModelParams, KerasStage, FittedModel):
     framework = KERAS
 
     def getHistory(self) -> dict[str, list[float]]:
-        """The numbers of each epoch under Keras's names, as in ``keras.callbacks.History.history``."""
+        """Each epoch's numbers by Keras's names, as ``keras.callbacks.History.history``."""
         records = self._records()
         names = dict.fromkeys(name for record in records for name in record["logged"])
         return {name: [record["logged"][name] for record in records if name in record["logged"]] for name in names}
 
     def export(self, path: str, format: str = "onnx", example: Any = None) -> None:
-        """Write the model to a file or folder that other runtimes load, once that has given the scores of the model.
+        """Write the model to a file or folder that other runtimes load.
 
-        Inputs and outputs have names, and any number of rows, as those of :meth:`TorchModel.export`.
+        It fails unless what is written gives the scores of the model. Inputs and outputs have names, and any number of
+        rows, as those of :meth:`TorchModel.export`.
 
         Args:
             path: the file, a path or URL; the local folder of a "tf_saved_model".
@@ -135,9 +136,10 @@ class KerasModel(KerasModelParams, KerasStage, FittedModel):
 
 
 def _without_synchronization(layer: type) -> type:
-    """The class of a layer; for our SyncBatchNormalization, one of its name that does not need this package.
+    """The class of a layer; a stand-in for our SyncBatchNormalization.
 
-    The name is that under which Keras finds the layer and its weights in a file.
+    The stand-in has its name and does not need this package. The name is that under which Keras finds the layer and its
+    weights in a file.
     """
     if not layer.__module__.startswith("hvd_cluster."):
         return layer

@@ -1,4 +1,4 @@
-"""A Keras model that each process makes with the user's function, instead of getting it from another process."""
+"""A Keras model that each process makes itself, with the user's function."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class KerasModelSource(PackedModel):
         custom_objects: Mapping[str, Any],
         compilation: Mapping[str, Any] | None = None,
     ) -> KerasModelSource:
-        """For a factory of the user, and ``model``, which :func:`made` has returned for it.
+        """The source of ``factory`` and the ``model`` that :func:`made` returned for it.
 
         Args:
             compilation: as for :meth:`PackedModel.of`.
@@ -79,7 +79,7 @@ class KerasModelSource(PackedModel):
         return model
 
     def require_same(self, model: Any) -> None:
-        """Check that ``model``, which was not trained, is what the function has made in the driver.
+        """Check that ``model``, not trained yet, is what the function made in the driver.
 
         Raises:
             DataError: it is not; the text names the first weight that differs.
@@ -98,7 +98,7 @@ class KerasModelSource(PackedModel):
         return f"model: {self.name} does not always make the same model: {difference}; {GUARD_TEXT}"
 
     def packed(self, model: Any, custom_objects: Mapping[str, Any]) -> PackedModel:
-        """``model`` as the function and the weights that it does not make; as a file if it makes another one."""
+        """``model`` as function and weights it does not make; a file if it makes another."""
         now = contents(model, made_state.equal_names(self.contents))
         if not made_state.same_shapes(now, self.contents):
             return PackedModel.of(model, custom_objects)

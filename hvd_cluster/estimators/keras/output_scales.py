@@ -1,4 +1,4 @@
-"""Whether a Keras model returns probabilities or logits, by its losses or its last layers."""
+"""Whether a Keras model gives probabilities or logits, by losses or last layers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ _BINARY = {"BinaryCrossentropy", "BinaryFocalCrossentropy"}
 
 
 def output_scales(model: Any, loss: Any, count: int, keys: Sequence[str] | None) -> tuple[str, ...]:
-    """One of :data:`~hvd_cluster.estimators.scoring.output_columns.SCALES` for each output.
+    """The scale of each output.
+
+    It is one of :data:`~hvd_cluster.estimators.scoring.output_columns.SCALES`.
 
     Args:
         model: the fitted model.

@@ -1,4 +1,4 @@
-"""A Keras model as bytes for another process: architecture, weights, and how it is compiled."""
+"""A Keras model as bytes for another process: architecture, weights, compilation."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ _RATES = ("initial_learning_rate", "end_learning_rate", "warmup_target", "values
 
 @dataclass(frozen=True)
 class PackedModel:
-    """Unpickling it does not import Keras; :meth:`load` does, on the backend that the model was made on."""
+    """A Keras model whose unpickling does not import Keras.
+
+    :meth:`load` does, on the backend that the model was made on.
+    """
 
     #: The backend's name.
     backend: str
@@ -101,13 +104,13 @@ class PackedModel:
 
 
 def _layers_of_this_package(model: Any) -> dict[str, type]:
-    """The classes by name, which Keras finds only in a process that has imported them."""
+    """The classes by name, which Keras finds only in a process that imported them."""
     classes = {type(layer) for layer in model._flatten_layers()}
     return {each.__name__: each for each in classes if each.__module__.startswith("hvd_cluster.")}
 
 
 def packed_compilation(model: Any, compilation: Mapping[str, Any] | None) -> tuple[bytes | None, Any]:
-    """:attr:`PackedModel.compilation` and :attr:`PackedModel.optimizer_state`; see :meth:`PackedModel.of`."""
+    """The compilation and the optimizer's state; see :meth:`PackedModel.of`."""
     import keras
 
     if compilation is None:
@@ -131,7 +134,10 @@ class Unpacking:
 
 
 def compilation_of(model: Any) -> dict[str, Any] | None:
-    """The arguments that ``model`` was compiled with, the optimizer as an object; None if it is not compiled."""
+    """The arguments that ``model`` was compiled with; None if it is not compiled.
+
+    The optimizer is an object.
+    """
     if not getattr(model, "compiled", False):
         return None
     return {**model._compile_config.config, "optimizer": model.optimizer}
@@ -170,7 +176,7 @@ def _scaled_schedule(config: Mapping[str, Any], factor: float) -> dict[str, Any]
 
 
 def _saved(model: Any) -> bytes:
-    """The file of a model without its date, so that equal models have equal files: Spark and Ray then keep one copy."""
+    """A model's file without its date; Spark and Ray keep one copy of equal files."""
     compiled, copy = getattr(model, "compiled", False), io.BytesIO()
     with tempfile.TemporaryDirectory(prefix="hvd-keras-") as folder:
         path = Path(folder) / "model.keras"

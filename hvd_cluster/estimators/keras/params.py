@@ -1,4 +1,4 @@
-"""The params of KerasEstimator and KerasModel that other estimators and models do not have."""
+"""The params of KerasEstimator and KerasModel that others do not have."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ KERAS_MODEL_ROWS = (
 
 
 class KerasStage(PipelineStage):
-    """A stage whose ``model`` is a Keras model, saved in Keras's format and not as a pickle."""
+    """A stage whose ``model`` is a Keras model, saved in Keras's format, not pickled."""
 
     def _as_saved(self, name: str, value: Any) -> Any:
         if name == "model" and value is not None and not wrong_model(value):

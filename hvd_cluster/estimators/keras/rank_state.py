@@ -1,4 +1,4 @@
-"""What one rank alone holds within an epoch: random generators and metrics. Importing this needs Keras."""
+"""What one rank holds in an epoch: random generators and metrics. Imports Keras."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hvd_cluster.estimators.run import random_state
 
 
 def seed(model: Any, number: int, epoch: int, rank: int) -> None:
-    """Seed all generators for an epoch of a rank, including those of the model's random layers."""
+    """Seed a rank's generators for an epoch, including the model's random layers'."""
     random_state.seed_all(number, epoch, rank)
     for index, generator in enumerate(_seed_generators(model)):
         words = np.random.SeedSequence([number, epoch, rank, index]).generate_state(2)

@@ -1,4 +1,7 @@
-"""What a worker must know to train with Keras. Unpickling it does not import Keras: first the backend is chosen."""
+"""What a worker must know to train with Keras.
+
+Unpickling it does not import Keras: first the backend is chosen.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from hvd_cluster.estimators.spec import FitSpec
 
 @dataclass(frozen=True, kw_only=True)
 class KerasSpec(FitSpec):
-    """A Keras run, complete: :func:`hvd_cluster.estimators.keras.train.train` needs nothing else."""
+    """A Keras run, all that :func:`hvd_cluster.estimators.keras.train.train` needs."""
 
     #: The compiled model.
     model: PackedModel

@@ -14,7 +14,7 @@ from hvd_cluster.estimators.torch import made_state
 
 
 def capture(model: Any, rate_factor: float = 1.0, made: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """The state of a compiled model whose learning rate is ``rate_factor`` times that of one worker.
+    """A compiled model's state, at ``rate_factor`` times one worker's learning rate.
 
     Args:
         made: the :func:`contents` of what a factory makes. Weights that still have its values are None in the state.
@@ -33,7 +33,7 @@ def capture(model: Any, rate_factor: float = 1.0, made: Mapping[str, str] | None
 
 
 def restore(model: Any, state: Mapping[str, Any], run_id: str, rate_factor: float = 1.0) -> None:
-    """Restore what :func:`capture` returned, with ``rate_factor`` times the learning rate of one worker.
+    """Restore a :func:`capture`, at ``rate_factor`` times one worker's learning rate.
 
     Raises:
         DataError: it is the state of another model or optimizer.
@@ -62,7 +62,7 @@ def _fits(variable: Any, value: Any) -> bool:
 
 
 def contents(model: Any, hashed: Collection[str] = ()) -> dict[str, str]:
-    """Each weight of the model: dtype and shape, and the hash of its values if it is frozen or one of ``hashed``."""
+    """Each weight's dtype and shape, and the hash of frozen or ``hashed`` values."""
     trainable = {id(variable) for variable in model.trainable_weights}
     return {
         name: made_state.described(as_tensors([variable])[0], id(variable) not in trainable or name in hashed)
@@ -102,12 +102,12 @@ def has_pending_gradients(model: Any, passes_per_step: int) -> bool:
 
 
 def apply_pending_gradients(model: Any) -> None:
-    """Make a step with the gradients of passes that have made none yet; every rank takes part."""
+    """Make a step of the gradients that are pending; every rank takes part."""
     getattr(model.optimizer, "inner_optimizer", model.optimizer).complete_passes()
 
 
 def as_array(variable: Any) -> Any:
-    """The value of a variable or tensor of Keras as a NumPy array; bfloat16 as float32, since NumPy has no bfloat16."""
+    """A variable's or tensor's NumPy array; bfloat16, which NumPy lacks, as float32."""
     import keras
 
     value = keras.ops.convert_to_numpy(variable)

@@ -1,4 +1,4 @@
-"""The structure of what Keras models take and return: one array, several, or a dict of them."""
+"""The structure of what Keras models take and return: one array, several, a dict."""
 
 from __future__ import annotations
 
@@ -10,27 +10,30 @@ import torch
 
 
 def structured(arrays: Sequence[Any], keys: Sequence[str] | None) -> Any:
-    """One array as is, several as a tuple (TensorFlow would stack a list), or a dict if there are ``keys``."""
+    """One array as is; several as a tuple, or as a dict if there are ``keys``.
+
+    TensorFlow would stack a list.
+    """
     if keys is not None:
         return dict(zip(keys, arrays, strict=True))
     return arrays[0] if len(arrays) == 1 else tuple(arrays)
 
 
 def flat(outputs: Any, keys: Sequence[str] | None = None) -> list[Any]:
-    """A model's outputs as a list, whether it returned one, a list or tuple of them, or a dict with ``keys``."""
+    """A model's outputs as a list, of one, a list or tuple, or a dict with ``keys``."""
     if isinstance(outputs, Mapping):
         return [outputs[key] for key in keys or outputs]
     return list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
 
 
 def as_tensor(array: Any) -> torch.Tensor:
-    """A copy of a NumPy array of Keras's as a tensor; bfloat16 as float32, since NumPy has no bfloat16 of its own."""
+    """A copy of a Keras array as a tensor; bfloat16, which NumPy lacks, as float32."""
     array = np.array(array)
     return torch.from_numpy(array.astype(np.float32) if array.dtype.name == "bfloat16" else array)
 
 
 def inputs_of(model: Any) -> Any:
-    """The structure of the inputs of a functional model, or of a Sequential with a known input; else None."""
+    """The inputs' structure if a functional model or Sequential knows it; else None."""
     return getattr(getattr(model, "_functional", model), "_inputs_struct", None)
 
 
@@ -40,7 +43,7 @@ def outputs_of(model: Any) -> Any:
 
 
 def output_keys(outputs: Any, model: Any, order: Sequence[str] = ()) -> tuple[str, ...] | None:
-    """The names of a model's outputs, those of the label columns first; None if it does not return a dict.
+    """The names of a model's outputs, the labels' first; None if it returns no dict.
 
     An eager call, ``predict_on_batch`` and other backends return the same dict in different orders.
 

@@ -1,4 +1,4 @@
-"""Training with Keras on one worker. Keras is imported after its backend is chosen."""
+"""Training with Keras on one worker; it imports Keras once the backend is chosen."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from hvd_cluster.topology import export
 
 
 def train(spec: KerasSpec) -> TrainResult:
-    """Train the model on this worker's shard with ``model.fit``, together with the other workers of the job.
+    """Train on this worker's shard with ``model.fit``, along with the job's others.
 
     A run that has a checkpoint continues from it.
 
@@ -97,7 +97,7 @@ def _train(spec: KerasSpec, hvd: Collectives, folder: str) -> TrainResult:
 
 
 def _training_items(run: WorkerRun[KerasSpec], readers: Readers, done: int) -> Iterator[tuple[Any, ...]]:
-    """The items of all epochs from the run's current one on, without its first ``done``."""
+    """The items of all epochs from the run's current one, without its first ``done``."""
     first_epoch = run.epoch
     for epoch in range(first_epoch, run.spec.epochs):
         skipped = done if epoch == first_epoch else 0

@@ -1,4 +1,4 @@
-"""Tries a Keras model on a few rows in the driver, before any worker starts. Calling this needs Keras."""
+"""Try a Keras model on a few rows in the driver before workers run; needs Keras."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def try_model(
     schema: Schema,
     made: Sequence[str] | None = None,
 ) -> tuple[KerasColumns, tuple[tuple[int, ...], ...]]:
-    """Run one small batch through ``model``, which is compiled to run eagerly, its loss and its metrics.
+    """Run a small batch through the eagerly compiled ``model``, its loss and metrics.
 
     Args:
         batch: columns of a few rows, as the reader yields them.
@@ -86,7 +86,7 @@ def try_model(
 
 
 def _unassigned(compilation: Mapping[str, Any], labels: Sequence[str], names: Sequence[str]) -> str:
-    """The mistake if losses or metrics would also be computed for outputs without a label; else empty."""
+    """The mistake of losses or metrics for outputs without a label; empty if none."""
     wrong = [
         f"{param} must be a dict of the outputs that have a label, such as {{{labels[0]!r}: ...}}: the model also "
         f"returns {', '.join(repr(name) for name in names if name not in labels)}"

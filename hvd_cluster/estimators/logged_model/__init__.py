@@ -1,1 +1,1 @@
-"""Fitted models in MLflow: their signature, requirements and code, and a pyfunc over columns."""
+"""Fitted models in MLflow: signature, requirements, code, a pyfunc over columns."""

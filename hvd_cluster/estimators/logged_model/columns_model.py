@@ -1,4 +1,7 @@
-"""A model as MLflow scores it: columns in, output columns out. Runs without hvd_cluster, from a copy of this module."""
+"""A model as MLflow scores it: columns in, output columns out.
+
+It runs without hvd_cluster, from a copy of this module.
+"""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ MAX_ROWS, MAX_BYTES = 1000, 16 << 20
 
 
 def first_rows(dataset: Dataset, columns: Sequence[str]) -> pa.Table:
-    """Up to ``MAX_ROWS`` training rows of the named columns, each named once; fewer if they are large."""
+    """Up to ``MAX_ROWS`` training rows, each column named once; fewer if large."""
     first = dataset.train.first(MAX_ROWS, MAX_BYTES)
     found: list[pa.Table] = []
 

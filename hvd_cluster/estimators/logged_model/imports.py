@@ -36,7 +36,7 @@ def file_of(module: str) -> str | None:
 
 
 def imported_by(code: CodeType) -> set[str]:
-    """The names of modules that a function's code imports when it runs; some may be names in modules.
+    """Modules that a function's code imports when run; some may be names in modules.
 
     Those of functions in it are not among them, nor are relative imports.
     """
@@ -52,7 +52,7 @@ def imported_by(code: CodeType) -> set[str]:
 
 
 def imported(code: ast.AST, package: str = "", called: Collection[str] = ()) -> set[str]:
-    """The names of modules that a module's source imports when it is imported; some may be names in modules.
+    """Modules that a module's source imports on import; some may be names in modules.
 
     Imports for type checkers are not among them, nor those of a module that is run as a script.
 
@@ -71,7 +71,7 @@ def imported(code: ast.AST, package: str = "", called: Collection[str] = ()) -> 
 
 
 def names_used(code: ast.AST, called: Collection[str]) -> set[str]:
-    """The names, also in other modules, that a module uses when it is imported and its ``called`` are called."""
+    """Names, also of other modules, that a module's import and ``called`` use."""
     found: set[str] = set()
     imports: set[str] = set()
     attributes: set[tuple[str, str]] = set()
@@ -97,7 +97,7 @@ def _spec(module: str) -> ModuleSpec | None:
 
 
 def _running(code: ast.AST, called: Collection[str]) -> Iterator[ast.AST]:
-    """The nodes that run on import, and those of the functions and classes whose names are in ``called``."""
+    """The nodes that run on import, and those of functions and classes in ``called``."""
     waiting: list[tuple[ast.AST, Collection[str], bool]] = [(code, called, False)]
     while waiting:
         node, names, is_called = waiting.pop()

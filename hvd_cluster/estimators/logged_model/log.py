@@ -1,4 +1,4 @@
-"""Logs a fitted model to MLflow: in the flavour of its framework, and as a pyfunc over columns."""
+"""Log a model to MLflow in its framework's flavour and as a pyfunc over columns."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Flavour:
 
 @dataclass(frozen=True, kw_only=True)
 class LoggedModel:
-    """What is logged. MLflow calls :meth:`save_model`, as that of one of its own flavours."""
+    """What is logged; MLflow calls :meth:`save_model` like that of its own flavours."""
 
     flavour: Flavour
     scoring: ColumnsScoring
@@ -101,7 +101,7 @@ def log(
     registered_model_name: str | None,
     alias: str | None,
 ) -> Any:
-    """Log a model to MLflow's active run, or without a run where MLflow allows it; see ``FittedModel.log_model``."""
+    """Log to the active run, or none where MLflow can; see ``FittedModel.log_model``."""
     if alias is not None and not registered_model_name:
         raise ValueError(f"alias={alias!r} needs registered_model_name: aliases belong to registered models")
     mlflow = load_extra("mlflow", "mlflow", "to log a model")

@@ -1,4 +1,4 @@
-"""What a model needs to be loaded elsewhere: distributions to install, and code of the user's that is in none."""
+"""What a model needs to load elsewhere: distributions, and user code in none."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def requirements_of(values: Sequence[Any], modules: Iterable[str] = (), without:
 
 
 class _WithoutNumbers(cloudpickle.Pickler):
-    """Pickles all but the content of tensors and arrays, and keeps what functions import and name.
+    """Pickler without tensor and array content; keeps what functions import and name.
 
     Args:
         sink: gets the pickle.
@@ -104,7 +104,7 @@ class _WithoutNumbers(cloudpickle.Pickler):
 
 
 def _pickled(value: Any) -> tuple[bytes, set[str], set[str]]:
-    """The pickle, what its functions import when they are called, and the names of what it may call.
+    """The pickle, what its functions import when called, and names that it may call.
 
     Of the imports some may be names in modules.
     """
@@ -115,12 +115,12 @@ def _pickled(value: Any) -> tuple[bytes, set[str], set[str]]:
 
 
 def imports_of(value: Any) -> set[str]:
-    """The modules that functions in ``value`` import when they are called, without those that travel with it."""
+    """Modules that ``value``'s functions import when called and that do not travel."""
     return {name for name in _pickled(value)[1] if not _is_by_value(name)}
 
 
 def _is_by_value(module: str) -> bool:
-    """Whether cloudpickle puts the module's functions into the pickle, so that it and its package are not needed."""
+    """Whether cloudpickle copies the module's functions, so that it is not needed."""
     registered = cloudpickle.list_registry_pickle_by_value()
     return module == "__main__" or any(
         f"{module}.".startswith(f"{name}.") or name.startswith(f"{module}.") for name in registered
@@ -133,7 +133,7 @@ def _packages() -> Mapping[str, list[str]]:
 
 
 def _distributions(top: str, module: str) -> list[str]:
-    """The distributions that hold a module, by the first part of its name; those of a namespace hold its file."""
+    """The distributions of a module, by its first name; a namespace's hold its file."""
     names = sorted(set(_packages().get(top, [])))
     if len(names) < 2:
         return names
@@ -152,7 +152,7 @@ def _owners(top: str) -> Mapping[str, list[str]]:
 
 
 def _local_code(top: str) -> LocalCode | None:
-    """The code of a module that is not installed; None if it is not in Python, or there is none."""
+    """The code of a module that is not installed; None if absent or not in Python."""
     module = sys.modules.get(top)
     spec = getattr(module, "__spec__", None) or (importlib.util.find_spec(top) if module is None else None)
     if spec is None or _is_by_value(top) or (spec.origin is None and top in _packages()):  # an installed namespace
@@ -167,7 +167,7 @@ def _local_code(top: str) -> LocalCode | None:
 
 
 def _imports_of(local: Iterable[LocalCode], called: set[str]) -> set[str]:
-    """What local code imports when it is imported, and when scoring calls its functions and classes.
+    """Imports of local code, and of its functions and classes that scoring calls.
 
     Args:
         called: the names of those, to which this adds the names of what they use in turn. Code that scoring does not

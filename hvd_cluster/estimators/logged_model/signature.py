@@ -1,4 +1,4 @@
-"""The columns that a model takes and returns, as MLflow's signature, and rows of them as its input example."""
+"""The columns of a model as MLflow's signature, and rows of them as its example."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Columns:
         )
 
     def metadata(self) -> dict[str, Any]:
-        """Types of inputs, and shapes of a row's outputs, which a signature of columns cannot hold; plain data."""
+        """Input types and row output shapes that signatures cannot hold; plain data."""
         arrays = [column for column in self.outputs if column.type in (VECTOR, ARRAY)]
         known = {column.name: self.output_shapes[column.output] for column in arrays if self.output_shapes}
         return {
@@ -58,7 +58,7 @@ class Columns:
 
 
 def example_frame(rows: pa.Table) -> pd.DataFrame | None:
-    """Rows as MLflow writes them as JSON: decimals become floats. None if they hold what JSON cannot."""
+    """Rows as MLflow writes them as JSON, with decimals as floats; None if it cannot."""
     pyarrow = load_pyarrow()
     try:
         cast = rows.cast(pyarrow.schema([field.with_type(_json_type(field.type)) for field in rows.schema]))

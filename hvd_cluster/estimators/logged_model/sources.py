@@ -1,4 +1,4 @@
-"""The source code that travels with a model in MLflow, so that it scores where hvd_cluster is not installed.
+"""Source code that travels with a model in MLflow, to score without hvd_cluster.
 
 Of this package these are the modules that scoring imports, under the name of a package of their own. The name has a
 hash of the content: a process can load models that were logged by different versions.

@@ -10,7 +10,7 @@ from hvd_cluster.launch.run_options import checked_arguments
 
 
 class RayBackend(LauncherBackend):
-    """Workers are actors of a Ray cluster, in a new placement group or in that of the program.
+    """Actors of a Ray cluster as workers, in a new or the program's placement group.
 
     Args:
         num_proc: the number of workers; by default as many as the cluster has free GPUs (without ``use_gpu``, CPUs), or
@@ -49,7 +49,7 @@ class RayBackend(LauncherBackend):
         return run
 
     def check(self) -> None:
-        """Check that there is room for the workers; counts them again unless ``num_proc`` was given.
+        """Check that workers have room; count them again unless ``num_proc`` was given.
 
         Raises:
             NotEnoughSlotsError: there is no room for one worker, or the program's placement group is too small for
@@ -59,7 +59,7 @@ class RayBackend(LauncherBackend):
         self.check_again()
 
     def check_again(self) -> None:
-        """Check that there is room for the same number of workers, on which the learning rate depends.
+        """Check room for the same number of workers, on which the learning rate depends.
 
         Raises:
             NotEnoughSlotsError: as :meth:`check`.
@@ -69,7 +69,7 @@ class RayBackend(LauncherBackend):
         require_capacity(self.num_processes(), **self._of_a_worker())
 
     def check_unpickles(self, name: str, values: Mapping[str, Any]) -> None:
-        """Unpickle ``values`` in one worker, if the cluster has other machines than this one.
+        """Unpickle ``values`` in one worker if the cluster has machines other than this.
 
         Raises:
             LaunchError: they cannot be unpickled; the text names the module and the remedy.
@@ -108,7 +108,7 @@ class RayBackend(LauncherBackend):
 
 
 def backend_for(num_proc: int | None, *, use_gpu: bool, verbose: int) -> RayBackend:
-    """The backend for a Ray Dataset: on GPUs if the cluster has any and the estimator may use them."""
+    """The backend for a Ray Dataset, on the cluster's GPUs if any may be used."""
     from hvd_cluster.ray.session import connect
 
     has_gpus = connect().cluster_resources().get("GPU", 0) > 0

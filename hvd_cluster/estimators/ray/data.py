@@ -1,7 +1,7 @@
-"""Ray Datasets as input of fits and models: Ray's tasks write and score them; rows never pass through the driver.
+"""Ray Datasets for fits and models: Ray's tasks write and score them.
 
-Rows keep the order of the Dataset's blocks, so an epoch depends only on the seed and has equal steps on every rank, as
-with any other data. ``streaming_split`` guarantees neither.
+Rows never pass through the driver. Rows keep the order of the Dataset's blocks, so an epoch depends only on the seed
+and has equal steps on every rank, as with any other data. ``streaming_split`` guarantees neither.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _REPORT_S = 30.0
 
 
 def parts_of(dataset: Any, columns: Sequence[str]) -> RemoteParts:
-    """The blocks of a Ray Dataset, for :func:`hvd_cluster.data.materializing.materialize`.
+    """A Ray Dataset's blocks for :func:`hvd_cluster.data.materializing.materialize`.
 
     Args:
         dataset: the Ray Dataset.
@@ -43,7 +43,7 @@ def parts_of(dataset: Any, columns: Sequence[str]) -> RemoteParts:
 
 
 def first_table(dataset: Any, rows: int) -> Any:
-    """The first rows of a Ray Dataset as an Arrow table. Ray computes the blocks that hold them.
+    """The first rows of a Ray Dataset as an Arrow table; Ray computes their blocks.
 
     Raises:
         DataError: it has no rows, or a column of tensors that differ in shape.
@@ -72,7 +72,7 @@ def require_shared() -> None:
 
 
 def transform(dataset: Any, scoring: bytes) -> Any:
-    """The Dataset with the outputs appended to its columns; lazy, like Ray's own methods.
+    """The Dataset with the outputs appended to its columns; lazy like Ray's methods.
 
     Args:
         dataset: the Ray Dataset.
@@ -144,7 +144,7 @@ def _next_results(pending: list[Any], watch: _Watch) -> list[dict[str, Any]]:
 
 
 class _Watch:
-    """Logs how many CPUs are free while Ray computes or writes no block for some time. A context manager."""
+    """Context that logs free CPUs while Ray computes or writes no block for a while."""
 
     def __init__(self) -> None:
         self._since_s = time.monotonic()
@@ -181,7 +181,7 @@ class _Watch:
 
 @contextlib.contextmanager
 def _cancelled_on_error(pending: list[Any]) -> Iterator[None]:
-    """After an exception, end all tasks: they would write into folders that are being removed.
+    """End all tasks on an exception: they would write into folders being removed.
 
     Their processes end too (``force``). Ray would run other tasks in a process that was only interrupted, where a
     module whose import was interrupted stays half imported.
@@ -223,7 +223,7 @@ def _write_block(on_part: OnPart, part: int, block: Any) -> dict[str, Any]:
 
 
 def _table(block: Any) -> Any:
-    """A block of a Dataset, which may be a pandas DataFrame, as an Arrow table of plain types."""
+    """A Dataset's block, perhaps a DataFrame, as an Arrow table of plain types."""
     from ray.data.block import BlockAccessor
 
     table = plain(BlockAccessor.for_block(block).to_arrow())
@@ -232,7 +232,7 @@ def _table(block: Any) -> Any:
 
 
 def plain(table: Any) -> Any:
-    """``table`` with Ray's tensor columns as fixed-size lists: each row's values in C order.
+    """``table`` with Ray's tensor columns as fixed-size lists of values in C order.
 
     Columns whose rows differ in shape are unchanged.
     """
@@ -244,7 +244,7 @@ def plain(table: Any) -> Any:
 
 
 def _shape(arrow_type: Any) -> Sequence[int | None] | None:
-    """The shape of a row of a tensor column, with None for sizes that differ between rows; None for other columns."""
+    """A tensor column's row shape, with None for unequal sizes; None for others."""
     if not hasattr(arrow_type, "storage_type"):
         return None
     shape: Sequence[int | None] | None = getattr(arrow_type, "shape", None)
@@ -277,7 +277,7 @@ def _as_lists(column: Any, shape: Sequence[Any]) -> Any:
 
 
 def _arrow_schema(dataset: Any) -> Any:
-    """The Arrow schema of the Dataset's rows; if it is unknown, Ray computes the first row."""
+    """The Arrow schema of a Dataset's rows; Ray computes the first row if unknown."""
     import pyarrow as pa
 
     known = dataset.schema()

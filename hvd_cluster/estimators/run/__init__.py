@@ -1,1 +1,1 @@
-"""What the workers of every framework share in a run: data, clock, reports, files."""
+"""What workers of every framework share in a run: data, clock, reports, files."""

@@ -1,4 +1,4 @@
-"""The file that a framework's ``ModelCheckpoint`` writes for the best epoch, kept with the run."""
+"""A framework's ``ModelCheckpoint`` file for the best epoch, kept with the run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 class BestFile:
-    """Outlives the worker that wrote it: the worker that replaces it continues with the best so far.
+    """A file that outlives its worker: the next one continues with the best so far.
 
     The history up to that epoch is kept with it: the epoch may be one that the run has left, because its worker died
     before the run was saved.
@@ -30,13 +30,16 @@ class BestFile:
 
     @step_clock.span(SAVE)
     def save(self, path: Path) -> None:
-        """Keep the file if it has changed. To be called on rank 0, before the run is saved with the same history."""
+        """Keep the file if it has changed.
+
+        Call this on rank 0, before the run is saved with the same history.
+        """
         if path.exists() and (version := _version(path)) != self._kept:
             self.run.checkpoint({"file": file_tensor(path)}).save(self.run.files, best=True)
             self._kept = version
 
     def restore(self, path: Path) -> Checkpoint | None:
-        """Write the file that the run has kept; returns the checkpoint that held it, or None without one."""
+        """Write the file that the run kept; return the checkpoint that held it, or None."""
         if self.run.resumed is None:
             return None
         try:

@@ -1,4 +1,4 @@
-"""The state of a run after an epoch, or within one: what a later start of the run continues from."""
+"""A run's state after or within an epoch, from which a later start continues."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class PartialEpoch:
 
     @classmethod
     def after(cls, done: int, spec: FitSpec, hvd: Collectives, own: dict[str, Any]) -> PartialEpoch:
-        """The epoch after ``done`` steps, where this rank holds ``own``; every rank takes part."""
+        """The epoch after ``done`` steps, where this rank holds ``own``; a collective."""
         return cls(
             rows=done * spec.batch_size * hvd.size(),
             ranks=hvd.allgather_object(own, name="hvd_cluster.partial_epoch"),
@@ -55,7 +55,10 @@ class PartialEpoch:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """In the store a file that ``torch.load(path, weights_only=True)`` reads, with the keys of ``state`` on top."""
+    """A run's state; in the store, a file that ``torch.load`` reads.
+
+    Use ``torch.load(path, weights_only=True)``: the keys of ``state`` are at the top level.
+    """
 
     #: What the framework restores: tensors, numbers and texts by name.
     state: Mapping[str, Any] = field(repr=False)
@@ -74,7 +77,10 @@ class Checkpoint:
         return len(self.history)
 
     def is_over(self, spec: FitSpec) -> bool:
-        """Whether nothing is left to train. A run that a callback has ended continues with another ``epochs``."""
+        """Whether nothing is left to train.
+
+        A run that a callback has ended continues with another ``epochs``.
+        """
         stopping = spec.early_stopping
         return (
             self.epochs >= spec.epochs
@@ -83,7 +89,7 @@ class Checkpoint:
         )
 
     def is_prefix_of(self, history: Sequence[dict[str, Any]]) -> bool:
-        """Whether ``history`` begins with the epochs of this one, and not with others of the same run.
+        """Whether ``history`` begins with this one's epochs, not others of the same run.
 
         A run may have repeated epochs after a worker died. No two of them take exactly the same time.
         """
@@ -182,7 +188,7 @@ class Checkpoint:
 
 
 def _kept_text(files: RunFiles) -> str:
-    """What a run keeps if its next checkpoint cannot be written: files are written completely or not at all."""
+    """What a run keeps if a checkpoint cannot be written; files are never partial."""
     try:
         last = Checkpoint.load(files)
     except (OSError, DataError):  # the failure to write is the one to report

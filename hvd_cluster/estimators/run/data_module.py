@@ -1,4 +1,4 @@
-"""Data modules: user-defined readers for ``data_module=``, with Horovod's names and arguments."""
+"""User-defined readers for ``data_module=``, with Horovod's names and arguments."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ if TYPE_CHECKING:
 
 
 class DataModule(ABC):
-    """Base of data modules. Each worker creates one, enters it as a context and iterates over its batches.
+    """Base of data modules.
 
-    A batch is a dict column -> array or tensor of shape (rows, ...), or a pair ``(features, labels)``: a dict of the
-    feature columns, and a dict or a sequence of the labels.
+    Each worker creates one, enters it as a context and iterates over its batches. A batch is a dict column -> array or
+    tensor of shape (rows, ...), or a pair ``(features, labels)``: a dict of the feature columns, and a dict or a
+    sequence of the labels.
 
     Args:
         train_dir, val_dir: paths or URLs of folders that hold exactly the training and the validation rows, as Parquet.
@@ -73,7 +74,7 @@ class DataModule(ABC):
 
     @abstractmethod
     def train_data(self) -> Iterable[Any]:
-        """The training batches of one epoch or of endless epochs; called again when they end.
+        """Training batches of one epoch or endless ones; called again when they end.
 
         Random numbers of torch, NumPy and Python are the same in a resumed fit, except in threads of the module.
         """
@@ -184,7 +185,7 @@ def arguments(spec: FitSpec, rank: int, size: int, train_steps: int, val_steps: 
 
 
 def steps_of(spec: FitSpec, size: int) -> tuple[int, int]:
-    """The number of batches of a training and of a validation epoch, the same on every rank."""
+    """The number of batches per training and validation epoch, equal on every rank."""
     data = spec.dataset
     held_out = data.validation.rows if data.validation is not None else 0
     return (

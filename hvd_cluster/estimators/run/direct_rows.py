@@ -1,4 +1,4 @@
-"""Rows that reach the workers without a store: each machine gets the rows of the others once.
+"""Rows sent to workers without a store: each machine gets the others' rows once.
 
 Each worker then reads a complete data set from its own disk, in the order of a data set in a store: which rank reads
 which row does not depend on how the rows arrived.
@@ -39,7 +39,7 @@ _PIECE_BYTES = 16 * 1024 * 1024
 
 @dataclass(frozen=True)
 class DirectRows:
-    """Rows that a backend sends to the workers, and how these make a data set of them."""
+    """Rows that a backend sends to workers, which make a data set of them."""
 
     plan: PartPlan
     lanes: int
@@ -82,7 +82,7 @@ class _TrainOnDirectRows:
 
 
 def gather_rows(folder: str, plan: PartPlan, lanes: int, hvd: Collectives) -> tuple[Dataset, str]:
-    """The data set of the rows that all workers received, and its digest; the same on every rank.
+    """The data set of all workers' rows and its digest, the same on every rank.
 
     Args:
         folder: where this worker's rows are. Files of other machines are copied into the folder of one worker per
@@ -113,7 +113,7 @@ def gather_rows(folder: str, plan: PartPlan, lanes: int, hvd: Collectives) -> tu
 
 
 def _broadcast(place: str, files: dict[str, int], owner: int, inbox: Path | None, hvd: Collectives) -> None:
-    """Send the files of rank ``owner`` to all ranks; those with an ``inbox`` write them there."""
+    """Send rank ``owner``'s files to all; ranks with an ``inbox`` write them there."""
     for name, size in files.items():
         with contextlib.ExitStack() as stack:
             source = stack.enter_context(Path(place, name).open("rb")) if hvd.rank() == owner else None
@@ -131,7 +131,7 @@ def _broadcast(place: str, files: dict[str, int], owner: int, inbox: Path | None
 
 @contextlib.contextmanager
 def _token(folder: str) -> Iterator[str]:
-    """A file that shows other workers whether they see this folder; host names are not reliable."""
+    """A file that shows whether workers see this folder; host names are unreliable."""
     token = Path(folder, f"token-{uuid.uuid4().hex}")
     token.touch()
     try:

@@ -66,12 +66,12 @@ class EarlyStopping:
             )
 
     def is_over(self, records: Sequence[dict[str, Any]]) -> bool:
-        """Whether the last ``patience`` epochs with the monitored number were not better than the best before them."""
+        """Whether the last ``patience`` monitored epochs did not beat the best before."""
         best = self.best_epoch(records)
         return sum(index > best for index, _ in self._values(records)) >= self.patience
 
     def best_epoch(self, records: Sequence[dict[str, Any]]) -> int:
-        """Index of the best record, the earliest of equal ones; -1 if there are no records.
+        """Index of the best record, the earliest of equals; -1 without records.
 
         Epochs without the monitored number, such as those without a validation, are not the best.
 

@@ -22,7 +22,7 @@ class EpochShares:
         self._meter = NodeMeter() if measures_host else None
 
     def take(self) -> dict[str, float]:
-        """The share of each activity in the steps since the last call; zeros without steps.
+        """Each activity's share in the steps since the last call; zeros without steps.
 
         The first step of a world is not measured. What happens between two epochs, such as validation, belongs to the
         first step of the later one.
@@ -31,7 +31,7 @@ class EpochShares:
         return shares([StepTime(*map(sub, self._counted, before))])
 
     def usage(self) -> dict[str, dict[str, float]]:
-        """By this host's name, its percentages since the last call; empty on the other ranks of a host."""
+        """Host name -> its percentages since the last call; empty on its other ranks."""
         if self._meter is None or not (numbers := self._meter.measure().metrics()):
             return {}
         return {current.topology().host: numbers}

@@ -1,4 +1,4 @@
-"""Calls the driver's callbacks once for each epoch, however often its record arrives."""
+"""Call driver callbacks once per epoch, however often its record arrives."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ DriverCallback = Callable[[dict[str, Any]], Any]
 
 
 class StopFit(Exception):
-    """Raised by a function of ``driver_callbacks`` to end the fit, which returns the model of its last checkpoint.
+    """Raised by a function of ``driver_callbacks`` to end the fit.
 
-    Any other exception of such a function ends the fit too, and ``fit`` raises it.
+    The fit returns the model of its last checkpoint. Any other exception of such a function ends the fit too, and
+    ``fit`` raises it.
     """
 
 

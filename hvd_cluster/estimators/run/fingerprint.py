@@ -1,4 +1,4 @@
-"""Identifies the data of a run, so that a later fit does not resume it with other data."""
+"""Identify a run's data, so that a later fit does not resume with other data."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """Columns, number of rows, snapshot. No row is read: files with an equal fingerprint may have other values."""
+    """The columns, number of rows and snapshot of a run's data.
+
+    No row is read: files with an equal fingerprint may have other values.
+    """
 
     feature_cols: list[str]
     label_cols: list[str]
@@ -59,7 +62,7 @@ class Fingerprint:
         return found
 
     def require(self, run_id: str, now: Fingerprint) -> None:
-        """Check that ``now`` is the data of the run ``run_id``, whose fingerprint this is.
+        """Check that ``now`` is the data of run ``run_id``, which has this fingerprint.
 
         Raises:
             DataError: they differ; the text says how.

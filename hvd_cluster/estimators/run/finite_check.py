@@ -25,7 +25,7 @@ _NUM_WITH_SCALER = 8
 
 
 class FiniteCheck:
-    """Keeps the losses of the last steps on their device, and checks them from time to time.
+    """The last steps' losses on their device, checked from time to time.
 
     All ranks check after the same steps, so that all of them raise the same error. Check before a checkpoint is saved.
 
@@ -56,7 +56,10 @@ class FiniteCheck:
 
     @staticmethod
     def is_due(done: int) -> bool:
-        """Whether to check after ``done`` steps of an epoch: often in its first steps, where most fits diverge."""
+        """Whether to check after ``done`` steps of an epoch.
+
+        The first steps, where most fits diverge, are checked often.
+        """
         return done % _CHECK_EVERY_STEPS == 0 or done & (done - 1) == 0
 
     def add(self, step: int, loss: Any, first: int | None = None) -> None:
@@ -74,7 +77,9 @@ class FiniteCheck:
         self._kept.append((range(step if first is None else first, step + 1), loss))
 
     def check(self, epoch: int, has_finite_weights: Callable[[], bool] | None = None) -> None:
-        """Check the losses since the last check, and the weights. Collective, after the same step on every rank.
+        """Check the weights and the losses since the last check.
+
+        The check is collective: every rank calls it after the same step.
 
         Args:
             epoch: number of the epoch, for the error.
@@ -99,7 +104,7 @@ class FiniteCheck:
         )
 
     def _problem(self, epoch: int, has_finite_weights: Callable[[], bool] | None) -> tuple[int, str, str | None] | None:
-        """The first step with a problem, its description, and what :meth:`Readers.not_finite` returns; or None."""
+        """First bad step, its problem, :meth:`Readers.not_finite`'s result; None if fine."""
         kept, self._kept = self._kept, []
         losses = _as_floats([loss for _, loss in kept])
         wrong = [index for index, loss in enumerate(losses) if not math.isfinite(loss)]
@@ -190,7 +195,10 @@ class FiniteWeights:
 
 
 def all_finite(weights: Iterable[Tensor]) -> bool:
-    """Whether all numbers of ``weights`` are finite, of a DTensor this rank's; waits for the device once."""
+    """Whether all numbers of ``weights`` are finite, of a DTensor this rank's.
+
+    It waits for the device once.
+    """
     local = (weight.to_local() if hasattr(weight, "to_local") else weight for weight in weights)
     found = [torch.isfinite(weight.detach()).all() for weight in local if weight.is_floating_point()]
     return not found or bool(torch.stack([one.to(found[0].device) for one in found]).all())

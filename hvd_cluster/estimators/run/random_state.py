@@ -1,4 +1,4 @@
-"""The random generators of a process: seeded for each epoch, saved within an epoch, and set aside."""
+"""A process's random generators: seeded by epoch, saved within one, set aside."""
 
 from __future__ import annotations
 
@@ -69,7 +69,9 @@ def _set(state: dict[str, Any]) -> None:
 
 @contextlib.contextmanager
 def set_aside(seed: int | None = None, rank: int = 0, own: dict[str, Any] | None = None) -> Iterator[None]:
-    """Generators continue as before after the block, for which other threads that call these functions wait.
+    """Let generators continue after the block as before it.
+
+    Other threads that call these functions wait for the block's end.
 
     Args:
         seed: in the block the generators give the same numbers in every process with this seed and ``rank``.

@@ -1,4 +1,4 @@
-"""Where a rank's Parquet reader runs, by ``reader_pool_type``: in threads of the worker, or in a reader process."""
+"""Where a Parquet reader runs, by ``reader_pool_type``: in threads or a process."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ class PassReader(Protocol):
         """Batches of an epoch."""
 
     def epoch(self, epoch: int, start_step: int = 0, /) -> Iterator[dict[str, Tensor]]:
-        """The batches of an epoch from the ``start_step``-th on; ends an earlier iteration."""
+        """The batches of an epoch from ``start_step`` on; ends an earlier iteration."""
 
     def close(self) -> None:
         """End the threads, or the process."""
 
 
 def batches_from(reader: PassReader, at: int, count: int) -> Iterator[dict[str, Tensor]]:
-    """``count`` batches from the ``at``-th of all passes on: the next pass continues one that has ended."""
+    """``count`` batches from the ``at``-th on; the next pass continues an ended one."""
     end = at + count
     while at < end:
         through, offset = divmod(at, reader.steps)
@@ -69,7 +69,7 @@ def in_pool(reader: ParquetReader, pool_type: str, start_method: str | None, *, 
 
 
 def start_method_of(wanted: str | None, dataset: TrainingData) -> str | None:
-    """How a reader process starts: as the user wants, but not by a fork if the data's library cannot be forked."""
+    """How a reader process starts: as wanted, unless the data's library cannot fork."""
     parts = [part for part in (dataset.train, dataset.validation) if part is not None]
     can_fork = all(part.reader is None or part.reader.can_fork for part in parts)
     return "spawn" if wanted == "fork" and not can_fork else wanted

@@ -28,7 +28,10 @@ if TYPE_CHECKING:
 
 
 class RepeatedRow(dict[str, Any]):
-    """A row of another batch, instead of a validation batch without rows on this rank. It does not count in means."""
+    """A row of another batch, for a validation batch without rows on this rank.
+
+    It does not count in means.
+    """
 
     #: Rows of that batch on which ``preprocess`` failed.
     num_left_out = 0
@@ -69,7 +72,7 @@ class Readers(ABC):
         """The ``train_steps`` batches of an epoch, without the first ``done``."""
 
     def not_finite(self, epoch: int, step: int) -> str | None:
-        """Which columns of a training batch hold NaN or infinities; empty if none does, None if that is unknown.
+        """The columns of a batch with NaN or infinities; empty if none, None if unknown.
 
         The batch is read once more, which data modules cannot do.
         """
@@ -77,7 +80,7 @@ class Readers(ABC):
 
     @abstractmethod
     def validation_batches(self) -> Iterator[dict[str, Tensor]]:
-        """Batches of the validation rows, equally many on every rank, so that the user's metrics may use collectives.
+        """Validation batches, equally many on all ranks, so metrics may use collectives.
 
         For those that it has no rows for, a rank gets :class:`RepeatedRow` at the end.
         """
@@ -155,7 +158,7 @@ class ParquetReaders(Readers):
         return in_pool(reader, spec.reader_pool_type, start_method, seed=spec.seed, rank=self._rank)
 
     def train_batches(self, epoch: int, done: int = 0) -> Iterator[dict[str, Tensor]]:
-        """As in the base class; an epoch that ends before the last row is continued by the next one."""
+        """Batches as in the base class; the next epoch continues an incomplete one."""
         return batches_from(self._train, epoch * self.train_steps + done, self.train_steps - done)
 
     def not_finite(self, epoch: int, step: int) -> str | None:
@@ -170,7 +173,7 @@ class ParquetReaders(Readers):
             yield from with_rows(batches, self._first_validation_row)
 
     def _first_validation_row(self) -> dict[str, Tensor]:
-        """For a rank without any: if there are fewer rows than ranks, or ``preprocess`` fails on its own."""
+        """A row for a rank without any: too few rows, or ``preprocess`` fails on its own."""
         assert self._spec.dataset.validation is not None
         reader = self._reader(
             self._spec.dataset.validation, 0, 1, batch_size=1, shuffle=False, remainder="partial", num_threads=1
@@ -181,7 +184,10 @@ class ParquetReaders(Readers):
 def with_rows(
     batches: Iterator[dict[str, Tensor]], first_row: Callable[[], dict[str, Tensor]]
 ) -> Iterator[dict[str, Tensor]]:
-    """The batches with rows, then a :class:`RepeatedRow` for each empty one: of an earlier batch, or ``first_row``."""
+    """The batches with rows, then a :class:`RepeatedRow` for each empty one.
+
+    The row is of an earlier batch, or that of ``first_row``.
+    """
     seen: dict[str, Tensor] | None = None
     left_out: list[int] = []
     for batch in batches:
@@ -273,7 +279,7 @@ class DataModuleReaders(Readers):
 
 
 def _same_number(batches: Iterator[dict[str, Tensor]]) -> Iterator[dict[str, Tensor]]:
-    """The same number of batches on every rank, filled up with :class:`RepeatedRow`. Collective.
+    """Equally many batches on every rank, padded by :class:`RepeatedRow`; collective.
 
     The number of batches of a user's data module is unknown.
     """

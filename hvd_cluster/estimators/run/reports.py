@@ -23,7 +23,7 @@ STORE_INTERVAL_S = 2.0
 
 
 class Reports:
-    """Sends reports from rank 0, through the launcher or through the store; other ranks report nothing."""
+    """Reports of rank 0, by the launcher or the store; other ranks report nothing."""
 
     def __init__(self, spec: FitSpec, rank: int) -> None:
         self._spec = spec
@@ -39,7 +39,10 @@ class Reports:
         return self._is_reporting and (last or time.monotonic() >= self._due_s)
 
     def step(self, **fields: Any) -> None:
-        """Report the progress of an epoch: ``epoch``, ``epochs``, ``step``, ``steps``, ``loss``, and more."""
+        """Report progress in an epoch.
+
+        The fields are ``epoch``, ``epochs``, ``step``, ``steps``, ``loss``, and more.
+        """
         if not self._is_reporting:
             return
         self._due_s = time.monotonic() + (STORE_INTERVAL_S if self._through_store else INTERVAL_S)
@@ -72,7 +75,7 @@ class Reports:
 
 
 def _monitored() -> dict[str, Any]:
-    """What the job's monitor knows of the recent steps of all ranks; empty if this is not rank 0 of a monitored job."""
+    """The monitor's recent steps of all ranks; empty off rank 0 or without a monitor."""
     monitor = current.engine().job_monitor if current.is_initialized() else None
     if monitor is None or monitor.last_steps is None:
         return {}
@@ -80,7 +83,7 @@ def _monitored() -> dict[str, Any]:
 
 
 def stop_path_of(store: Store, run_id: str) -> str:
-    """The file by which the driver asks rank 0 to end the fit, if it cannot stop the workers itself."""
+    """The file that asks rank 0 to end the fit if the driver cannot stop the workers."""
     return f"{store.get_run_path(run_id)}/stop"
 
 

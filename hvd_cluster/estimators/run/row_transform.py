@@ -1,4 +1,4 @@
-"""A ``transformation_fn`` with the fields that it changes, like petastorm's TransformSpec."""
+"""A ``transformation_fn`` and its changed fields, like petastorm's TransformSpec."""
 
 from __future__ import annotations
 

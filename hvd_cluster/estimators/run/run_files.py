@@ -1,4 +1,4 @@
-"""Where a worker saves a run's checkpoints: in the store, or through the driver if workers cannot see the store."""
+"""Where workers save checkpoints: in a store they can see, or through the driver."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class RunFiles:
         return path is not None and self.store.exists(path)
 
     def save(self, blob: bytes, best: bool = False) -> None:
-        """Save a checkpoint as the last one, or as the best; does nothing in a store that keeps no runs.
+        """Save the last or the best checkpoint; do nothing in a store that keeps no runs.
 
         Raises:
             DataError: the store cannot be written.
@@ -87,7 +87,7 @@ class RunFiles:
 
 
 class ReceivedFiles:
-    """In the driver: assembles the checkpoints that workers send, and saves them to ``files``."""
+    """The driver's assembly of checkpoints that workers send, saved to ``files``."""
 
     def __init__(self, files: RunFiles) -> None:
         self._files = files
@@ -95,7 +95,7 @@ class ReceivedFiles:
         self._pieces: dict[bool, list[bytes]] = {False: [], True: []}
 
     def add(self, fields: Mapping[str, Any]) -> None:
-        """Take a piece. A checkpoint is saved when it is complete, so never if its worker died before."""
+        """Take a piece; save a checkpoint once complete, never if its worker died before."""
         pieces = self._pieces[fields["best"]]
         if fields["piece"] == 0:
             pieces.clear()
@@ -107,14 +107,17 @@ class ReceivedFiles:
 
 
 def keep_with_run(spec: FitSpec, folder: str) -> None:
-    """Copy the contents of a :func:`local_folder` to the run's folder in the store, if the store keeps runs."""
+    """Copy a :func:`local_folder` to the run's folder, if the store keeps runs."""
     if not spec.store_on_driver and spec.store.saving_runs():
         spec.store.sync_fn(spec.run_id)(folder)
 
 
 @contextlib.contextmanager
 def local_folder(spec: FitSpec) -> Iterator[str]:
-    """A local folder for what callbacks and loggers of a framework write; the run's folder if the store is local."""
+    """A local folder for the files of a framework's callbacks and loggers.
+
+    It is the run's folder if the store is local.
+    """
     if spec.store_on_driver or not spec.store.saving_runs():
         with scratch_folder("run") as folder:
             yield folder

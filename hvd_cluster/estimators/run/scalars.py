@@ -1,4 +1,4 @@
-"""TensorBoard scalars of a run, in the store's log folder, if TensorBoard is installed.
+"""TensorBoard scalars of a run, in the store's log folder, if it is installed.
 
 Its writer supports local files only: for other stores it writes to a local folder, which is copied after each epoch.
 """
@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 @contextlib.contextmanager
 def scalar_log(spec: FitSpec) -> Iterator[Callable[[dict[str, Any]], None] | None]:
-    """A function that writes one epoch's record; None without TensorBoard or without a log folder."""
+    """A function to write an epoch's record; None without TensorBoard or log folder."""
     if not spec.store.saving_runs() or spec.store_on_driver:
         yield None
         return
@@ -66,7 +66,7 @@ def scalar_log(spec: FitSpec) -> Iterator[Callable[[dict[str, Any]], None] | Non
 
 @contextlib.contextmanager
 def without_tensorflow() -> Iterator[None]:
-    """Keep TensorBoard from importing TensorFlow, which takes seconds and is not needed here.
+    """Keep TensorBoard from a needless import of TensorFlow, which takes seconds.
 
     TensorBoard does without TensorFlow if the module ``tensorboard.compat.notf`` exists.
     """

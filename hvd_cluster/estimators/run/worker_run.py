@@ -1,4 +1,4 @@
-"""One run of a fit as each of its workers sees it: how far it has come, and where that is saved and reported."""
+"""A fit's run as a worker sees it: its progress, where it is saved and reported."""
 
 from __future__ import annotations
 
@@ -64,7 +64,9 @@ class EpochTimer:
 
 
 class WorkerRun(Generic[S]):
-    """What every framework does with a run; the framework brings the state to save. Every rank makes one.
+    """What all frameworks do with a run; each brings the state to save.
+
+    Every rank makes one.
 
     Args:
         spec: the run.
@@ -115,7 +117,7 @@ class WorkerRun(Generic[S]):
         return self.checkpoint({}).is_over(self.spec)
 
     def timed(self, batches: Iterable[T], epoch: int, done: int) -> Iterator[T]:
-        """The same batches; the time to get each of them counts as waiting in the current epoch.
+        """The same batches; the wait for each counts as waiting in the current epoch.
 
         Args:
             batches: those of an epoch, without its first ``done``.
@@ -140,7 +142,7 @@ class WorkerRun(Generic[S]):
             yield batch
 
     def left_out_rows(self, is_validated: bool = True) -> dict[str, int]:
-        """The part of an epoch's record about rows that were left out, once the epoch has been validated.
+        """The part of an epoch's record about left-out rows, once it is validated.
 
         The same on every rank; every rank takes part. Empty if a bad row ends the fit.
 
@@ -162,7 +164,7 @@ class WorkerRun(Generic[S]):
             self._left_out = {place: rows for place, rows in self._left_out.items() if place[0] >= self.epoch}
 
     def partial(self, done: int, own: dict[str, Any]) -> PartialEpoch:
-        """The epoch after ``done`` steps, where this rank holds ``own``; every rank takes part."""
+        """The epoch after ``done`` steps, where this rank holds ``own``; collective."""
         return PartialEpoch.after(done, self.spec, self.hvd, {**own, _LEFT_OUT: self._left_out_before(done)})
 
     def _left_out_before(self, done: float = math.inf) -> int:
@@ -185,7 +187,7 @@ class WorkerRun(Generic[S]):
             )
 
     def record(self) -> dict[str, Any]:
-        """The record of the current epoch without its means, the same on every rank; every rank takes part."""
+        """The current epoch's record without its means, equal on all ranks; collective."""
         timer = self.timer
         own = (timer.rows_per_s, timer.wait_share, timer.seconds, self._shares.take(), self._shares.usage())
         gathered = self.hvd.allgather_object(own, name="hvd_cluster.speeds")
@@ -205,7 +207,7 @@ class WorkerRun(Generic[S]):
         return self.files.are_kept and (is_last or self.epoch % self.spec.checkpoint_every_epochs == 0)
 
     def is_checkpoint_due_within(self, done: int, steps: int) -> bool:
-        """Whether to save after ``done`` of an epoch's ``steps``: never within a group of batches or at the end."""
+        """Whether to save after ``done`` steps, not within a batch group or at the end."""
         every = self.spec.checkpoint_every_steps
         if every is None or done >= steps or done % math.lcm(every, self.spec.backward_passes_per_step):
             return False

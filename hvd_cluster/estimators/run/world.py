@@ -1,4 +1,4 @@
-"""The world of a fit's workers: what the training code uses of ``hvd_cluster.torch``, and the device of a rank."""
+"""The world of a fit: what it uses of ``hvd_cluster.torch``, and a rank's device."""
 
 from __future__ import annotations
 
@@ -36,7 +36,10 @@ class Collectives(Protocol):
 
 @contextlib.contextmanager
 def initialized(spec: FitSpec) -> Iterator[Collectives]:
-    """``hvd_cluster.torch`` after ``init()``; shut down at the end unless it was initialised before."""
+    """``hvd_cluster.torch`` after ``init()``.
+
+    It is shut down at the end unless it was initialised before.
+    """
     import hvd_cluster.torch as hvd
 
     if spec.mp_start_method is not None:
@@ -56,7 +59,7 @@ def initialized(spec: FitSpec) -> Iterator[Collectives]:
 
 @contextlib.contextmanager
 def reporting_steps() -> Iterator[None]:
-    """Let ``init()`` begin to report the steps of all ranks to rank 0, unless ``HOROVOD_MONITOR`` is set."""
+    """Let ``init()`` report ranks' steps to rank 0 unless ``HOROVOD_MONITOR`` is set."""
     before = {} if "monitor" in Settings.given() else export({"HOROVOD_REPORT_STEPS": "1"})
     try:
         yield
@@ -65,7 +68,7 @@ def reporting_steps() -> Iterator[None]:
 
 
 def choose_device(use_gpu: bool, hvd: Collectives) -> torch.device:
-    """The device of this rank: the GPU at its local_rank, or the CPU; the same kind on all ranks.
+    """The GPU at this rank's local_rank, or the CPU; the same kind on all ranks.
 
     Raises:
         RuntimeError: the ranks differ, or a rank would have to share a GPU; on every rank, with all their devices.

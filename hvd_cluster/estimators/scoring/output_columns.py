@@ -1,4 +1,4 @@
-"""The columns that ``transform`` adds: their types, and the part of a model's outputs that each holds."""
+"""The columns that ``transform`` adds: types, and parts of a model's outputs."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def plan(
 
 
 def metadata_of(spec: FitSpec) -> dict[str, Any]:
-    """What a model keeps of its training, as plain data: columns, dtypes and shapes of what it takes and returns.
+    """What a model keeps of training as plain data: its columns, dtypes and shapes.
 
     ``feature_units`` are the units of features that hold times ("D", "s", "ms", "us" or "ns"), and "" for others. Older
     saved models do not have them. ``edit_fields`` and ``removed_fields`` are those of ``transformation_fn``.
@@ -172,7 +172,7 @@ def metadata_of(spec: FitSpec) -> dict[str, Any]:
 
 
 def _dimensions_text(name: str, kind: str, shape: Sequence[int]) -> str:
-    """What is wrong with a column of classes that is made of rows of several dimensions; or empty."""
+    """The mistake of a class column whose rows have several dimensions; or empty."""
     if kind not in ("probability", "argmax") or sum(size != 1 for size in shape) < 2:
         return ""
     return (
@@ -183,12 +183,12 @@ def _dimensions_text(name: str, kind: str, shape: Sequence[int]) -> str:
 
 
 def _is_known(shape: Sequence[int]) -> bool:
-    """False for what a LightningModule returns that did not take the feature columns before the fit."""
+    """Whether known: not if a LightningModule did not take features before the fit."""
     return all(length >= 0 for length in shape)
 
 
 def output_type(kind: ColumnKind, dtype: str, shape: Sequence[int]) -> str:
-    """The type of an output column: the label's for one number per row (integers are rounded), else a vector.
+    """The type: the label's for one number per row (integers rounded), else a vector.
 
     It is the label's too if the shape is not known.
     """

@@ -1,4 +1,7 @@
-"""A class that scores batches in long-lived processes, such as the actors of Ray Data and the replicas of Ray Serve."""
+"""A class that scores batches in long-lived processes.
+
+Examples are the actors of Ray Data and the replicas of Ray Serve.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +64,7 @@ def with_outputs(scoring: Scoring, batch: Any) -> Any:
 
 
 def _scored(scoring: Scoring, data: Any) -> Scored:
-    """Score a DataFrame or an Arrow table, through the user's function for one row if there is one."""
+    """Score a DataFrame or an Arrow table, through the user's row function if any."""
     scorer, is_table = scoring.scorer, isinstance(data, load_pyarrow().Table)
     if scoring.predict_fn is not None:
         records = data.to_pylist() if is_table else data.to_dict("records")

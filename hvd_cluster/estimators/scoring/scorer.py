@@ -35,7 +35,7 @@ _ON_ERROR_TEXT = (
 
 @dataclass(frozen=True)
 class Framework:
-    """How models of one framework are called. Both functions can be imported, because they are pickled."""
+    """How to call a framework's models; both functions are importable, to be pickled."""
 
     #: (model, CPU tensors of its features) -> one CPU tensor for each output, without gradients.
     predict: Callable[[Any, Any], Sequence[torch.Tensor]]
@@ -190,7 +190,10 @@ class Scorer:
         return apply(fn, part, schema, Schema(tuple(columns)), place)[0]
 
     def _as_trained(self, part: Any) -> Any:
-        """The columns as a table, in the Arrow types of the training: pandas and MLflow have other dates and arrays."""
+        """The columns as a table, in the Arrow types of the training.
+
+        Dates and arrays of pandas and MLflow are of other types.
+        """
         import pyarrow as pa
 
         table = without_dictionaries(pa.Table.from_batches([part]) if isinstance(part, pa.RecordBatch) else part)
@@ -206,7 +209,7 @@ class Scorer:
         return table
 
     def outputs(self, model: Any, arguments: Arguments) -> Sequence[torch.Tensor]:
-        """The model's outputs for its arguments, a tensor with a row for each of their rows.
+        """The model's outputs, each a tensor with a row for each row of the arguments.
 
         Raises:
             DataError: the model failed.
@@ -221,7 +224,7 @@ class Scorer:
             raise DataError(f"{text}\n{shapes_text(inputs, tensors, schema)}") from error
 
     def _in_trained_units(self, schema: Schema) -> Schema:
-        """The schema, with times in the units of the training: those of pandas and Spark differ."""
+        """The schema with times in training units: those of pandas and Spark differ."""
         trained = dict(zip(self.inputs.feature_cols, self.feature_units, strict=False))
         return Schema(
             tuple(
@@ -280,7 +283,7 @@ def types_of(fields: Iterable[Any]) -> dict[str, Any]:
 
 
 def _in_zone(given: Any, wanted: Any) -> Any:
-    """Timestamps without a time zone in that of ``wanted``, if it has one: Spark's toPandas() drops the session's.
+    """Zoneless timestamps in ``wanted``'s zone, if any; Spark's toPandas() drops it.
 
     Of the hour that a clock shows twice it is the first; times that a clock leaves out become the next one.
     """
@@ -294,7 +297,7 @@ def _in_zone(given: Any, wanted: Any) -> Any:
 
 
 def _may_round(given: Any, wanted: Any) -> bool:
-    """Whether a cast of numbers, times or lists of them may change other digits than those of floats."""
+    """Whether a cast of numbers, times or lists may change digits other than floats'."""
     import pyarrow.types as types
 
     while hasattr(given, "value_type") and hasattr(wanted, "value_type"):

@@ -26,7 +26,10 @@ _cache_lock = threading.Lock()
 
 @dataclass(frozen=True)
 class Scoring:
-    """A model, and how it scores. It is pickled with its functions, which may need modules that a task lacks."""
+    """A model and how it scores, pickled with its functions.
+
+    These may need modules that a task lacks.
+    """
 
     scorer: Scorer
     #: The user's function for one row, if any.
@@ -101,7 +104,7 @@ def content_key(blob: bytes) -> str:
 
 
 def score_batches(shipped: ShippedModel, batches: Iterator[Any]) -> Iterator[Any]:
-    """The function for ``mapInArrow``: appends the outputs to the columns of each batch."""
+    """The function for ``mapInArrow``: appends outputs to each batch's columns."""
     import pyarrow as pa
 
     scoring: Scoring = shipped.load()

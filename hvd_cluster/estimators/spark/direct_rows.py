@@ -1,4 +1,4 @@
-"""Sends a Spark DataFrame to the workers without a store. Importing this needs pyspark."""
+"""Send a Spark DataFrame to the workers without a store; needs pyspark."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def direct_rows(
     tensors_only: bool,
     raw: Sequence[str],
 ) -> tuple[Dataset, DirectRows]:
-    """A few rows of ``frame`` as a data set in the driver's ``store``, and all of its rows for the workers.
+    """A few rows of ``frame`` as a data set in ``store``, and all rows for workers.
 
     Partitions, split and files are those of ``materialize`` with the same arguments.
 
@@ -92,7 +92,9 @@ class _Packed:
 
 
 def first_batches(frame: Any) -> Iterator[pa.RecordBatch]:
-    """The first rows as tasks read them, with vectors as structs, which ``toArrow`` of older Spark does not return.
+    """First rows as tasks read them, with vectors as structs.
+
+    ``toArrow`` of older Spark does not return these.
 
     Raises:
         DataError: Python cannot read a column.

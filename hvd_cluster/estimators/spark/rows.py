@@ -21,7 +21,7 @@ def spark_type(name: str) -> DataType:
 
 
 def rows_of(batch: Any) -> list[Row]:
-    """The rows of an Arrow batch as Spark passes them to Python, with Spark ML's vectors."""
+    """An Arrow batch's rows as Spark passes them to Python, with Spark ML's vectors."""
     columns = []
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         values = column.to_pylist()

@@ -1,5 +1,5 @@
 # ruff: noqa: N802, N815 - the spelling is that of pyspark.ml
-"""One param of a stage: its names, default and rule; and the check of a constructor's arguments."""
+"""A param's names, default and rule; and the check of constructor arguments."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ class StageWriter(MLWriter):
         self.stage = stage
 
     def _handleOverwrite(self, path: str) -> None:
-        """Delete nothing yet: :meth:`saveImpl` first makes what it writes, which may fail."""
+        """Delete nothing yet: :meth:`saveImpl` first makes what it writes, and may fail."""
 
     def saveImpl(self, path: str) -> None:
         """Write the stage to the folder ``path``.

@@ -1,5 +1,5 @@
 # ruff: noqa: N802 - the spelling is that of pyspark.ml
-"""The base classes of ``pyspark.ml`` in plain Python, for environments without pyspark.
+"""The base classes of ``pyspark.ml`` in plain Python, for use without pyspark.
 
 Names, arguments and results are those of ``pyspark.ml.param`` and ``pyspark.ml.base``, so that programs written for
 Spark ML stages run with these.
@@ -22,7 +22,7 @@ def _unchanged(value: Any) -> Any:
 
 
 class Param:
-    """A param with self-contained documentation, owned by the stage whose uid is ``parent``."""
+    """A param with its documentation, owned by the stage whose uid is ``parent``."""
 
     def __init__(self, parent: Any, name: str, doc: str, typeConverter: Callable[[Any], Any] | None = None) -> None:
         self.parent = parent.uid

@@ -1,4 +1,4 @@
-"""Spark ML's base classes where pyspark is installed, otherwise those of :mod:`plain_stage`."""
+"""Spark ML's base classes, or without pyspark those of :mod:`plain_stage`."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # ruff: noqa: N802 - the spelling is that of pyspark.ml
-"""The base of estimators and models: keyword-only construction from the params of the class, and persistence."""
+"""The base of estimators and models: construction by keyword params, persistence."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class PipelineStage(Params, MLWritable, MLReadable):
         return self.getOrDefault(self.param_rows[name].key)
 
     def _as_saved(self, name: str, value: Any) -> Any:
-        """The form in which a saved stage keeps the value of a param; ``_set`` accepts it."""
+        """A param's value as a saved stage keeps it, in a form that ``_set`` accepts."""
         return value
 
     def write(self) -> MLWriter:

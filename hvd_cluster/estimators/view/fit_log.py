@@ -1,4 +1,4 @@
-"""What a fit logs: a line before its workers start, and a warning about a loss that is not finite."""
+"""What a fit logs: a line before workers start, a warning of a non-finite loss."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _nothing(spec: Any) -> None: ...
 
 
 class LossWatch:
-    """Warns once, at the first epoch whose loss is not a finite number; called as ``watch(record)``.
+    """A ``watch(record)`` that warns once, at the first epoch with a non-finite loss.
 
     Args:
         run_id: the name of the run.

@@ -1,4 +1,4 @@
-"""The history of a fit: as a table, as a plot, and as the card that a notebook shows for a model."""
+"""The history of a fit as a table, a plot, and the card of a model in a notebook."""
 
 from __future__ import annotations
 
@@ -20,10 +20,13 @@ _COLOURS = {"train": "#0072B2", "validation": "#D55E00"}
 
 
 def rows(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A flat dict for each epoch: ``epoch``, ``train_loss``, ``validation_loss``, ``train_<metric>``, ...,
-    ``samples_per_s`` (all ranks together), ``data_wait_share`` and ``seconds`` (the largest of the ranks),
-    ``left_out_rows`` and ``validation_left_out_rows`` if rows on which ``preprocess`` fails are left out, and
-    ``time_share_<activity>`` (the mean over the ranks)."""
+    """A flat dict of numbers for each epoch, by name.
+
+    The names are ``epoch``, ``train_loss``, ``validation_loss``, ``train_<metric>``, ..., ``samples_per_s`` (all ranks
+    together), ``data_wait_share`` and ``seconds`` (the largest of the ranks), ``left_out_rows`` and
+    ``validation_left_out_rows`` if rows on which ``preprocess`` fails are left out, and ``time_share_<activity>`` (the
+    mean over the ranks).
+    """
     found = []
     for record in records:
         row: dict[str, Any] = {"epoch": record["epoch"]}
@@ -41,7 +44,7 @@ def rows(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def flat(part: dict[str, Any]) -> dict[str, float]:
-    """The loss and all metrics of the "train" or "validation" part of a record, by name."""
+    """The loss and metrics of a record's "train" or "validation" part, by name."""
     found = {"loss": part["loss"]} if "loss" in part else {}
     for group in part.get("all_metrics", []):
         found.update(group)
@@ -104,7 +107,7 @@ def card(kind: str, run_id: str | None, records: Sequence[dict[str, Any]]) -> st
 
 
 def usage_text(record: Mapping[str, Any]) -> str:
-    """How busy the hosts were in an epoch, e.g. "node-a: CPU 93%, memory 41%, GPU 0 88%"; "" if that is not known."""
+    """How busy hosts were in an epoch, e.g. "node-a: CPU 93%"; "" if that is unknown."""
     return "; ".join(
         f"{host}: " + ", ".join(f"{_usage_name(name)} {value:.0f}%" for name, value in numbers.items())
         for host, numbers in list(record.get("node_usage", {}).items())[:_MAX_HOSTS]
@@ -152,7 +155,7 @@ def _curves(table: Sequence[dict[str, Any]]) -> str:
 
 
 def _speeds(record: dict[str, Any]) -> str:
-    """Samples per second and the share of time spent waiting for data of each rank in the last epoch."""
+    """Each rank's samples per second and share of waiting for data in the last epoch."""
     if not record.get("samples_per_s"):
         return ""
     cells = "".join(

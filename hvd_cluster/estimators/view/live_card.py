@@ -1,4 +1,7 @@
-"""The card that a notebook shows while a fit runs; its last state stays in the notebook, also exported to HTML."""
+"""The card that a notebook shows during a fit; its last state stays there.
+
+The last state is also exported to HTML.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +50,7 @@ class LiveCard:
         return cls(label, display)
 
     def show_step(self, fields: Mapping[str, Any], text: str, shares: TimeShares | None) -> None:
-        """A progress report, the same as text, and what the ranks spend their recent steps on."""
+        """Show a progress report, its text, and what ranks spend their recent steps on."""
         self._step, self._text = fields, text
         if shares is not None:
             self._shares, self._title = shares, "What each rank spends its recent steps on"

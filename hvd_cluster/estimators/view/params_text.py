@@ -43,7 +43,7 @@ def html(stage: HasParams) -> str:
 
 
 def text_of(name: str, value: Any, *, quoted: bool = False) -> str:
-    """The value of the param ``name`` without secrets; as Python source if ``quoted``."""
+    """The value of param ``name`` without secrets; as Python source if ``quoted``."""
     if name == "model_factory":
         return str(value.name)
     if isinstance(value, ModelFactory):
@@ -58,7 +58,7 @@ def text_of(name: str, value: Any, *, quoted: bool = False) -> str:
 
 
 def _shown(value: Any, *, quoted: bool) -> str:
-    """A value without addresses in memory: functions by name, or by source, and objects by class."""
+    """A value without memory addresses: functions by name, source; objects by class."""
     if getattr(value, "__name__", "") == "<lambda>":
         return _source(value)
     if hasattr(value, "__name__"):
@@ -76,7 +76,7 @@ def _shown(value: Any, *, quoted: bool) -> str:
 
 
 def _source(function: Any) -> str:
-    """The source of a lambda, or all of its line if that has several; else where it is defined."""
+    """The source of a lambda, or its whole line if that has several; else its place."""
     try:
         text = " ".join(inspect.getsource(function).split())
     except (OSError, TypeError):

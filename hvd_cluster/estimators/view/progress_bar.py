@@ -13,7 +13,7 @@ from hvd_cluster.estimators.view.time_shares import TimeShares
 
 
 class FitProgressBar:
-    """Shows epoch, step, loss, metrics, samples/s, the share of time that was spent waiting for data, and what is slow.
+    """Bar of epoch, step, loss, metrics, samples/s, data wait share and what is slow.
 
     Uses tqdm if it is installed, else prints a line for each tenth of the fit. What the ranks spend their steps on is a
     second line in a terminal. A notebook shows a card instead. Call it with ``(rank, fields)`` from any thread;
@@ -127,7 +127,7 @@ def _new_status(file: TextIO) -> Any:
 
 
 class _Lines:
-    """The part of tqdm's interface that is used here; prints a line for each tenth of the work."""
+    """The part of tqdm's interface used here; prints a line per tenth of the work."""
 
     def __init__(self, label: str, total: int, initial: int, file: TextIO) -> None:
         self._label = label

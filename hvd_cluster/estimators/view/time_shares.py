@@ -1,4 +1,4 @@
-"""What each rank spends its steps on, as a fit shows it: a line of text, or a bar for each rank."""
+"""What each rank spends its steps on, as a line of text or a bar for each rank."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class TimeShares:
 
     @classmethod
     def of_record(cls, record: Mapping[str, Any]) -> TimeShares | None:
-        """What the record of an epoch says; None if it does not say it, or if no step was measured."""
+        """What an epoch's record says; None without that, or if no step was measured."""
         shares = dict(enumerate(record.get("time_share") or []))
         return cls.of_ranks(shares) if any(any(each.values()) for each in shares.values()) else None
 
@@ -83,13 +83,13 @@ class TimeShares:
         return cls(fields["mean"], ranks, fields["num_others"], fields["verdict"])
 
     def text(self) -> str:
-        """One line, e.g. "compute 61%, late 22%, data 17%. Rank 3 on node-b was last in 87% of the steps, ..."."""
+        """A line, e.g. "compute 61%, late 22%, data 17%. Rank 3 on node-b was last ..."."""
         parts = sorted(self.mean.items(), key=lambda item: -item[1])
         line = ", ".join(f"{name} {share:.0%}" for name, share in parts if share >= 0.005)
         return f"{line}. {self.verdict}" if self.verdict else line
 
     def svg(self) -> str:
-        """A stacked bar for each rank, with a legend. Its text has the colour of the text around it."""
+        """A stacked bar per rank with a legend; its text has the surrounding colour."""
         rows = [_row(index, rank, each) for index, (rank, each) in enumerate(self.ranks.items())]
         height = len(rows) * _ROW_HEIGHT
         if self.num_others:

@@ -1,4 +1,4 @@
-"""Tracks a fit in MLflow: one run with its params, the metrics of each epoch, and the model."""
+"""Track a fit in MLflow: a run with its params, each epoch's metrics, the model."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _MAX_METRICS = 1000
 
 
 def epoch_metrics(record: dict[str, Any]) -> dict[str, float]:
-    """The numbers of an epoch by their names in MLflow, e.g. "time_share/rank0/data" or "system/node-a/cpu_percent"."""
+    """The numbers of an epoch by MLflow name, e.g. "system/node-a/cpu_percent"."""
     found = {name: float(value) for name, value in rows([record])[0].items() if name != "epoch"}
     for rank, shares in enumerate(record.get("time_share", [])):
         found |= {f"time_share/rank{rank}/{activity}": share for activity, share in shares.items()}
@@ -41,7 +41,7 @@ def epoch_metrics(record: dict[str, Any]) -> dict[str, float]:
 
 
 def _accepted(name: str, others: Collection[str]) -> str:
-    """A name as MLflow takes it, which none of ``others`` has: one wrong name loses all metrics of the epoch."""
+    """A name for MLflow, unlike ``others``: one wrong name loses the epoch's metrics."""
     # On disk it is a path, which may not lead out of its folder.
     parts = [part for part in re.sub(r"[^\w./ -]", "_", name).split("/") if part]
     cleaned = "/".join("_" * len(part) if set(part) == {"."} else part for part in parts)
@@ -92,7 +92,7 @@ class MlflowTracker(Tracker):
 
 @contextlib.contextmanager
 def tracked(stage: HasParams, run_id: str) -> Iterator[Tracker]:
-    """The tracker of a fit; its MLflow run ends with the context, as finished or failed.
+    """The tracker of a fit; its MLflow run ends finished or failed with the context.
 
     Raises:
         MissingExtraError: ``mlflow`` is set, but MLflow is not installed.
@@ -118,7 +118,7 @@ def tracked(stage: HasParams, run_id: str) -> Iterator[Tracker]:
 
 
 def _experiment_id(client: Any, wanted: bool | str, parent: Any) -> str:
-    """The named experiment, created if needed; for True that of the active run, or the current one."""
+    """The named experiment, made if needed; for True the active run's or current one."""
     if wanted is True:
         if parent is not None:
             return str(parent.info.experiment_id)
