@@ -179,7 +179,7 @@ def _as_floats(losses: list[Any]) -> list[float]:
 
 
 class FiniteWeights:
-    """Whether the parameters of a module are finite numbers, and those saved buffers that are so now.
+    """Whether a module's parameters, and saved buffers that are so now, are finite.
 
     A buffer that is not, such as a mask with infinities, does not count.
     """
