@@ -37,7 +37,7 @@ class LightningBestFile(BestFile):
         self._placed: list[Any] = []
 
     def place(self, callbacks: Sequence[Any]) -> None:
-        """Let each ModelCheckpoint write to the run's folder, unless the user has named another."""
+        """Let ModelCheckpoints write to the run's folder unless the user named another."""
         for callback in callbacks:
             if isinstance(callback, _callbacks.ModelCheckpoint) and callback.dirpath is None:
                 callback.dirpath = self._folder
@@ -50,10 +50,10 @@ class LightningBestFile(BestFile):
             self.save(Path(callback.best_model_path))
 
     def restore_callbacks(self, trainer: Any, checkpoint: dict[str, Any]) -> None:
-        """Restore the file, and change the folder in ``checkpoint``, which is about to be loaded, to this worker's.
+        """Restore the file, and put this worker's folder into ``checkpoint``.
 
-        Lightning forgets the best of another folder. Without a file, the search for the best starts again. Every rank
-        takes part.
+        ``checkpoint`` is about to be loaded. Lightning forgets the best of another folder. Without a file, the search
+        for the best starts again. Every rank takes part.
         """
         for callback in self._placed:
             state = checkpoint["callbacks"].get(callback.state_key)
@@ -73,7 +73,10 @@ class LightningBestFile(BestFile):
 
     @torch.no_grad()
     def load_on_all_ranks(self, trainer: Any) -> None:
-        """:meth:`load` into the trainer's module on every rank, which may hold a part only; every rank takes part."""
+        """:meth:`load` into the trainer's module on every rank.
+
+        A rank may hold only a part of the module. Every rank takes part.
+        """
         from hvd_cluster.estimators.torch.strategies.parts import others_of, state_part
 
         hvd, module = self.run.hvd, trainer.lightning_module
@@ -103,7 +106,7 @@ class LightningBestFile(BestFile):
             logger.warning("the best checkpoint has other weights than the module: the last are returned (%s)", error)
 
     def weights(self, trainer: Any) -> dict[str, Any] | None:
-        """The weights that the user's ModelCheckpoint found best; None if none monitors a metric.
+        """The weights that ModelCheckpoint found best; None if none monitors a metric.
 
         Raises:
             DataError: the file holds something else; no code in it is executed.

@@ -1,4 +1,4 @@
-"""The callbacks of this package in a Lightning fit. Importing this needs Lightning."""
+"""Callbacks of this package in a Lightning fit. Importing this needs Lightning."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _PASSES = "accumulate_grad_batches"
 
 
 class SaveRun(_callbacks.Checkpoint):
-    """Reports and records the epochs of a fit, and saves the run after and within them.
+    """Reports and records a fit's epochs, and saves the run after and within them.
 
     A ``Checkpoint`` for Lightning, so that it comes last of all callbacks and saves their states too.
 
@@ -74,7 +74,7 @@ class SaveRun(_callbacks.Checkpoint):
         self._losses = FiniteCheck(False, run.hvd, run.spec.run_id)
 
     def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-        """Adapt the checkpoint to this worker's folder, and its learning rates to the number of ranks."""
+        """Adapt the checkpoint's folder to this worker, its learning rates to the ranks."""
         self._best.restore_callbacks(trainer, checkpoint)
         found = self.run.resumed
         if found is not None and getattr(trainer.strategy, "scale_lr", False):
@@ -82,7 +82,7 @@ class SaveRun(_callbacks.Checkpoint):
             scale_rates(groups, checkpoint["lr_schedulers"], self._hvd.size() / found.size)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Prepare to continue an interrupted epoch: Lightning alone would skip hooks of its start."""
+        """Prepare to continue an epoch: Lightning alone would skip hooks of its start."""
         self._trainer, self._given_passes = trainer, trainer.accumulate_grad_batches
         self._has_finite_weights = FiniteWeights(pl_module)
         has_scaler = getattr(trainer.precision_plugin, "scaler", None) is not None
@@ -165,9 +165,10 @@ class SaveRun(_callbacks.Checkpoint):
             run.report_step(batch_idx, steps, loss if isinstance(loss, torch.Tensor) else math.nan, {})
 
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
-        """Make the gradients of an epoch's last group of batches their mean, even if the group is short.
+        """Make the gradients of an epoch's last group of batches their mean.
 
-        Lightning divides each loss by ``accumulate_grad_batches``. Clipping comes after this.
+        They are a mean even if the group is short. Lightning divides each loss by ``accumulate_grad_batches``. Clipping
+        comes after this.
         """
         batches = trainer.accumulate_grad_batches
         made = trainer.fit_loop.epoch_loop.batch_progress.current.ready % batches
@@ -204,7 +205,7 @@ class SaveRun(_callbacks.Checkpoint):
 
     @staticmethod
     def _is_stopped(trainer: Any) -> bool:
-        """Whether a callback ends the fit here; before ``min_epochs`` Lightning continues."""
+        """Whether a callback ends the fit here; Lightning continues to ``min_epochs``."""
         return bool(trainer.should_stop) and getattr(trainer.fit_loop, "_can_stop_early", True)
 
     @step_clock.span(SAVE)
@@ -247,7 +248,7 @@ class SaveRun(_callbacks.Checkpoint):
 
 @contextlib.contextmanager
 def recorded_dtypes(module: torch.nn.Module, spec: LightningSpec, dtypes: list[str]) -> Iterator[None]:
-    """Add to ``dtypes`` those of the features in the block's first call of the module or of its ``forward``."""
+    """Add the features' dtypes in the block's first call of module or ``forward``."""
     forward, before = module.forward, {name: value for name, value in vars(module).items() if name == "forward"}
 
     def restore() -> None:
@@ -269,7 +270,10 @@ def recorded_dtypes(module: torch.nn.Module, spec: LightningSpec, dtypes: list[s
 
 
 def _dtypes_of(module: torch.nn.Module, spec: LightningSpec, call: inspect.BoundArguments) -> list[str]:
-    """The dtype of each feature in a call, in the model that scores; [] if it has other arguments than features."""
+    """The dtypes of a call's features in the model that scores.
+
+    The list is empty if the call has other arguments than features.
+    """
     names, by_name = spec.inputs.arguments, {**call.arguments, **call.kwargs}
     given = [by_name.get(name) for name in names] if spec.inputs.by_keyword else call.args[: len(names)]
     found = [one.dtype for one in given if isinstance(one, torch.Tensor)]
@@ -284,9 +288,10 @@ def _dtypes_of(module: torch.nn.Module, spec: LightningSpec, call: inspect.Bound
 
 
 class ReduceLogged(_callbacks.Callback):
-    """Comes first: callbacks see the numbers of all ranks, even if ``self.log`` had no ``sync_dist``.
+    """Gives callbacks the numbers of all ranks, even without ``sync_dist``.
 
-    It does not reduce what the module's own ``on_train_epoch_end`` logs, which comes later.
+    It comes first of the callbacks. It does not reduce what the module's own ``on_train_epoch_end`` logs, which comes
+    later.
 
     Args:
         hvd: the world of the run.
@@ -314,11 +319,11 @@ class ReduceLogged(_callbacks.Callback):
             trainer._results.update_metrics = functools.partial(_log_without_value, trainer._results)
 
     def on_validation_batch_end(self, trainer: Any, pl_module: Any, *args: Any) -> None:
-        """Restore metrics after a repeated row: after the last batch Lightning computes what was logged."""
+        """Restore metrics after a repeated row, before Lightning computes them."""
         rank_state.set_metric_states(pl_module, self._before_repeated)
 
     def on_validation_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        """Restore metrics after the module's own ``on_validation_batch_end``, which comes after ours."""
+        """Restore metrics: the module's ``on_validation_batch_end`` comes after ours."""
         rank_state.set_metric_states(pl_module, self._before_repeated)
         self._before_repeated = {}
         vars(trainer._results).pop("update_metrics", None)
@@ -329,7 +334,7 @@ class ReduceLogged(_callbacks.Callback):
         _ = trainer.callback_metrics  # collects the numbers, even if no callback reads them
 
     def _reduce(self, trainer: Any) -> None:
-        """Reduce each number of the epoch that every rank has logged without ``sync_dist``, by its ``reduce_fx``."""
+        """Reduce numbers that all ranks logged without ``sync_dist``, by ``reduce_fx``."""
         results = trainer._results
         if self._hvd.size() == 1 or results is None:
             return
@@ -357,7 +362,7 @@ def _is_repeated(loaders: Any, batch_idx: int, dataloader_idx: int) -> bool:
 
 
 def _log_without_value(results: Any, key: str, value: Any, batch_size: int) -> None:
-    """Log a number without adding it to the epoch's: every rank must know its name when the ranks reduce."""
+    """Log the name of a number only, as all ranks must know it when they reduce."""
     result = results[key]
     before = {name: getattr(result, name) for name in result._defaults}
     type(results).update_metrics(results, key, value, batch_size)
@@ -367,12 +372,15 @@ def _log_without_value(results: Any, key: str, value: Any, batch_size: int) -> N
 
 
 def _changed_passes(partial: PartialEpoch) -> int | None:
-    """The ``accumulate_grad_batches`` of an interrupted epoch, equal on all ranks; None for those given to the fit."""
+    """The ``accumulate_grad_batches`` of an interrupted epoch, equal on all ranks.
+
+    It is None if the epoch has those given to the fit.
+    """
     passes: int | None = partial.ranks[0].get(_PASSES)
     return passes
 
 
 def _is_own(result: Any) -> bool:
-    """Whether a logged number of an epoch is that of one rank; metrics of torchmetrics are those of all ranks."""
+    """Whether a logged number is one rank's; those of torchmetrics are all ranks'."""
     sync = result.meta.sync
     return result.is_tensor and result.meta.on_epoch and not (sync.should or sync.rank_zero_only or result.has_reset)

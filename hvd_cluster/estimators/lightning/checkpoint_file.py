@@ -1,4 +1,7 @@
-"""Reads a checkpoint of Lightning as plain data: others may write to the folder of the file, so no code in it runs."""
+"""Reads a checkpoint of Lightning as plain data, and runs no code in it.
+
+Others may write to the folder of the file.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +19,9 @@ _HYPERPARAMETERS = ("hyper_parameters", "hparams_name", "hparams_type", "datamod
 
 
 def plain_checkpoint(path: str | Path) -> dict[str, Any]:
-    """The tensors, numbers, texts and containers of a checkpoint, without hyperparameters.
+    """The tensors, numbers, texts and containers of a checkpoint.
 
-    Classes that ``torch.serialization.add_safe_globals`` has registered are accepted too.
+    Hyperparameters are left out. Classes that ``torch.serialization.add_safe_globals`` has registered are accepted too.
 
     Raises:
         DataError: the file holds something else; the text names it.
@@ -40,7 +43,10 @@ def plain_checkpoint(path: str | Path) -> dict[str, Any]:
 
 
 def _foreign_names(path: str | Path) -> list[str]:
-    """The full names of classes and functions in the file that are not plain data; nothing is loaded."""
+    """Full names of a file's classes and functions that are not plain data.
+
+    Nothing is loaded.
+    """
     look = getattr(torch.serialization, "get_unsafe_globals_in_checkpoint", None)  # from torch 2.6 on
     try:
         return list(look(path)) if look is not None else []

@@ -1,4 +1,7 @@
-"""The strategies of ``communication=``: ranks train apart in rounds, or exchange approximate gradients."""
+"""The strategies of ``communication=``.
+
+Ranks train apart in rounds, or exchange approximate gradients.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,10 @@ from hvd_cluster.lightning.optimizers import move_schedulers
 
 
 class RoundsStrategy(ShardStrategy):
-    """Each rank trains apart; weights become equal at the end of a round, before a validation and for a checkpoint."""
+    """The strategy of ranks that train apart in rounds.
+
+    Weights become equal at the end of a round, before a validation and for a checkpoint.
+    """
 
     def _replace(self, optimizers: Sequence[Any]) -> None:
         self.optimizers = [rounds_of(self._run.spec.communication, one, self.global_rank) for one in optimizers]

@@ -1,4 +1,4 @@
-"""The batches of a fit, as the loaders that a Lightning Trainer iterates once for each epoch."""
+"""The batches of a fit, as loaders that a Trainer iterates once for each epoch."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class BatchLoader:
 
 
 class ResumableLoader:
-    """The training batches of a user's loader, without those that an earlier start of the run has made.
+    """A user's loader without the training batches that an earlier start has made.
 
     Its other attributes are the loader's, since a Trainer sets the epoch of samplers. It has no state: with one the
     loader would skip batches itself.
@@ -78,7 +78,7 @@ def saved_batches(batches: Iterator[Any], saving: SaveRun) -> Iterator[Any]:
 
 
 def floating(batch: dict[str, torch.Tensor], dtype: str | None) -> dict[str, torch.Tensor]:
-    """The batch with every floating column in one dtype, that of the model; None leaves them as they are."""
+    """The batch with floating columns in the model's dtype; None leaves them as is."""
     if dtype is None:
         return batch
     wanted: torch.dtype = getattr(torch, dtype)

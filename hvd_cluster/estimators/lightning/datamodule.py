@@ -1,4 +1,7 @@
-"""LightningDataModules over the Parquet of a fit, under Horovod's name. Importing this needs Lightning."""
+"""LightningDataModules over a fit's Parquet, under Horovod's name.
+
+Importing this needs Lightning.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +22,10 @@ _LightningDataModule: Any = lightning().LightningDataModule
 
 
 class PetastormDataModule(_PlainModule, _LightningDataModule):
-    """The reader of this package as a LightningDataModule; batches are dicts column -> tensor.
+    """The reader of this package as a LightningDataModule.
 
-    ``LightningEstimator(data_module=...)`` takes a subclass, and makes an instance in each worker for the Trainer,
-    which calls ``train_dataloader()`` and ``val_dataloader()``.
+    Batches are dicts column -> tensor. ``LightningEstimator(data_module=...)`` takes a subclass, and makes an instance
+    in each worker for the Trainer, which calls ``train_dataloader()`` and ``val_dataloader()``.
 
     Args: those of :class:`hvd_cluster.estimators.run.data_module.DataModule`.
     """
@@ -32,14 +35,14 @@ class PetastormDataModule(_PlainModule, _LightningDataModule):
         super().__init__(*args, **kwargs)
 
     def train_dataloader(self) -> Any:
-        """The training batches; an epoch that ends before the last row is continued by the next one."""
+        """The training batches; the next epoch continues one that leaves rows out."""
         reader, steps = self._train_reader(), self.steps_per_epoch_train
         return self._loader(lambda: batches_from(reader, self.trainer.current_epoch * steps, steps), steps)
 
     def val_dataloader(self) -> Any:
-        """The validation batches, equally many on every rank: a rank without rows for the last one repeats a row.
+        """The validation batches, equally many on every rank.
 
-        None if no rows are held out.
+        A rank without rows for the last one repeats a row. The list is empty if no rows are held out.
         """
         if not self.has_val or self.val_dir is None:
             return []

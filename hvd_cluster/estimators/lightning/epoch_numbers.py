@@ -7,9 +7,10 @@ from typing import Any
 
 
 class EpochNumbers:
-    """Which numbers were logged in the current epoch: Lightning keeps each one for callbacks until it is logged again.
+    """Which numbers were logged in the current epoch.
 
-    Numbers that callbacks put into ``trainer.callback_metrics`` themselves belong to every epoch.
+    Lightning keeps each number for callbacks until it is logged again. Numbers that callbacks put into
+    ``trainer.callback_metrics`` themselves belong to every epoch.
     """
 
     def __init__(self) -> None:

@@ -51,9 +51,10 @@ _UNCERTAIN_TEXT = (
 
 @with_params(ESTIMATOR_ROWS, LIGHTNING_ROWS)
 class LightningEstimator(LightningEstimatorParams, ModuleEstimator):
-    """Trains a LightningModule on the rows of a DataFrame, with several workers, and returns a :class:`TorchModel`.
+    """Trains a LightningModule on the rows of a DataFrame, with several workers.
 
-    ``fit(data)`` takes what :class:`TorchEstimator`'s takes. Each worker runs a Trainer with ``HorovodStrategy``.
+    ``fit(data)`` takes what :class:`TorchEstimator`'s takes, and returns a :class:`TorchModel`. Each worker runs a
+    Trainer with ``HorovodStrategy``.
 
     A batch for ``training_step(self, batch, batch_idx)`` is a dict column -> tensor of shape
     ``(rows, *shape of a row)``, with floating columns in the module's dtype and others as stored. ``model.history`` has
@@ -270,18 +271,24 @@ class LightningEstimator(LightningEstimatorParams, ModuleEstimator):
 
 @with_params(ESTIMATOR_ROWS, LIGHTNING_ROWS, HOROVOD_ROWS)
 class HorovodLightningEstimator(LightningEstimator):
-    """:class:`LightningEstimator` under ``horovod.spark.lightning``: learning rates are scaled by default."""
+    """:class:`LightningEstimator` of ``horovod.spark.lightning``.
+
+    Learning rates are scaled by default.
+    """
 
 
 def _is_a(one: Any, name: str) -> bool:
-    """Whether an object has a class of Lightning, under the name of either package, without importing Lightning."""
+    """Whether an object has a class of Lightning, without importing Lightning.
+
+    The class may be that of either package of Lightning.
+    """
     return any(f"{cls.__module__}.{cls.__name__}".endswith(name) for cls in type(one).__mro__)
 
 
 def _uncertain(
     model: torch.nn.Module, spec: LightningSpec, rows: Mapping[str, torch.Tensor], output_fn: Any
 ) -> Iterator[tuple[str, str, str]]:
-    """Features whose dtype makes a difference to the outputs: name, dtype, and another with other outputs."""
+    """Features whose dtype changes the outputs: name, dtype, another dtype."""
     inputs = spec.inputs
     dtypes = dict(zip(inputs.arguments, inputs.feature_dtypes, strict=True))
 

@@ -16,7 +16,9 @@ _HorovodStrategy: Any = HorovodStrategy
 
 
 class EstimatorStrategy(_HorovodStrategy):
-    """HorovodStrategy whose checkpoints, those of the user's ModelCheckpoint too, leave out what a factory makes.
+    """HorovodStrategy whose checkpoints leave out what a factory makes.
+
+    Checkpoints of the user's ModelCheckpoint leave it out too.
 
     Args:
         run: on this worker; it may continue from a checkpoint whose tensors are in shards.
@@ -50,7 +52,7 @@ class EstimatorStrategy(_HorovodStrategy):
         """Make the weights of all ranks equal; every rank takes part."""
 
     def saved_state(self) -> dict[str, Any]:
-        """The part of the module's state that is saved, with this rank's parts of parameters."""
+        """The part of the module's state to save, with this rank's parts of parameters."""
         module = self.lightning_module
         return module.state_dict() if self._trained_part is None else self._trained_part.of(module)
 

@@ -1,4 +1,7 @@
-"""Copies of modules that have all their layers only after a hook of Lightning, such as ``configure_model()``."""
+"""Copies of modules whose layers are complete only after a hook of Lightning.
+
+``configure_model()`` is such a hook.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ def with_hooks_called(module: Any, hooks: Sequence[str]) -> Any:
 
 
 def with_configured_layers(module: torch.nn.Module) -> torch.nn.Module:
-    """``module``, or a copy with the layers of its ``configure_model()`` if it has that hook.
+    """``module``, or a copy with the layers of its ``configure_model()``, if any.
 
     Raises:
         DataError: the hook fails, as it would for ``load_from_checkpoint``.
@@ -53,7 +56,7 @@ def makes_layers(module: torch.nn.Module) -> bool:
 
 
 def hooks_for(given: torch.nn.Module, whole: torch.nn.Module) -> tuple[str, ...] | None:
-    """The hooks after which the ``given`` module has the entries of ``whole``; None if they need more than that."""
+    """The hooks that give ``given`` the entries of ``whole``; None if it needs more."""
     wanted = layout(whole)
     for hooks in _HOOKS:
         with contextlib.suppress(Exception):  # the user's own hook, which may need the trainer

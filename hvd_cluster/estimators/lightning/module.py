@@ -1,4 +1,7 @@
-"""The LightningModule that trains a plain module with an optimizer and a loss. Importing this needs Lightning."""
+"""The LightningModule that trains a plain module with an optimizer and a loss.
+
+Importing this needs Lightning.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,10 @@ _LightningModule: Any = lightning().LightningModule
 
 
 class LossModule(_LightningModule):
-    """Trains ``net`` as TorchEstimator does, and logs loss and metrics as ``train_...`` and ``val_...``."""
+    """Trains ``net`` as TorchEstimator does, and logs loss and metrics.
+
+    The names of what it logs begin with ``train_`` and ``val_``.
+    """
 
     def __init__(self, spec: LightningSpec, net: torch.nn.Module) -> None:
         super().__init__()
@@ -37,7 +43,10 @@ class LossModule(_LightningModule):
         return self.net(*inputs, **named)
 
     def on_fit_start(self) -> None:
-        """Move metrics that are modules to the device: as parts of this module they would be in its checkpoints."""
+        """Move metrics that are modules to the device.
+
+        If they were parts of this module, they would be in its checkpoints.
+        """
         for metric in (metric for group in self._spec.metrics for metric in group):
             if isinstance(metric, torch.nn.Module):
                 metric.to(self.device)

@@ -1,7 +1,7 @@
-"""What one rank alone holds within an epoch, and Lightning's checkpoint does not. Importing this needs Lightning.
+"""What one rank holds within an epoch, and Lightning's checkpoint lacks.
 
 These are the sums of ``self.log(on_epoch=True)``, the states of torchmetrics metrics, the metrics that callbacks and
-schedulers monitor, and random generators.
+schedulers monitor, and random generators. Importing this needs Lightning.
 """
 
 from __future__ import annotations
@@ -79,7 +79,10 @@ def _metrics(module: torch.nn.Module) -> Iterator[tuple[str, torchmetrics.Metric
 
 
 def _is_epoch_sum(result: Any) -> bool:
-    """Whether a logged number adds up over the epoch. Those of a group of ranks are not kept."""
+    """Whether a logged number adds up over the epoch.
+
+    Those of a group of ranks are not kept.
+    """
     return result.meta.on_epoch and not result.has_reset and result.meta.sync.group is None
 
 

@@ -1,4 +1,4 @@
-"""The strategy of a fit whose ranks hold different tensors, of which each saves its own."""
+"""The strategy of a fit whose ranks hold and save different tensors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from hvd_cluster.estimators.torch.strategies.shard_folders import ShardFolders
 
 
 class ShardStrategy(EstimatorStrategy):
-    """Base of the strategies of ``sharding=`` and ``communication=``. Its optimizers keep their state after the fit."""
+    """Base of the strategies of ``sharding=`` and ``communication=``.
+
+    Its optimizers keep their state after the fit.
+    """
 
     reads_alone = False
     _configured: list[Any]
@@ -34,9 +37,9 @@ class ShardStrategy(EstimatorStrategy):
 
     @contextlib.contextmanager
     def in_shards(self) -> Iterator[str]:
-        """Write all tensors to a folder, whose name this returns; inside, Lightning's checkpoints leave them out.
+        """Write all tensors to a folder, and return its name.
 
-        Every rank takes part.
+        Inside the block, Lightning's checkpoints leave the tensors out. Every rank takes part.
         """
         name, others, rests = self.folders.write(self.saved_state(), *self.optimizers)
         self._rests = others, dict(zip(map(id, self.optimizers), rests, strict=True))

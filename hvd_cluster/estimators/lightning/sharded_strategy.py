@@ -1,7 +1,8 @@
-"""The strategies of ``sharding=``: ranks hold parts of the module, or of the state of its optimizers.
+"""The strategies of ``sharding=``.
 
-Lightning's ``ModelParallelStrategy`` does not serve: it needs a module whose ``configure_model()`` divides it, and it
-reads optimizers from a checkpoint by itself, so that their rates cannot be scaled to another number of ranks.
+Ranks hold parts of the module, or of the state of its optimizers. Lightning's ``ModelParallelStrategy`` does not serve:
+it needs a module whose ``configure_model()`` divides it, and it reads optimizers from a checkpoint by itself, so that
+their rates cannot be scaled to another number of ranks.
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ from hvd_cluster.lightning.optimizers import move_schedulers, share_state
 
 
 class Zero1Strategy(ShardStrategy):
-    """The optimizers are divided. Lightning collects their state on rank 0 for a checkpoint of ModelCheckpoint."""
+    """The strategy that divides the optimizers.
+
+    Lightning collects their state on rank 0 for a checkpoint of ModelCheckpoint.
+    """
 
     def _distribute(self) -> None:
         share_state(self._configured)
@@ -30,7 +34,10 @@ class Zero1Strategy(ShardStrategy):
 
 
 class FSDP2Strategy(ShardStrategy):
-    """The layers are divided; rank 0 collects them for a checkpoint of ModelCheckpoint."""
+    """The strategy that divides the layers.
+
+    Rank 0 collects them for a checkpoint of ModelCheckpoint.
+    """
 
     # A rank that holds parts of frozen parameters cannot know if these have changed.
     saves_all = True
@@ -57,7 +64,10 @@ class FSDP2Strategy(ShardStrategy):
             require_divisible(self._run.spec.sharding, optimizer)
 
     def validation_step(self, *args: Any, **kwargs: Any) -> Any:
-        """Leave this rank's part only of the parameters: below torch 2.8, layers keep what they have gathered."""
+        """Leave only this rank's part of the parameters after a step.
+
+        Below torch 2.8, layers keep what they have gathered.
+        """
         result = super().validation_step(*args, **kwargs)
         reshard(self.lightning_module)
         return result

@@ -16,7 +16,10 @@ from hvd_cluster.estimators.torch.optimizer_state import OptimizerState
 
 @dataclass(frozen=True, kw_only=True)
 class LightningSpec(FitSpec):
-    """A Lightning run, complete: :func:`hvd_cluster.estimators.lightning.train.train` needs nothing else."""
+    """A Lightning run, complete: ``train`` needs nothing else.
+
+    See :func:`hvd_cluster.estimators.lightning.train.train`.
+    """
 
     #: A LightningModule; or any module, trained with ``optimizer`` and ``objective``; or a factory of one of them.
     model: torch.nn.Module | ModelSource

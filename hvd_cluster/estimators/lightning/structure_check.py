@@ -1,4 +1,7 @@
-"""The callback that finds out how the fitted module is returned. Importing this needs Lightning."""
+"""The callback that finds out how to return the fitted module.
+
+Importing this needs Lightning.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,9 @@ _callbacks: Any = submodule("callbacks")
 
 
 class StructureCheck(_callbacks.Callback):
-    """Checks that the fit can return the user's module, before the training and after the first step of each epoch.
+    """Checks that the fit can return the user's module.
+
+    It does so before the training and after the first step of each epoch.
 
     Args:
         spec: of the fit.
@@ -46,6 +51,6 @@ class StructureCheck(_callbacks.Callback):
         self.structure.require_returnable(self._own, trainer.optimizers)
 
     def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
-        """Check what the first step of the epoch, or a hook since the last one, has changed."""
+        """Check what the epoch's first step, or a hook since the last one, has changed."""
         if trainer.fit_loop.epoch_loop.batch_progress.current.ready == 1:
             self.structure.require_returnable(self._own, trainer.optimizers)

@@ -1,4 +1,4 @@
-"""Training with Lightning on one worker. Lightning is imported when the training starts."""
+"""Training with Lightning on one worker, which imports Lightning when it starts."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ logger = logging.getLogger(__name__)
 
 
 def train(spec: LightningSpec) -> TrainResult:
-    """Train ``spec.model`` on this worker's shard with a Lightning Trainer, together with the other workers.
+    """Train ``spec.model`` on this worker's shard with a Lightning Trainer.
 
-    A run that has a checkpoint continues from it.
+    The other workers train together with it. A run that has a checkpoint continues from it.
 
     Raises:
         RuntimeError: some ranks have a GPU and some have none.
@@ -83,7 +83,10 @@ def _train(spec: LightningSpec, hvd: Collectives, folder: str) -> TrainResult:
 
 
 def _empty_model(spec: LightningSpec) -> torch.nn.Module | None:
-    """A module on the meta device, which gets its values when it is divided; None if the factory makes another."""
+    """A module on the meta device; None if the factory makes another.
+
+    It gets its values when it is divided.
+    """
     if not isinstance(spec.model, ModelSource) or not isinstance(spec.sharding, FSDP2):
         return None
     model = spec.model.without_values()
@@ -92,7 +95,7 @@ def _empty_model(spec: LightningSpec) -> torch.nn.Module | None:
 
 @contextlib.contextmanager
 def _data(saving: SaveRun, trainer: Any, module: Any) -> Iterator[dict[str, Any]]:
-    """The data, as arguments of ``Trainer.fit``: the user's LightningDataModule, or the readers of this package."""
+    """The data for ``Trainer.fit``: the user's LightningDataModule, or our readers."""
     from hvd_cluster.lightning.installed import lightning
 
     run = saving.run
@@ -127,7 +130,7 @@ def _data(saving: SaveRun, trainer: Any, module: Any) -> Iterator[dict[str, Any]
 
 
 def _moves_batches(module: Any) -> bool:
-    """Whether hooks of the user's module expect batches that are not on the device yet."""
+    """Whether hooks of the user's module expect batches not yet on the device."""
     from hvd_cluster.lightning.installed import lightning
 
     hooks = ("on_before_batch_transfer", "transfer_batch_to_device")
@@ -135,7 +138,7 @@ def _moves_batches(module: Any) -> bool:
 
 
 def _validation_steps(spec: LightningSpec, size: int) -> int | None:
-    """Validation batches of our own reader: ``limit_val_batches`` may be a share of them."""
+    """Validation batches of our reader: ``limit_val_batches`` may be a share of them."""
     if spec.data_module is not None or spec.dataset.validation is None:
         return None
     steps = -(-spec.dataset.validation.rows // (spec.val_batch_size * size))
@@ -143,7 +146,10 @@ def _validation_steps(spec: LightningSpec, size: int) -> int | None:
 
 
 def _resumable(loader: Any, saving: SaveRun) -> Any:
-    """A user's loader that a run can save and resume within an epoch; the loader as is if that is not possible."""
+    """A user's loader made resumable within an epoch.
+
+    A run can save and resume it. The loader is returned as is if that is not possible.
+    """
     from hvd_cluster.lightning.installed import submodule
 
     spec, several = saving.run.spec, (list, tuple, Mapping, submodule("utilities.combined_loader").CombinedLoader)
@@ -206,7 +212,7 @@ def _strategy(spec: LightningSpec) -> Any:
 
 
 def _logger(spec: LightningSpec, pl: Any, folder: str) -> Any:
-    """The user's logger, or TensorBoard's in the run's folder if TensorBoard is installed."""
+    """The user's logger, or TensorBoard's in the run's folder if it is installed."""
     if spec.logger is not None:
         return spec.logger
     if not spec.store.saving_runs():
@@ -226,7 +232,10 @@ def _packed_model(spec: LightningSpec, model: torch.nn.Module, trainer: Any, sav
 
 
 def _sharded_result(spec: LightningSpec, trainer: Any, best: LightningBestFile, saving: SaveRun) -> bytes:
-    """What shards do not hold of the model and its optimizer, on rank 0; every rank takes part."""
+    """What shards lack of the model and its optimizer, on rank 0.
+
+    Every rank takes part.
+    """
     strategy = trainer.strategy
     best.load_on_all_ranks(trainer)
     state = strategy.saved_state()

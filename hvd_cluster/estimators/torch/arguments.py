@@ -1,4 +1,7 @@
-"""How what ``preprocess`` returns becomes the arguments of a module, by the signature of its ``forward``."""
+"""How the results of ``preprocess`` become arguments of a module's ``forward``.
+
+The signature of ``forward`` decides.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONL
 
 
 def with_arguments(inputs: Inputs, model: torch.nn.Module, made: Mapping[str, torch.Tensor]) -> Inputs:
-    """The inputs, with the names, dtypes and way of passing of the module's arguments.
+    """The inputs, with names, dtypes and way of passing of the module's arguments.
 
     Several go by name if ``forward`` has a parameter for each, or takes any; otherwise in the order of the feature
     columns, if these are their names, or else in the order of ``made``, if none is the name of a parameter. A single
@@ -80,7 +83,7 @@ def floating_dtype(model: torch.nn.Module) -> str:
 
 
 def _parameters(model: torch.nn.Module) -> tuple[set[str], bool, bool]:
-    """The names of a module's parameters; whether it takes keywords of any name; and arguments without a name."""
+    """A module's argument names; whether it takes any keyword; and unnamed arguments."""
     try:
         parameters = inspect.signature(_unwrapped(model).forward).parameters.values()
     except (TypeError, ValueError):  # a scripted module

@@ -1,4 +1,7 @@
-"""Modules that training changes in structure, such as pruned ones: the fit returns the trained module itself."""
+"""Modules whose structure training changes, such as pruned ones.
+
+The fit returns the trained module itself.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,9 @@ def layout(model: torch.nn.Module) -> dict[str, str]:
 
 
 class Structure:
-    """The structure of a module of which the driver has a copy: the state of a trained one may fit it no longer.
+    """The structure of a module of which the driver has a copy.
+
+    The state of a trained module may fit the copy no longer.
 
     Args:
         model: the module, as it is in the driver.
@@ -40,12 +45,14 @@ class Structure:
         self._spec = spec
 
     def differences(self, model: torch.nn.Module) -> list[str]:
-        """The names of entries that ``model`` has and this structure has not, or the reverse, or in other shapes."""
+        """The names of entries that ``model`` lacks, has in addition or in other shapes."""
         now, given = layout(model), self._layout
         return [name for name in {**now, **given} if now.get(name) != given.get(name)]
 
     def require_returnable(self, model: torch.nn.Module, optimizers: Iterable[Any]) -> None:
-        """Check early that the fit can return what it has trained; warn of new parameters that it does not train.
+        """Check early that the fit can return what it has trained.
+
+        It warns of new parameters that the fit does not train.
 
         Raises:
             DataError: training has changed the structure, and the module is divided or cannot be pickled.
@@ -74,7 +81,9 @@ class Structure:
             logger.warning(_UNTRAINED_TEXT, ", ".join(new[:5]))
 
     def changed(self, model: torch.nn.Module, optimizer: Any) -> dict[str, Any]:
-        """The entries of a result that replace the model's state; none if that fits the module of the driver.
+        """The entries of a result that replace the model's state.
+
+        There are none if the state fits the module of the driver.
 
         Args:
             model: the trained module, on rank 0.
@@ -90,9 +99,10 @@ class Structure:
 
 
 def trained_module(state: Mapping[str, Any]) -> tuple[torch.nn.Module, Sequence[Sequence[int]] | None] | None:
-    """The module of a worker's result, if that has one, with the positions of the parameters of its optimizer.
+    """A worker's trained module, and the positions of its optimizer's parameters.
 
-    The positions are None if the optimizer holds parameters that the module has no longer.
+    This is None if the worker's result lacks a module. The positions are None if the optimizer holds parameters that
+    the module has no longer.
     """
     if "module" not in state:
         return None

@@ -1,4 +1,4 @@
-"""Saves and restores a PyTorch run: after each epoch, within epochs, and the best epoch."""
+"""Saves and restores a PyTorch run: after and within epochs, and the best epoch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ logger = logging.getLogger(__name__)
 
 
 class Checkpointing:
-    """Saves the model and the optimizer of rank 0, and what every rank needs to continue with the same bits.
+    """Saves the model and optimizer of rank 0, and what all ranks need to continue.
+
+    A continued run has the same bits.
 
     Args:
         run: on this worker.
@@ -47,7 +49,9 @@ class Checkpointing:
         self._structure = Structure(steps.model, run.spec)
 
     def check_structure(self) -> None:
-        """Check that the fit can return the model, of which training may have changed the structure.
+        """Check that the fit can return the model.
+
+        Training may have changed its structure.
 
         Raises:
             DataError: it cannot.
@@ -88,7 +92,10 @@ class Checkpointing:
 
     @step_clock.span(SAVE)
     def save_epoch(self, is_last: bool) -> None:
-        """Save what is due after an epoch: the last checkpoint, the best one; every rank takes part."""
+        """Save what is due after an epoch: the last checkpoint, the best one.
+
+        Every rank takes part.
+        """
         run = self._run
         if not self._takes_part:
             return
@@ -105,7 +112,10 @@ class Checkpointing:
                 self._best = self._result_of(checkpoint)
 
     def to_return(self) -> bytes:
-        """The model and the optimizer that the fit returns, on rank 0: as they are now, or of the best epoch."""
+        """The model and the optimizer that the fit returns, on rank 0.
+
+        They are the current ones, or those of the best epoch.
+        """
         return self._best or self._result_of(self._current())
 
     @property
@@ -114,7 +124,7 @@ class Checkpointing:
         return spec.return_best or (spec.has_validation and self._run.files.are_kept)
 
     def _find_best(self, last: Checkpoint) -> Checkpoint | None:
-        """Load the best checkpoint of the run that continues from ``last``, and return it.
+        """Load and return the best checkpoint of the run that continues from ``last``.
 
         It may be of an epoch after ``last``, which the run has left: then ``last`` is the best one known. So it is if
         the run ended after it saved ``last`` and before it saved the same as the best.
@@ -162,7 +172,7 @@ def result_of(checkpoint: Checkpoint, **changed: Any) -> bytes:
 
 
 def require_shards(found: Checkpoint | None, run_id: str) -> None:
-    """Check that a fit whose workers hold different tensors can continue from a checkpoint.
+    """Check that ranks with different tensors can continue from a checkpoint.
 
     Raises:
         DataError: it is one of another fit.

@@ -1,4 +1,4 @@
-"""Weights of rows by their label, so that rare classes count as much as frequent ones."""
+"""Weights of rows by label, so that rare classes count as much as frequent ones."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ class ClassWeights:
 
     @classmethod
     def of(cls, spec: TrainSpec, hvd: Collectives) -> ClassWeights | None:
-        """The weights that the spec asks for; for "balanced" all ranks count the labels together.
+        """The weights that the spec asks for.
 
-        A class with n of N rows, in k classes, weighs ``N / (k * n)``, as with scikit-learn's
-        ``class_weight="balanced"``.
+        For "balanced" all ranks count the labels together. A class with n of N rows, in k classes, weighs
+        ``N / (k * n)``, as with scikit-learn's ``class_weight="balanced"``.
 
         Raises:
             DataError: the label has too many values to be a class.
@@ -76,7 +76,10 @@ class ClassWeights:
         return found if weights is None else found * weights
 
     def _table(self, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
-        """The labels in ascending order, as float64, and their weights; kept, as a copy waits for the device."""
+        """The labels in ascending order, as float64, and their weights.
+
+        The table is kept, as a copy waits for the device.
+        """
         if (dtype, device) not in self._tables:
             known = torch.tensor(sorted(self.weights), dtype=torch.float64)
             if dtype.is_floating_point:  # the data have the model's dtype, in which 0.1 is another number

@@ -23,10 +23,10 @@ from hvd_cluster.estimators.typed_params import TorchEstimatorParams
 
 @with_params(ESTIMATOR_ROWS, TORCH_ROWS)
 class TorchEstimator(TorchEstimatorParams, ModuleEstimator):
-    """Trains a PyTorch model on the rows of a DataFrame, with several workers, and returns a :class:`TorchModel`.
+    """Trains a PyTorch model on the rows of a DataFrame, with several workers.
 
-    ``fit(data)`` takes a Spark DataFrame (classic or Connect), with workers on the Spark cluster; or a pandas
-    DataFrame, a pyarrow Table or the path of Parquet files, with workers on this machine.
+    ``fit(data)`` returns a :class:`TorchModel`. It takes a Spark DataFrame (classic or Connect), with workers on the
+    Spark cluster; or a pandas DataFrame, a pyarrow Table or the path of Parquet files, with workers on this machine.
 
     Each feature column becomes one positional argument of the model, a tensor of shape ``(rows, *shape of a row)``;
     the loss compares each label column with one output. Columns have the model's floating dtype; integers are int64 and

@@ -1,4 +1,7 @@
-"""A trained module as a file that other runtimes load: ONNX, or torch's own exported program."""
+"""A trained module as a file for other runtimes: ONNX, or an exported program.
+
+The exported program is torch's own.
+"""
 
 from __future__ import annotations
 
@@ -145,7 +148,10 @@ def require_equal(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -
 
 
 def _difference(found: Tensor, expected: Tensor) -> str:
-    """How an output of the file differs from the model's; empty if it does not. NaN is equal to NaN."""
+    """How an output of the file differs from the model's; empty if it does not.
+
+    NaN is equal to NaN.
+    """
     if found.shape != expected.shape:
         return f"of shape {tuple(found.shape)} instead of {tuple(expected.shape)}"
     wide = torch.promote_types(expected.dtype, torch.float64)
@@ -157,7 +163,7 @@ def _difference(found: Tensor, expected: Tensor) -> str:
 
 
 def _fixed_sizes(program: Any, module: NamedModule, traced: dict[str, Tensor]) -> list[str]:
-    """The dimensions of the inputs that the program takes in one size, and the module in others."""
+    """Input dimensions that the program takes in one size, and the module in others."""
     nodes = {node.name: node for node in program.graph.nodes}
     dimensions: dict[int, list[tuple[str, int]]] = {}
     for name, placeholder in zip(traced, program.graph_signature.user_inputs, strict=True):
@@ -217,7 +223,10 @@ def run_onnx(file: Path, names: Sequence[str], inputs: Mapping[str, Tensor]) -> 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without torch's warnings of its own deprecated calls, and of operations of packages that are not installed."""
+    """Hide torch's warnings of its own deprecated calls and of missing packages.
+
+    The latter concern operations of packages that are not installed.
+    """
     logger = logging.getLogger("torch.onnx")
     before = logger.level
     logger.setLevel(logging.ERROR)

@@ -22,7 +22,10 @@ def predict(
     output_fn: Callable[[Any], Any] | None = None,
     order: Sequence[str] = (),
 ) -> list[torch.Tensor]:
-    """The outputs of ``model`` as a list, without gradients; in this order, if these are their names."""
+    """The outputs of ``model`` as a list, without gradients.
+
+    They are in ``order`` if it has their names.
+    """
     with torch.no_grad():
         return as_outputs(called(model, features), output_fn, order)
 
@@ -42,7 +45,10 @@ _evaluated: dict[int, _Evaluated] = {}
 
 @contextlib.contextmanager
 def evaluating(model: torch.nn.Module) -> Iterator[None]:
-    """The model in evaluation mode. The last of the threads that score with a module restores its mode."""
+    """Keep the model in evaluation mode in the block.
+
+    The last of the threads that score with a module restores its mode.
+    """
     modules = list(model.modules())
     with _lock:
         for module in modules:

@@ -35,7 +35,7 @@ def initial_model(
 
 
 def share_weights(model: torch.nn.Module, given: torch.nn.Module | ModelSource) -> None:
-    """Give all ranks the weights of rank 0, except those that a factory makes equal everywhere."""
+    """Give all ranks rank 0's weights, except those that a factory makes equal."""
     from hvd_cluster.torch import broadcast_parameters
 
     equal = equal_names(given.made) if isinstance(given, ModelSource) else set[str]()

@@ -1,7 +1,8 @@
-"""The part of a module's state that its factory does not make: trainable parameters, and what has changed.
+"""The part of a module's state that its factory does not make.
 
-Only this part is sent, and stored in checkpoints, results and saved models. Whether a tensor belongs to it is decided
-by its values, so that a parameter which is frozen and changed nevertheless (the moving average of another) is kept.
+It consists of trainable parameters, and of what has changed. Only this part is sent, and stored in checkpoints, results
+and saved models. Whether a tensor belongs to it is decided by its values, so that a parameter which is frozen and
+changed nevertheless (the moving average of another) is kept.
 """
 
 from __future__ import annotations
@@ -21,13 +22,16 @@ _NUM_SUMS = 1024
 
 
 def contents(model: torch.nn.Module) -> dict[str, str]:
-    """Each entry of the state dict: dtype and shape, and the hash of its values if it is not a trainable parameter."""
+    """Each entry of the state dict: its dtype and shape, and the hash of its values.
+
+    Trainable parameters come without the hash.
+    """
     trainable = _trainable(model)
     return {name: described(value, name not in trainable) for name, value in model.state_dict().items()}
 
 
 def first_difference(before: Mapping[str, str], now: Mapping[str, str]) -> str:
-    """What differs first between two results of :func:`contents`, in words; empty if nothing does."""
+    """What differs first between two :func:`contents`, in words; empty if nothing."""
     for name in (*before, *(name for name in now if name not in before)):
         old, new = before.get(name), now.get(name)
         if old == new:
@@ -64,7 +68,7 @@ def trained_part(model: torch.nn.Module, made: Mapping[str, str]) -> dict[str, A
 
 
 def same_shapes(now: Mapping[str, str], made: Mapping[str, str]) -> bool:
-    """Whether two results of :func:`contents` have the same entries, whatever their values are."""
+    """Whether two :func:`contents` have the same entries, whatever their values."""
     return {name: _shape(text) for name, text in now.items()} == {name: _shape(text) for name, text in made.items()}
 
 
@@ -100,7 +104,7 @@ def load(model: torch.nn.Module, state: Mapping[str, Any]) -> None:
 
 
 class TrainedPart:
-    """:func:`trained_part` of a module in training, repeatedly: hashes only what has changed.
+    """Repeated :func:`trained_part` of a module in training; hashes only changes.
 
     Args:
         made: the :func:`contents` of what the factory has made.
@@ -149,10 +153,10 @@ def _hash(tensor: torch.Tensor) -> str:
 
 
 def _sums(tensor: torch.Tensor) -> torch.Tensor:
-    """What changes with the values of a tensor, computed on its device and several times as fast as the hash.
+    """What changes with a tensor's values, computed on its device.
 
-    Integers of 64 bits, of which each is the sum of every 1024th number of the memory; only exchanged numbers that are
-    so far apart leave it as it is.
+    It is several times as fast as the hash. The result is integers of 64 bits, each the sum of every 1024th number of
+    the memory; only exchanged numbers that are so far apart leave it as it is.
     """
     words = _bytes(tensor)
     if words.numel() % 8 == 0 and words.storage_offset() % 8 == 0:

@@ -15,7 +15,10 @@ Sums = tuple[Tensor, Sequence[Sequence[str]] | None]
 
 
 class Means:
-    """Adds up the loss and the metrics of batches, weighted by their rows, without waiting for the device."""
+    """Adds up loss and metrics of batches, weighted by their rows.
+
+    It does not wait for the device.
+    """
 
     def __init__(self, names: Sequence[Sequence[str]], device: torch.device) -> None:
         #: For each group of metrics, a name for each label column.
@@ -24,7 +27,10 @@ class Means:
         self._sums = torch.zeros(2 + sum(map(len, self.names)), dtype=torch.float64, device=device)
 
     def add(self, loss: Tensor, metrics: Sequence[Any], rows: float) -> None:
-        """Add a batch: its mean loss, its mean metrics (tensors or numbers), and the rows that count in it."""
+        """Add a batch's mean loss, mean metrics, and the rows that count in it.
+
+        Metrics are tensors or numbers.
+        """
         if not rows:  # 0 times a value that is not finite is NaN
             return
         values = [torch.as_tensor(value, device=self._sums.device).detach() for value in (loss, *metrics)]
@@ -38,12 +44,15 @@ class Means:
         return self._sums.cpu()
 
     def restore(self, sums: Tensor, names: Sequence[Sequence[str]] | None = ()) -> None:
-        """Continue from what :attr:`sums` was of metrics with these names; start from zero if they are others."""
+        """Continue from earlier :attr:`sums`; from zero if their metrics had other names."""
         if names is not None and [list(group) for group in names] == self.names:
             self._sums.copy_(sums)
 
     def over_ranks(self, hvd: Collectives, name: str) -> dict[str, Any]:
-        """``{"loss": x, "all_metrics": [{name: x, ...} for each group]}``, the same on every rank."""
+        """``{"loss": x, "all_metrics": [{name: x, ...} for each group]}`` of all ranks.
+
+        Every rank gets the same.
+        """
         sums = hvd.allreduce(self._sums, op=hvd.Sum, name=name).tolist()
         rows = sums.pop()
         means = iter([value / rows if rows else float("nan") for value in sums])
@@ -51,7 +60,7 @@ class Means:
 
 
 def reset_states(metrics: Iterable[Any]) -> None:
-    """Reset the metrics that add up a state of their own, such as those of torchmetrics."""
+    """Reset metrics that add up a state of their own, such as torchmetrics'."""
     for metric in metrics:
         reset = getattr(metric, "reset", None)
         if callable(reset):

@@ -1,4 +1,7 @@
-"""TorchModel, which TorchEstimator returns: scores DataFrames, and keeps the history of its training."""
+"""TorchModel, which TorchEstimator returns: scores DataFrames, keeps a history.
+
+The history is that of its training.
+"""
 
 from __future__ import annotations
 
@@ -89,11 +92,12 @@ class TorchModel(TorchModelParams, FittedModel):
         return Flavour(name="pytorch", save=save, load=load, parts=[model], travelling=[model_pickling.__name__])
 
     def export(self, path: str, format: str = "onnx", example: Any = None) -> None:
-        """Write the model to a file that other runtimes load, once the file gives the values of the model.
+        """Write the model to a file that other runtimes load.
 
-        It takes what ``preprocess`` returns, or the feature columns without it: inputs and outputs have names, and any
-        number of rows. It returns each output as the model does: ``output_kinds`` are not applied. An ONNX file is for
-        onnxruntime and others. ``torch.export.load(path).module()`` takes and returns a dict of tensors.
+        The file is written once it gives the values of the model. It takes what ``preprocess`` returns, or the feature
+        columns without it: inputs and outputs have names, and any number of rows. It returns each output as the model
+        does: ``output_kinds`` are not applied. An ONNX file is for onnxruntime and others.
+        ``torch.export.load(path).module()`` takes and returns a dict of tensors.
 
         Args:
             path: the file, a path or URL.

@@ -1,8 +1,8 @@
-"""Copies of models and states, for this process or another one, and pickling of models that PyTorch cannot pickle.
+"""Copies of models and states, and pickles of models that PyTorch cannot pickle.
 
-The classes of parametrized modules (``torch.nn.utils.parametrizations``) are made at run time and cannot be pickled;
-TorchScript has its own file format. After :func:`make_picklable` any pickler takes both, and what it rebuilds in
-another process can be pickled again.
+Copies are for this process or another one. The classes of parametrized modules (``torch.nn.utils.parametrizations``)
+are made at run time and cannot be pickled; TorchScript has its own file format. After :func:`make_picklable` any
+pickler takes both, and what it rebuilds in another process can be pickled again.
 """
 
 from __future__ import annotations
@@ -35,7 +35,10 @@ _REMEDY = (
 
 
 def make_picklable(value: Any) -> None:
-    """Make the modules in ``value`` picklable: a module, or a list or dict of modules; anything else is ignored."""
+    """Make the modules in ``value`` picklable; ignore anything else.
+
+    ``value`` is a module, or a list or dict of modules.
+    """
     if isinstance(value, Mapping):
         value = list(value.values())
     if isinstance(value, (list, tuple)):
@@ -52,10 +55,11 @@ def make_picklable(value: Any) -> None:
 
 
 def copied(module: M) -> M:
-    """A copy of ``module`` that shares nothing with it, through pickle if ``copy.deepcopy`` fails.
+    """A copy of ``module`` that shares nothing with it.
 
-    ``deepcopy`` refuses a tensor that was computed, such as a stored attention map or the weight of a pruned module,
-    and the parameters of its copies of TorchScript cannot be trained.
+    The copy is made through pickle if ``copy.deepcopy`` fails. ``deepcopy`` refuses a tensor that was computed, such as
+    a stored attention map or the weight of a pruned module, and the parameters of its copies of TorchScript cannot be
+    trained.
 
     Raises:
         DataError: pickle fails too; the text names the attribute.
@@ -76,7 +80,7 @@ def copied(module: M) -> M:
 
 
 def module_on_cpu(value: T) -> T:
-    """A module itself if it is on the CPU, else a copy there; anything else, such as a function, as is."""
+    """A copy of a module on the CPU, or itself if it is there; other values as is."""
     if not isinstance(value, torch.nn.Module):
         return value
     if all(tensor.device.type == "cpu" for tensor in (*value.parameters(), *value.buffers())):
@@ -85,7 +89,9 @@ def module_on_cpu(value: T) -> T:
 
 
 def on_cpu(state: Any) -> Any:
-    """The same nest of dicts and lists with every tensor on the CPU, and NumPy's scalars as Python's.
+    """The same nest of dicts and lists, with every tensor on the CPU.
+
+    Scalars of NumPy become Python's.
 
     Raises:
         DataError: it holds a NumPy array with dimensions, or a named tuple or the like; no checkpoint brings it back.
@@ -109,7 +115,9 @@ def on_cpu(state: Any) -> Any:
 
 
 def with_versions(entries: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, Any]:
-    """Entries of a state dict as one that knows its modules' versions, which ``load_state_dict`` gives the modules.
+    """Entries of a state dict as one that knows the versions of its modules.
+
+    ``load_state_dict`` gives the modules these versions.
 
     Args:
         entries: the entries.
@@ -122,7 +130,10 @@ def with_versions(entries: Mapping[str, Any], state: Mapping[str, Any]) -> dict[
 
 
 def state_within(state: Mapping[str, Any], path: str) -> dict[str, Any]:
-    """The state dict of the module at ``path`` in the module that ``state`` is of, with the versions of its modules."""
+    """The state dict of the module at ``path`` in the module that ``state`` is of.
+
+    It has the versions of its modules.
+    """
 
     def within(entries: Mapping[str, Any]) -> dict[str, Any]:
         return {name.removeprefix(f"{path}."): one for name, one in entries.items() if name.startswith(f"{path}.")}
@@ -134,7 +145,7 @@ def state_within(state: Mapping[str, Any], path: str) -> dict[str, Any]:
 
 
 def unpicklable_text(name: str, module: torch.nn.Module) -> str:
-    """Which attributes prevent ``module`` from being pickled, with the remedy; empty if it can be pickled.
+    """Which attributes prevent pickling of ``module``, with the remedy; else empty.
 
     Args:
         name: the user's name for the module.
@@ -206,7 +217,10 @@ def _loaded_script(content: bytes, training: bool) -> Any:
 
 
 def imported_if_present(name: str) -> types.ModuleType:
-    """A module; an empty one of its name if it cannot be imported. The functions that use it may never be called."""
+    """A module; an empty one of its name if it cannot be imported.
+
+    The functions that use it may never be called.
+    """
     try:
         return importlib.import_module(name)
     except ImportError:

@@ -1,4 +1,7 @@
-"""A module that each process makes with the user's function, instead of getting it from another process."""
+"""A module that each process makes with the user's function.
+
+No process gets it from another one.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,10 @@ GUARD_TEXT = (
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSource:
-    """The user's function, and what it has made in the driver: it must make the same everywhere."""
+    """The user's function, and what it has made in the driver.
+
+    It must make the same everywhere.
+    """
 
     factory: Callable[[], Any]
     #: The generators of torch, NumPy and Python are seeded with it for the factory.
@@ -68,7 +74,7 @@ class ModelSource:
         return source.recording(model), model
 
     def without_values(self) -> torch.nn.Module | None:
-        """A new module whose parameters are all on the meta device; None if the factory makes another one."""
+        """A new module if its parameters are all on the meta device; else None."""
         with set_aside(self.seed):
             model = self._called()
         return model if all(parameter.is_meta for parameter in model.parameters()) else None
@@ -112,7 +118,7 @@ class ModelSource:
         return model
 
     def difference(self, model: torch.nn.Module) -> str:
-        """How ``model``, which was not trained, differs from what the factory has made; empty if it does not."""
+        """How an untrained ``model`` differs from what the factory made; else empty."""
         return made_state.first_difference(self.made, made_state.contents(model))
 
     def refusal(self, difference: str) -> str:
@@ -136,7 +142,7 @@ def _give_shapes(model: torch.nn.Module, features: Arguments) -> None:
 
 
 def _give_values(model: torch.nn.Module) -> None:
-    """Make parameters and buffers of the meta device on the CPU, with the initial values of their modules.
+    """Make meta parameters and buffers on the CPU, with their initial values.
 
     Others keep their values, also in a module of which some are on the meta device.
 
@@ -175,5 +181,8 @@ def _give_values(model: torch.nn.Module) -> None:
 
 
 def _reset_of(module: torch.nn.Module) -> Callable[[], Any] | None:
-    """The method that gives a module its initial values; MultiheadAttention's has an underscore."""
+    """The method that gives a module its initial values.
+
+    MultiheadAttention's has an underscore.
+    """
     return getattr(module, "reset_parameters", None) or getattr(module, "_reset_parameters", None)

@@ -1,4 +1,4 @@
-"""What TorchEstimator and LightningEstimator share: optimizer, loss and metrics, and the model they return."""
+"""What the estimators of modules share: optimizer, loss, metrics, fitted model."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class ModuleEstimator(DistributedEstimator):
 
     @property
     def _saves_shards(self) -> bool:
-        """Whether the workers train on the process group of this package, and hold different tensors."""
+        """Whether workers hold different tensors, and train on our process group."""
         return bool(self._value("sharding") != "none" or self._value("communication") != "every_step")
 
     def _check_picklable(self) -> None:
@@ -77,7 +77,7 @@ class ModuleEstimator(DistributedEstimator):
             self._say_frozen(model)
 
     def _say_frozen(self, model: torch.nn.Module) -> None:
-        """Name the factory, if most of a large module does not train: checkpoints and results hold all of it."""
+        """Name ModelFactory if most of a large module is frozen: all of it is stored."""
         sizes = {True: 0, False: 0}
         for parameter in model.parameters():
             if not torch.nn.parameter.is_lazy(parameter):
@@ -98,7 +98,7 @@ class ModuleEstimator(DistributedEstimator):
         return callable(self._value("model"))
 
     def _given_module(self) -> torch.nn.Module:
-        """The model, to be copied before it is changed; a factory makes it once before the workers start.
+        """The model, to copy before changes; a factory makes it once, before workers run.
 
         Raises:
             DataError: the factory failed, or returned something else.
@@ -117,7 +117,7 @@ class ModuleEstimator(DistributedEstimator):
     def _sent_model(
         self, inputs: Inputs, first_rows: Callable[[], Mapping[str, torch.Tensor]]
     ) -> torch.nn.Module | ModelSource:
-        """What workers get their model from: a module, or a factory with which they make it.
+        """What workers get their model from: a module, or a factory that they call.
 
         Args:
             inputs: with the dtypes that the trial found.
@@ -172,11 +172,11 @@ class ModuleEstimator(DistributedEstimator):
 
     @property
     def _scaled_precision(self) -> tuple[str, str] | None:
-        """The param with which a scaler skips steps, and the value to give instead; None without one."""
+        """The param with which a scaler skips steps, and the value instead; or None."""
         return None
 
     def _outer_names(self, model: torch.nn.Module) -> Sequence[str]:
-        """The names of the modules of ``model`` that a step calls from outside, which fully sharded fits divide."""
+        """Names of modules that a step calls from outside, which full sharding divides."""
         return ("",)
 
     def _known_module(self) -> torch.nn.Module | None:
@@ -215,7 +215,7 @@ class ModuleEstimator(DistributedEstimator):
         return wrong
 
     def _label_keywords(self) -> tuple[str, ...]:
-        """The parameters by which the model gets the labels, if there is no other loss than its own."""
+        """The parameters by which the model gets labels, if the only loss is its own."""
         if self._value("loss") is not None or self._value("loss_constructors") is not None:
             return ()
         return label_keywords(self._given_module(), self._value("label_cols") or []) if self._has_model else ()
@@ -243,7 +243,7 @@ class ModuleEstimator(DistributedEstimator):
         return with_arguments(inputs, model, made)
 
     def _try_scoring(self, trial: TrialRows, model: torch.nn.Module, found: TrialResult) -> None:
-        """Call ``preprocess`` and the model as ``transform`` will; warn if the model cannot be called so.
+        """Call ``preprocess`` and model as ``transform`` will; warn if the model fails.
 
         Raises:
             DataError: ``preprocess`` fails, or returns other names than in training.
@@ -271,7 +271,7 @@ class ModuleEstimator(DistributedEstimator):
         return tuple(tuple(module_on_cpu(metric) for metric in group) for group in groups)
 
     def _metric_names(self) -> tuple[tuple[str, ...], ...]:
-        """A name for each metric of each group: the user's, or Horovod's ``group_0_<label>``."""
+        """A name for each metric of each group: given, or Horovod's ``group_0_<label>``."""
         labels = self._value("label_cols")
 
         def names(key: str | int) -> tuple[str, ...]:
@@ -366,7 +366,7 @@ def _is_class(value: Any, base: type) -> bool:
 
 
 def _classes(params: dict[str, Any]) -> list[str]:
-    """A mistake for each class of modules among functions: calling it with output and label would make a module."""
+    """A mistake for each class of modules among functions: calls would make modules."""
     return [
         f"{name} has the class {one.__name__}: give an instance of it, {one.__name__}()"
         for name, value in params.items()

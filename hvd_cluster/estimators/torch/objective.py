@@ -1,4 +1,4 @@
-"""What a training step minimises: outputs against labels, weighted by label and by row."""
+"""What a step minimises: outputs against labels, weighted by label and by row."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 def named_outputs(outputs: Any, order: Sequence[str] = ()) -> dict[str, Any]:
-    """A model's outputs by name, whether it returned one tensor or several in a tuple, list, dict or dataclass.
+    """A model's outputs by name, from a tensor, or a tuple, list, dict or dataclass.
 
     Without names they are numbered. Of a dict or dataclass, entries that are None, and the loss, are left out, and so
     is what cannot be an output: the caches of transformers' ``ModelOutput``.
@@ -30,7 +30,7 @@ def named_outputs(outputs: Any, order: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def of_labels(named: Mapping[str, Any], label_cols: Sequence[str]) -> list[Any]:
-    """The outputs that have the names of the label columns, if all these are names of outputs; otherwise all outputs.
+    """The outputs with the label columns' names, if each column has one; else all.
 
     Args:
         named: what :func:`named_outputs` returned.
@@ -49,12 +49,15 @@ def _named(outputs: Any) -> dict[str, Any] | None:
 
 
 def as_outputs(outputs: Any, output_fn: Callable[[Any], Any] | None = None, order: Sequence[str] = ()) -> list[Tensor]:
-    """A model's outputs, or what ``output_fn`` takes of them, as a list; see :func:`named_outputs`."""
+    """A model's outputs, or ``output_fn``'s, as a list; see :func:`named_outputs`."""
     return list(named_outputs(outputs if output_fn is None else output_fn(outputs), order).values())
 
 
 def reshaped(batch: Tensor, shape: Sequence[int]) -> Tensor:
-    """A batch in a shape whose first size may be -1, or a number of rows: it then stands for any number of rows."""
+    """A batch in a shape whose first size stands for any number of rows.
+
+    The first size may be -1, or a number of rows.
+    """
     if math.prod(shape[1:]) == math.prod(batch.shape[1:]):
         shape = (-1, *shape[1:])
     return batch.reshape(tuple(shape))
@@ -94,7 +97,7 @@ class Objective:
     def evaluated(
         self, raw: Any, labels: Sequence[Tensor], sample_weights: Tensor | None
     ) -> tuple[list[Tensor], list[Tensor], Tensor]:
-        """The outputs, the labels in the shape that the loss needs, and the loss, of what the model returned.
+        """The outputs, the labels in the loss's shape, and the loss, of a model's result.
 
         Raises:
             ValueError: the model was to compute the loss, and has returned none.
@@ -129,7 +132,9 @@ class Objective:
     def __call__(
         self, outputs: Sequence[Tensor], labels: Sequence[Tensor], sample_weights: Tensor | None = None
     ) -> Tensor:
-        """The weighted sum of the losses, a scalar; each is the mean over the rows of the batch.
+        """The weighted sum of the losses, a scalar.
+
+        Each loss is the mean over the rows of the batch.
 
         Args:
             sample_weights: (rows,) factor of each row's loss. The mean divides by the number of rows, not by their sum.
@@ -149,7 +154,7 @@ class Objective:
 
 
 def per_row(fn: Any, output: Tensor, label: Tensor) -> Tensor:
-    """``fn`` without its reduction: an attribute of torch's loss modules, an argument of functions."""
+    """``fn`` without reduction: an attribute of modules, an argument of functions."""
     if isinstance(fn, torch.nn.Module) and hasattr(fn, "reduction"):
         unreduced: Any = copy.copy(fn)
         unreduced.reduction = "none"

@@ -1,4 +1,7 @@
-"""An optimizer without its parameters, to build it for a copy of the model in another process."""
+"""An optimizer without parameters, to rebuild it for a copy of the model.
+
+The copy is in another process.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,10 @@ _VALUES = (
 
 @dataclass(frozen=True)
 class OptimizerState:
-    """Class, hyperparameters and state of an optimizer, with its parameters as positions in ``model.parameters()``."""
+    """Class, hyperparameters and state of an optimizer.
+
+    Its parameters are positions in ``model.parameters()``.
+    """
 
     cls: type[torch.optim.Optimizer]
     #: For each param group: the positions of its parameters, and its hyperparameters.
@@ -100,7 +106,7 @@ def accepted(cls: type[torch.optim.Optimizer], known: Mapping[str, Any]) -> dict
 
 
 def own_attributes(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """The attributes that only this class has, without the methods that torch's schedulers replace."""
+    """Attributes that only this class has, without methods that schedulers replace."""
     own = {name: value for name, value in vars(optimizer).items() if name not in _COMMON and _is_value(value)}
     return {name: value for name, value in own.items() if not (callable(value) and hasattr(type(optimizer), name))}
 
@@ -121,7 +127,10 @@ def _required(cls: type[torch.optim.Optimizer]) -> list[str]:
 
 
 def holder(optimizer: Any) -> Any:
-    """The optimizer that has the state: ZeroRedundancyOptimizer has one for this rank's parameters in it."""
+    """The optimizer that has the state.
+
+    ZeroRedundancyOptimizer has one in it for this rank's parameters.
+    """
     return optimizer.optim if type(optimizer).__name__ == "ZeroRedundancyOptimizer" else optimizer
 
 
@@ -146,7 +155,7 @@ def scale_rates(optimizer: torch.optim.Optimizer, factor: float) -> None:
 
 
 def scale_initial_rates(groups: Iterable[dict[str, Any]], factor: float) -> None:
-    """Multiply the ``initial_lr`` that an earlier scheduler of torch has left in the param groups."""
+    """Multiply the ``initial_lr`` that a scheduler has left in the param groups."""
     for group in groups:
         if "initial_lr" in group:
             group["initial_lr"] = group["initial_lr"] * factor

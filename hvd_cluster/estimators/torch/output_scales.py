@@ -1,4 +1,4 @@
-"""Whether a module returns probabilities or logits, by its losses or its last layer."""
+"""Whether a module returns probabilities or logits, by its losses or last layer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ _SCALES = {"probability": _PROBABILITY, "logit": _LOGIT, "binary_logit": _BINARY
 
 
 def output_scales(model: nn.Module, losses: Sequence[Any], count: int) -> tuple[str, ...]:
-    """One of :data:`~hvd_cluster.estimators.scoring.output_columns.SCALES` for each output.
+    """One scale for each output.
+
+    It is one of :data:`~hvd_cluster.estimators.scoring.output_columns.SCALES`.
 
     Args:
         model: the fitted module.

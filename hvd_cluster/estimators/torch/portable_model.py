@@ -1,4 +1,4 @@
-"""Models for other processes: without the layers of this package, and without what a factory makes."""
+"""Models for other processes, without our layers or what a factory makes."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from hvd_cluster.estimators.torch.optimizer_state import OptimizerState
 
 
 def without_our_layers(model: torch.nn.Module) -> torch.nn.Module:
-    """The model, or a copy with torch's SyncBatchNorm in place of ours, so that loading does not need this package.
+    """The model, or a copy with torch's SyncBatchNorm in place of ours.
 
-    In evaluation it does the same; unlike ``BatchNorm1d`` and others it takes inputs of any number of dimensions.
+    Loading the copy does not need this package. In evaluation it does the same; unlike ``BatchNorm1d`` and others it
+    takes inputs of any number of dimensions.
     """
     from hvd_cluster.torch.sync_batch_norm import SyncBatchNorm
 
@@ -38,7 +39,9 @@ def without_our_layers(model: torch.nn.Module) -> torch.nn.Module:
 
 
 def optional_imports(pickles: ModuleType) -> ModuleType:
-    """A module for ``torch.save``, whose pickles load where this package, which a class or function names, is absent.
+    """A module for ``torch.save`` whose pickles load where this package is absent.
+
+    They load even if a class or function names this package.
 
     Args:
         pickles: the module with cloudpickle's Pickler.
@@ -56,7 +59,7 @@ def optional_imports(pickles: ModuleType) -> ModuleType:
 
 
 class PortableModule:
-    """Pickles as a factory and the state that it does not make, and unpickles as the module.
+    """Pickles as a factory and the state it does not make, unpickles as the module.
 
     If the factory no longer makes this module, it is pickled as a whole.
     """
@@ -74,7 +77,10 @@ class PortableModule:
 
 
 class PortableOptimizer:
-    """Pickles as its options and state, and unpickles as the optimizer of the module that is pickled with it."""
+    """Pickles as options and state, and unpickles as the optimizer of its module.
+
+    The module is pickled with it.
+    """
 
     def __init__(self, optimizer: torch.optim.Optimizer, owner: PortableModule) -> None:
         self._optimizer = optimizer

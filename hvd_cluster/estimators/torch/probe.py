@@ -1,4 +1,4 @@
-"""Tries the model, the loss and the metrics on a few rows in the driver, before any worker starts.
+"""Tries model, loss and metrics on a few rows in the driver, before workers run.
 
 The trial also chooses the dtype of each column: the model's floating dtype, which Horovod uses for every column, unless
 only int64 (bool for bools) works: embeddings, class labels. A feature with a whole number that the floating dtype
@@ -74,7 +74,7 @@ def probe(
     batch_size: int = 32,
     output_fn: Callable[[Any], Any] | None = None,
 ) -> TrialResult:
-    """Run one small batch through a copy of ``model`` and through the loss and the metrics.
+    """Run a small batch through a copy of ``model``, the loss and the metrics.
 
     Args:
         make_objective: None if the user's training step computes the loss; then only the model's input is tried.
@@ -199,7 +199,7 @@ def _are_whole(values: Tensor) -> bool:
 def _exact_choices(
     model: torch.nn.Module, inputs: Inputs, batch: Mapping[str, Tensor], as_stored: bool
 ) -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
-    """Choices that keep whole numbers which the model's floating dtype cannot hold, or all with ``as_stored``."""
+    """Choices that keep whole numbers inexact in floats, or all with ``as_stored``."""
     if inputs.made is not None:
         return
     floating = floating_dtype(model)
@@ -218,7 +218,7 @@ def _exact_choices(
 
 
 def _narrowed(found: Inputs, batch: Mapping[str, Tensor], try_with: Callable[[Inputs], Any]) -> Inputs:
-    """The inputs with features as stored instead of int64, where the model takes that: another may need int64."""
+    """The inputs with features as stored where the model takes that, else int64."""
     for index, name in enumerate(found.arguments):
         dtypes, stored = [*found.feature_dtypes], batch[name].dtype
         if dtypes[index] == "int64" and not (stored.is_floating_point or stored == torch.int64):
@@ -239,7 +239,7 @@ def _try(
     weighted: bool,
     output_fn: Callable[[Any], Any] | None,
 ) -> dict[str, tuple[int, ...]]:
-    """One forward and backward pass and the metrics; returns the shape of one row of each output, by name."""
+    """Try a forward and backward pass and metrics; return each output's row shape."""
     rows = len(next(iter(batch.values())))
     model.train()
     features = _attempt(
@@ -291,7 +291,7 @@ def _try(
 
 
 def _as_new(fn: Any) -> Any:
-    """A copy of a loss or metric, which may have a state that the workers must not inherit; itself if that fails."""
+    """A copy of a loss or metric, as workers must not inherit its state; else itself."""
     try:
         return copy.deepcopy(fn)
     except Exception:  # noqa: BLE001 - copying runs user code, which may raise anything
@@ -356,7 +356,7 @@ def _attempt(what: Callable[[], Any], complaint: str, progress: int, advice: str
 
 
 def _layer_text(error: Exception) -> str:
-    """The innermost layer of a model that an exception came through; empty if it is not one of a larger model."""
+    """The innermost layer that an exception came through; empty if it is the model."""
     below = error.__traceback__ and error.__traceback__.tb_next  # f_locals of the caller's frame would keep the error
     selves = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(below)]
     modules = [one for one in selves if isinstance(one, torch.nn.Module)]
@@ -366,7 +366,7 @@ def _layer_text(error: Exception) -> str:
 
 
 def _advice_on_features(inputs: Inputs, batch: Mapping[str, Tensor]) -> str:
-    """Lines on how columns become arguments, if the shapes suggest a misunderstanding; else empty."""
+    """Lines on how columns become arguments, if shapes suggest a mistake; else empty."""
     if inputs.made is not None:
         how = "by name" if inputs.by_keyword else "in this order: not all of these are names of its parameters"
         text = "" if inputs.unnamed else f"\nthe model's forward() gets {', '.join(inputs.made)} {how}"

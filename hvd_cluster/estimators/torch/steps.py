@@ -1,4 +1,4 @@
-"""One batch forward and backward, and a step of the optimizer when its group of batches is complete."""
+"""A batch forward and backward, and an optimizer step when its group is complete."""
 
 from __future__ import annotations
 
@@ -100,11 +100,11 @@ class Steps(TrainState):
         return outputs, loss
 
     def _listed(self, outputs: Any) -> list[Tensor]:
-        """What a user's step returned: a list has gone through ``transform_outputs`` already."""
+        """What a user's step returned; a list has gone through ``transform_outputs``."""
         return outputs if isinstance(outputs, list) else self.objective.listed(outputs)
 
     def step_scheduler(self, metric: Any) -> None:
-        """One step of the scheduler, if there is one; ``metric`` is for ``ReduceLROnPlateau``."""
+        """One step of the scheduler, if any; ``metric`` is for ``ReduceLROnPlateau``."""
         if self._needs_loss:
             self.scheduler.step(float(metric))
         elif self.scheduler is not None:
@@ -115,16 +115,16 @@ class Steps(TrainState):
         return isinstance(self.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
 
     def _over_ranks(self, loss: Tensor) -> Tensor:
-        """The mean of the ranks' losses: with its own loss, each rank would get another learning rate."""
+        """The mean of the ranks' losses, from which each gets the same learning rate."""
         mean: Tensor = self.hvd.allreduce(
             loss.detach().float().reshape(1), op=self.hvd.Average, name="hvd_cluster.plateau"
         )
         return mean
 
     def share_model(self) -> None:
-        """Give all ranks the same weights, and the buffers of rank 0, such as running means; every rank takes part.
+        """Give all ranks the same weights, and rank 0's buffers, such as running means.
 
-        Rank 0's model is the one that is validated, saved and returned.
+        Every rank takes part. Rank 0's model is the one that is validated, saved and returned.
         """
         from hvd_cluster.torch.functions import share_buffers
 

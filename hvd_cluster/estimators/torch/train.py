@@ -1,4 +1,7 @@
-"""Training on one worker: uses tensors and collectives; does not depend on Spark or on a launcher."""
+"""Training on one worker, with tensors and collectives.
+
+It does not depend on Spark or on a launcher.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ from hvd_cluster.estimators.torch.training_loop import TrainingLoop
 
 
 def train(spec: TrainSpec) -> TrainResult:
-    """Train ``spec.model`` on this worker's shard, together with the other workers of the job.
+    """Train ``spec.model`` on this worker's shard, together with the other workers.
 
     A run that has a checkpoint continues from it: the weights at the end are those of an undisturbed run.
 
@@ -124,11 +127,11 @@ def _train_epochs(loop: TrainingLoop, saving: Checkpointing) -> None:
 
 
 def _continued(run: WorkerRun[TrainSpec]) -> tuple[int, Sums | None]:
-    """Steps that the epoch has made, and this rank's sums; restores its random generators.
+    """Steps that the epoch has made, and this rank's sums.
 
-    If the metrics are other ones now, the epoch's means are those of its remaining steps. Another number of ranks draws
-    other random numbers. Where it trains on some rows again, the sums are scaled to the other rows, so that the means
-    weigh as many rows as the epoch has.
+    This restores the rank's random generators. If the metrics are other ones now, the epoch's means are those of its
+    remaining steps. Another number of ranks draws other random numbers. Where it trains on some rows again, the sums
+    are scaled to the other rows, so that the means weigh as many rows as the epoch has.
     """
     spec, hvd = run.spec, run.hvd
     partial, run.partial_epoch = run.partial_epoch, None
@@ -145,7 +148,7 @@ def _continued(run: WorkerRun[TrainSpec]) -> tuple[int, Sums | None]:
 
 
 def _objective(spec: TrainSpec, device: torch.device) -> Objective:
-    """The objective, with its modules and those among the metrics on the model's device."""
+    """The objective, with its modules and the metrics' on the model's device."""
     objective = spec.objective()
     for one in (*objective.losses, *(metric for group in spec.metrics for metric in group)):
         if isinstance(one, torch.nn.Module):

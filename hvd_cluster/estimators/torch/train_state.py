@@ -1,4 +1,4 @@
-"""What training a PyTorch model changes, as a checkpoint has it: weights, optimizer, scheduler, scaler."""
+"""What training changes, in a checkpoint: weights, optimizer, scheduler, scaler."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class TrainState:
     def restore(
         self, found: Checkpoint, run_id: str, size: int, scale: float, shards: Shards | None = None, alone: bool = True
     ) -> None:
-        """Restore what :meth:`capture` returned, with the learning rates for ``size`` workers.
+        """Restore what :meth:`capture` gave, with learning rates for ``size`` workers.
 
         Args:
             shards: where the tensors of the model and the optimizer are, if they are not in ``found``.
@@ -143,7 +143,7 @@ class TrainState:
         alone: bool = True,
         is_part: bool = False,
     ) -> None:
-        """Load the states of the model and of the optimizer, or what is not in ``shards`` of them.
+        """Load the states of the model and optimizer, or what ``shards`` lacks of them.
 
         Args:
             is_part: ``shards`` may lack what the factory makes, even if this object saves all.
@@ -169,14 +169,20 @@ class TrainState:
 
 
 def unscaled_optimizer(state: Any) -> dict[str, Any]:
-    """The optimizer of a checkpoint's ``state`` for another fit, which scales what schedulers begin from again."""
+    """The optimizer of a checkpoint's ``state`` for another fit.
+
+    That fit scales what schedulers begin from again.
+    """
     groups = [dict(group) for group in state["optimizer"]["param_groups"]]
     scale_initial_rates(groups, 1 / state["scale"])
     return {**state["optimizer"], "param_groups": groups}
 
 
 def kept_text(found: Checkpoint, spec: TrainSpec, size: int) -> str:
-    """Which learning rate ``size`` workers continue with, if the fit was given another; else empty."""
+    """Which learning rate ``size`` workers continue with.
+
+    It is empty unless the fit was given another.
+    """
     then, now, scale = found.state["given_rates"], spec.optimizer.given_rates, found.state["scale"]
     if found.is_over(spec):
         return ""
@@ -195,6 +201,6 @@ def kept_text(found: Checkpoint, spec: TrainSpec, size: int) -> str:
 
 
 def _with_base_rates(scheduler: Any) -> list[Any]:
-    """A scheduler and those that it consists of, if they begin from the optimizer's rates; none for None."""
+    """A scheduler and its parts that begin from the optimizer's rates; [] for None."""
     found = [scheduler] if hasattr(scheduler, "base_lrs") else []
     return [*found, *(one for child in getattr(scheduler, "_schedulers", ()) for one in _with_base_rates(child))]

@@ -1,4 +1,4 @@
-"""One epoch on one worker: takes batches, makes steps of the optimizer, and returns a record of means and speeds."""
+"""One epoch on one worker: batches, steps, and a record of means and speeds."""
 
 from __future__ import annotations
 
@@ -38,7 +38,9 @@ class TrainingLoop:
         self.has_finite_weights = FiniteWeights(self.steps.model)
 
     def train_epoch(self, after_step: AfterStep, done: int = 0, sums: Sums | None = None) -> dict[str, Any]:
-        """Train on the batches of the current epoch; returns its record without validation, the same on every rank.
+        """Train on the current epoch's batches; return its record without validation.
+
+        The record is the same on every rank.
 
         Args:
             after_step: called after each step.
@@ -72,9 +74,9 @@ class TrainingLoop:
         return {**run.record(), "train": means.over_ranks(run.hvd, "hvd_cluster.train_means")}
 
     def validate_epoch(self) -> dict[str, Any]:
-        """The loss and the metrics over the validation rows, each row counted once, without training.
+        """The loss and metrics over the validation rows, without training.
 
-        Every rank makes the same number of steps.
+        Each row counts once. Every rank makes the same number of steps.
         """
         means = self._means()
         self.steps.model.eval()

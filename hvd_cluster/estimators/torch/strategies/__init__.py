@@ -1,1 +1,4 @@
-"""``sharding=`` and ``communication=``: what each worker holds of a model, and when workers exchange updates."""
+"""What each worker holds of a model, and when workers exchange updates.
+
+The params ``sharding=`` and ``communication=`` choose both.
+"""

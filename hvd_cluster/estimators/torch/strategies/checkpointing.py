@@ -1,4 +1,4 @@
-"""Saves and restores a run whose ranks hold different parts of the model or the optimizer."""
+"""Saves and restores a run whose ranks hold parts of the model or optimizer."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from hvd_cluster.estimators.torch.strategies.shard_folders import ShardFolders
 
 
 class ShardedCheckpointing(Checkpointing):
-    """Every rank writes its tensors to a new folder in the store; then rank 0 saves a checkpoint that names the folder.
+    """Checkpoints of ranks that write their own tensors.
 
+    Every rank writes its tensors to a new folder in the store; then rank 0 saves a checkpoint that names the folder.
     The driver reads the fitted model from the last folder, so that no worker ever holds all of it.
     """
 

@@ -1,4 +1,4 @@
-"""Which params ``sharding=`` and ``communication=`` exclude, checked in the driver."""
+"""What ``sharding=`` and ``communication=`` exclude, checked in the driver."""
 
 from __future__ import annotations
 
@@ -50,9 +50,10 @@ def wrong_sharding(
 
 
 def called_modules(module: nn.Module) -> list[str]:
-    """The names of the modules in a LightningModule that its steps may call: its children, or those in a container.
+    """The names of the modules in a LightningModule that its steps may call.
 
-    ``fully_shard`` wraps these, because steps call them without ``forward`` of the LightningModule.
+    They are its children, or those in a container. ``fully_shard`` wraps these, because steps call them without
+    ``forward`` of the LightningModule.
 
     Raises:
         ValueError: the LightningModule has parameters itself, or two of them share one.
@@ -82,7 +83,9 @@ def called_modules(module: nn.Module) -> list[str]:
 def wrong_communication(
     value: Callable[[str], Any], model: nn.Module | None, scaled: tuple[str, str] | None
 ) -> list[str]:
-    """Mistakes in the params of an estimator with ``communication=``; the others are :func:`wrong_sharding`'s.
+    """Mistakes in the params of an estimator with ``communication=``.
+
+    :func:`wrong_sharding` returns the others.
 
     Args:
         scaled: the param with which a scaler skips steps, and the value to give instead; None without one.
@@ -113,7 +116,7 @@ def wrong_communication(
 
 
 def require_divisible(sharding: Any, optimizer: Any) -> None:
-    """Check that the optimizer works on parameters which are divided as ``sharding=`` says.
+    """Check that the optimizer works on parameters divided as ``sharding=`` says.
 
     Raises:
         ValueError: it does not.
@@ -198,7 +201,7 @@ def _wrong_for_zero1(model: nn.Module) -> list[str]:
 
 
 def _mixed_dtypes(model: nn.Module, names: Sequence[str]) -> list[str]:
-    """Mistakes in the dtypes of the modules of ``model`` that ``fully_shard`` wraps, inner ones first."""
+    """Mistakes in the dtypes of modules that ``fully_shard`` wraps, inner ones first."""
     # Below torch 2.8, also frozen parameters must have the dtype of the others.
     counts_frozen = torch.__version__ < "2.8"
     divided: set[int] = set()

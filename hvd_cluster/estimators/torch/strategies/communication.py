@@ -1,4 +1,4 @@
-"""``communication=``: how often the workers of a fit exchange what they have learned."""
+"""``communication=``: how often workers exchange what they have learned."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class LocalSGD:
-    """``communication=LocalSGD(...)``: workers train apart in rounds, and then take the mean of their weights.
+    """``communication=LocalSGD(...)``: train apart in rounds, then average weights.
 
     A round has ``every`` steps; the end of an epoch and a checkpoint end it too. S. U. Stich, "Local SGD Converges Fast
     and Communicates Little", arXiv:1805.09767.
@@ -28,7 +28,7 @@ class LocalSGD:
 
 @dataclass(frozen=True, kw_only=True)
 class DiLoCo:
-    """``communication=DiLoCo(...)``: after each round an outer optimizer takes a step with what the round has changed.
+    """``communication=DiLoCo(...)``: an outer optimizer steps after each round.
 
     Rounds are those of :class:`LocalSGD`. The outer optimizer is SGD with Nesterov's momentum; its gradient is the mean
     of the changes of the workers. A. Douillard et al., "DiLoCo: Distributed Low-Communication Training of Language
@@ -58,11 +58,11 @@ class DiLoCo:
 
 @dataclass(frozen=True, kw_only=True)
 class PowerSGD:
-    """``communication=PowerSGD(...)``: each step sends the gradients of matrices as products of two thin matrices.
+    """``communication=PowerSGD(...)``: send gradients as low-rank approximations.
 
-    What the approximation leaves out is added to the gradient of the next step. A parameter without a gradient counts
-    as one whose gradient is zero. T. Vogels et al., "PowerSGD: Practical Low-Rank Gradient Compression for Distributed
-    Optimization", arXiv:1905.13727.
+    Each step sends the gradients of matrices as products of two thin matrices. What the approximation leaves out is
+    added to the gradient of the next step. A parameter without a gradient counts as one whose gradient is zero. T.
+    Vogels et al., "PowerSGD: Practical Low-Rank Gradient Compression for Distributed Optimization", arXiv:1905.13727.
 
     Args:
         rank: of the approximation.

@@ -21,10 +21,11 @@ CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
 
 @dataclass(frozen=True, kw_only=True)
 class FSDP2:
-    """``sharding=FSDP2(...)``: parameters, gradients and optimizer state are divided among the workers.
+    """``sharding=FSDP2(...)``: divide parameters, gradients and optimizer state.
 
-    ``fully_shard`` of torch wraps some modules of the model, and the model itself. A worker holds its part of each
-    parameter, and the complete parameters of a wrapped module only while that module computes.
+    They are divided among the workers. ``fully_shard`` of torch wraps some modules of the model, and the model itself.
+    A worker holds its part of each parameter, and the complete parameters of a wrapped module only while that module
+    computes.
 
     Args:
         wrap: classes of the modules to wrap, or their names, or one of them; () for a choice by size.
@@ -54,7 +55,7 @@ class FSDP2:
         return self.wrap if isinstance(self.wrap, tuple) else (self.wrap,)
 
     def wrapped(self, model: nn.Module) -> list[str]:
-        """The names of the modules of ``model`` to wrap, inner ones first; the model itself is not among them.
+        """Names of the modules to wrap, inner ones first; the model is not among them.
 
         Raises:
             ValueError: the model has none of the classes of ``wrap``.
@@ -84,7 +85,7 @@ class FSDP2:
 
 
 class _Left:
-    """Which parameters no wrapped module has yet, and which belong to several modules."""
+    """The parameters that no wrapped module has yet, and those of several modules."""
 
     def __init__(self, model: nn.Module) -> None:
         self._taken: set[int] = set()
@@ -101,7 +102,7 @@ class _Left:
         self._taken.update(id(one) for one in module.parameters())
 
     def shares_parameters(self, name: str, module: nn.Module) -> bool:
-        """Whether a parameter of the module is also that of a module outside of it, as tied weights are."""
+        """Whether a parameter of the module belongs to one outside, as tied weights do."""
         return any(
             owner != name and not owner.startswith(f"{name}.")
             for one in module.parameters()

@@ -1,4 +1,4 @@
-"""A model and an optimizer of which each rank holds a part, by torch's ``fully_shard``."""
+"""A model and optimizer in parts on the ranks, by torch's ``fully_shard``."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from hvd_cluster.torch.wrapper import wrap
 
 
 class FullySharded(ShardingStrategy):
-    """Each worker holds its part of the parameters, and of what the optimizer knows about them."""
+    """The strategy of workers that hold parts of parameters and optimizer state."""
 
     holds_all = False
     casts = True
@@ -62,7 +62,10 @@ def sharded_model(
 
 
 def fill(empty: nn.Module, whole: nn.Module, hvd: Collectives, device: torch.device) -> None:
-    """Give a divided model of the meta device the values of rank 0's ``whole``; every rank takes part."""
+    """Give a divided model of the meta device the values of rank 0's ``whole``.
+
+    Every rank takes part.
+    """
     empty.to_empty(device=device)
     set_model_state_dict(
         empty,
@@ -83,9 +86,9 @@ def shard(
     mixed_precision: str | None,
     outer_names: Sequence[str] = ("",),
 ) -> None:
-    """Divide the parameters of ``model`` among all ranks, in place, and move this rank's part to the device.
+    """Divide the parameters of ``model`` among all ranks, in place.
 
-    Every rank takes part, with equal values of the parameters.
+    It moves this rank's part to the device. Every rank takes part, with equal values of the parameters.
 
     Args:
         outer_names: the modules that are called from outside; by default the model itself.
@@ -117,14 +120,17 @@ def shard(
 
 
 def reshard(model: nn.Module) -> None:
-    """Leave this rank's part only of what forward passes without a backward pass have gathered."""
+    """Leave only this rank's part of what passes without a backward pass gathered."""
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
 
 
 def sharded_optimizer(given: OptimizerState, model: nn.Module) -> torch.optim.Optimizer:
-    """The optimizer of the parameters of a model that :func:`shard` has divided, with this rank's part of its state."""
+    """The optimizer of a model that :func:`shard` has divided.
+
+    It has this rank's part of the optimizer's state.
+    """
     parameters = list(model.parameters())
     held = [parameters[index] for positions, _ in given.groups for index in positions]
     state = sharded_state(given.state_dict["state"], held)
@@ -133,7 +139,10 @@ def sharded_optimizer(given: OptimizerState, model: nn.Module) -> torch.optim.Op
 
 
 def sharded_state(state: Mapping[int, Mapping[str, Any]], parameters: Sequence[Any]) -> dict[int, dict[str, Any]]:
-    """This rank's part of an optimizer's complete state, by the positions of the parameters in its groups."""
+    """This rank's part of an optimizer's complete state, by parameter positions.
+
+    They are positions in its groups.
+    """
 
     return {
         number: {key: state_part(value, parameters[number]) for key, value in entry.items()}
@@ -142,7 +151,9 @@ def sharded_state(state: Mapping[int, Mapping[str, Any]], parameters: Sequence[A
 
 
 def whole(state: Any, keep: bool) -> Any:
-    """The same nest with complete tensors on the CPU in place of DTensors; every rank takes part.
+    """The same nest with complete CPU tensors in place of DTensors.
+
+    Every rank takes part.
 
     Args:
         keep: on this rank; else empty tensors take their places.

@@ -1,4 +1,7 @@
-"""``communication=PowerSGD(...)``: gradients of low rank, by torch's ``powerSGD_hook``."""
+"""``communication=PowerSGD(...)``: gradients of low rank, by ``powerSGD_hook``.
+
+The hook is torch's.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +65,7 @@ class LowRankGradients(Exchange):
             bucket.return_means()
 
     def _fit_buckets(self) -> None:
-        """Have the parameters in the buckets that require a gradient now; errors of others do not fit any more."""
+        """Put parameters that train now into new buckets; earlier errors no longer fit."""
         trained = [one.requires_grad for one in self._parameters]
         if trained == self._trained:
             return
@@ -94,7 +97,7 @@ class LowRankGradients(Exchange):
 
 
 class _Bucket:
-    """Gradients of one dtype, with the methods of DDP's ``GradBucket`` that the hook calls."""
+    """Gradients of one dtype, with the methods of ``GradBucket`` that the hook calls."""
 
     def __init__(self, index: int, parameters: Sequence[Any], count: int) -> None:
         self._index, self._count = index, count
@@ -138,13 +141,13 @@ class _Bucket:
 
 
 def _real(tensor: torch.Tensor) -> torch.Tensor:
-    """The memory of ``tensor`` as the hook takes it: real numbers, in at least one dimension."""
+    """The memory of ``tensor`` for the hook: real numbers in at least one dimension."""
     parts = torch.view_as_real(tensor) if tensor.is_complex() else tensor
     return parts if parts.dim() else parts.view(1)
 
 
 class ReducesBeforeSteps(Wrapper):
-    """The methods of a DistributedOptimizer that reduces gradients when its step begins."""
+    """Methods of a DistributedOptimizer that reduces gradients when its step begins."""
 
     exchange: LowRankGradients
     _is_synchronized = False

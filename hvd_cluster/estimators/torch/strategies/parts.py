@@ -1,4 +1,4 @@
-"""The tensors of a model and of its optimizer by name, where each rank may hold a part of them."""
+"""Tensors of a model and its optimizer by name; ranks may hold parts of them."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ Shape = tuple[torch.Size, torch.dtype]
 
 
 def tensors_of(model: Mapping[str, Any], *optimizers: Any) -> dict[str, torch.Tensor]:
-    """All tensors of a model's state and of this rank's optimizers, which share memory with them.
+    """All tensors of a model's state and of this rank's optimizers.
 
-    Optimizers that train apart have states by other names on each rank.
+    They share memory with these. Optimizers that train apart have states by other names on each rank.
 
     Args:
         model: the state to keep.
@@ -50,7 +50,10 @@ def others_of(model: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def rest_of(optimizer: Any) -> dict[str, Any]:
-    """What it leaves out of an optimizer's state, as a state dict: other values, and the options of the groups."""
+    """What :func:`tensors_of` leaves out of an optimizer's state, as a state dict.
+
+    That is other values, and the options of the groups.
+    """
     state = {
         index: {key: one for key, one in entry.items() if not isinstance(one, torch.Tensor)}
         for index, entry in _entries(optimizer).items()
@@ -72,7 +75,9 @@ def _is_undivided(value: torch.Tensor) -> bool:
 def load_model(
     model: torch.nn.Module, shards: Shards, others: Mapping[str, Any], *, is_whole: bool, alone: bool
 ) -> None:
-    """Load this rank's part of what :func:`tensors_of` and :func:`others_of` gave, on any number of ranks.
+    """Load this rank's part of what :func:`tensors_of` and :func:`others_of` gave.
+
+    The number of ranks may have changed.
 
     Args:
         is_whole: all tensors of the model's state must be there, not only its trainable parameters.
@@ -99,7 +104,9 @@ def load_model(
 
 
 def load_optimizer(optimizer: Any, shards: Shards, rest: Mapping[str, Any], *, alone: bool) -> None:
-    """Load this rank's part of what :func:`tensors_of` and :func:`rest_of` gave, after the model.
+    """Load this rank's part of what :func:`tensors_of` and :func:`rest_of` gave.
+
+    Load the model first.
 
     Args:
         alone: only this process reads; else every rank takes part.
@@ -147,10 +154,11 @@ def _require(condition: bool, text: str, names: Iterable[str]) -> None:
 
 
 def state_part(value: Any, parameter: torch.Tensor, is_divided: bool = True) -> Any:
-    """This rank's part of an entry of an optimizer's complete state, divided like the parameter if that is possible.
+    """This rank's part of an entry of an optimizer's complete state.
 
-    Unless ``is_divided``, each rank has all of it. It is a DTensor also if it has another shape, as statistics of rows
-    have: steps compute them from DTensors, which do not mix with plain tensors.
+    It is divided like the parameter if that is possible. Unless ``is_divided``, each rank has all of it. It is a
+    DTensor also if it has another shape, as statistics of rows have: steps compute them from DTensors, which do not mix
+    with plain tensors.
     """
     if not isinstance(parameter, DTensor) or not isinstance(value, torch.Tensor) or (is_divided and not value.dim()):
         return value
@@ -178,7 +186,7 @@ def _parameters(optimizer: Any) -> list[torch.Tensor]:
 
 
 def _entries(optimizer: Any) -> dict[int, dict[str, Any]]:
-    """The state that this rank holds, by the position of the parameter in the param groups."""
+    """The state that this rank holds, by parameter positions in the param groups."""
     positions = {id(parameter): index for index, parameter in enumerate(_parameters(optimizer))}
     return {positions[id(parameter)]: entry for parameter, entry in holder(optimizer).state.items()}
 

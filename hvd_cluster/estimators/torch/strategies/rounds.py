@@ -1,4 +1,4 @@
-"""Optimizers of workers that train apart in rounds, by torch's ``model_averaging``."""
+"""Optimizers that train apart in rounds, by torch's ``model_averaging``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ from hvd_cluster.torch.wrapper import wrap
 
 
 class InRounds(Replicated):
-    """Each worker holds the whole model and trains it apart; its parameters become equal at the end of a round."""
+    """The strategy of workers that each train the whole model apart.
+
+    The parameters become equal at the end of a round.
+    """
 
     def _distributed(self, base: torch.optim.Optimizer, model: torch.nn.Module, hvd: Collectives) -> Any:
         return rounds_of(self._spec.communication, base, hvd.rank())
@@ -49,7 +52,7 @@ class Rounds(PeriodicModelAverager, Exchange):
                 self._begin_round(index)
 
     def _begin_round(self, index: int) -> None:
-        """The parameter at ``index`` is about to be trained for the first time in this round."""
+        """Prepare for the first training of the parameter at ``index`` in this round."""
 
     def average_parameters(self, params: Any = None) -> None:
         """End the round if this was its last step."""

@@ -1,4 +1,7 @@
-"""Checkpoints of which each rank writes and reads its own part: torch.distributed.checkpoint, in the store."""
+"""Checkpoints of which each rank writes and reads its own part.
+
+They are torch.distributed.checkpoint's, in the store.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,9 @@ _METADATA = {
 
 
 class Shards:
-    """The tensors of one checkpoint of a run: a folder with a file for each rank that has written them.
+    """The tensors of one checkpoint of a run: a folder of files, one for each rank.
+
+    Only ranks that have written have one.
 
     Args:
         store: where it is.
@@ -46,9 +51,9 @@ class Shards:
         self._path = f"{shards_path(store, run_id)}/{name}"
 
     def write(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Write this rank's part of DTensors, and other tensors, of which those of one name are equal.
+        """Write this rank's part of DTensors, and other tensors.
 
-        Every rank takes part.
+        Other tensors of one name are equal on all ranks. Every rank takes part.
 
         Raises:
             DataError: the store cannot be written.
@@ -77,7 +82,9 @@ class Shards:
         return {name: (one.size, one.properties.dtype) for name, one in found.items()}
 
     def read(self, tensors: dict[str, torch.Tensor], *, alone: bool = False) -> None:
-        """Read into the memory of tensors, which may be DTensors over another number of ranks.
+        """Read into the memory of tensors.
+
+        These may be DTensors over another number of ranks.
 
         Args:
             alone: only this process reads; else every rank takes part.

@@ -1,4 +1,7 @@
-"""How the workers of a fit hold and update one model: the interfaces, and the model that is whole on every worker."""
+"""How the workers of a fit hold and update one model: the interfaces.
+
+The model that is whole on every worker is here too.
+"""
 
 from __future__ import annotations
 
@@ -35,20 +38,26 @@ class ShardingStrategy(ABC):
 
     @abstractmethod
     def begin(self, hvd: Collectives, device: torch.device) -> tuple[torch.nn.Module, Any]:
-        """What this worker holds of the model, and an optimizer with the methods of a ``DistributedOptimizer``.
+        """What this worker holds of the model, and its optimizer.
 
-        Every rank takes part.
+        The optimizer has the methods of a ``DistributedOptimizer``. Every rank takes part.
         """
 
     def equalize(self, optimizer: Any) -> None:  # noqa: B027 - most are equal after each step
         """Make the parameters that several workers hold equal; every rank takes part."""
 
     def release(self, model: torch.nn.Module) -> None:  # noqa: B027 - most gather nothing
-        """Leave this worker's part only of parameters that a forward pass without a backward pass has gathered."""
+        """Leave only this worker's part of parameters that forward passes have gathered.
+
+        These are forward passes without a backward pass.
+        """
 
 
 class Replicated(ShardingStrategy):
-    """Each worker holds the whole model, and the mean of the workers' gradients updates it in each step."""
+    """The strategy of workers that hold the whole model.
+
+    The mean of the workers' gradients updates it in each step.
+    """
 
     def begin(self, hvd: Collectives, device: torch.device) -> tuple[torch.nn.Module, Any]:
         from hvd_cluster.torch import broadcast_optimizer_state
@@ -61,7 +70,10 @@ class Replicated(ShardingStrategy):
         return model, self._distributed(base, model, hvd)
 
     def _distributed(self, base: torch.optim.Optimizer, model: torch.nn.Module, hvd: Collectives) -> Any:
-        """The optimizer that the workers step together; ``base`` has this worker's parameters."""
+        """The optimizer that the workers step together.
+
+        ``base`` has this worker's parameters.
+        """
         from hvd_cluster.torch import Compression, DistributedOptimizer
 
         held = {id(parameter) for group in base.param_groups for parameter in group["params"]}
@@ -74,7 +86,7 @@ class Replicated(ShardingStrategy):
 
 
 class ReadyGradients(Wrapper):
-    """The methods of a DistributedOptimizer whose gradients are ready when the backward pass ends."""
+    """A DistributedOptimizer's methods, for gradients ready after the backward pass."""
 
     def synchronize(self) -> None:
         """Gradients are ready."""
@@ -85,13 +97,16 @@ class ReadyGradients(Wrapper):
 
 
 class Exchange:
-    """The attribute ``exchange`` of optimizers whose workers exchange more than gradients.
+    """The attribute ``exchange`` of optimizers that exchange more than gradients.
 
     The next steps depend on its state, in addition to the parameters and the optimizer's state.
     """
 
     def state(self) -> dict[str, torch.Tensor]:
-        """The state by name, for a checkpoint; what has the same name on several ranks is equal there."""
+        """The state by name, for a checkpoint.
+
+        What has the same name on several ranks is equal there.
+        """
         return {}
 
     def needs(self, name: str) -> bool:

@@ -1,4 +1,7 @@
-"""``sharding="zero1"``: each rank has the optimizer state of some parameters, and sends their values."""
+"""``sharding="zero1"``: each rank has the optimizer state of some parameters.
+
+It sends the values of these parameters.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,10 @@ class Zero1(Replicated):
 
 
 def zero_optimizer(base: torch.optim.Optimizer) -> Any:
-    """A ZeroRedundancyOptimizer of the parameters, options and state of ``base``; every rank takes part."""
+    """A ZeroRedundancyOptimizer of the parameters, options and state of ``base``.
+
+    Every rank takes part.
+    """
     groups = [{**group, "params": list(group["params"])} for group in base.param_groups]
     own = own_attributes(base)
     optimizer = ZeroRedundancyOptimizer(groups, type(base), **accepted(type(base), {**own, **base.defaults}))
