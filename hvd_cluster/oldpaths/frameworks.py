@@ -115,7 +115,13 @@ FRAMEWORKS: Mapping[str, Row] = {
     "mxnet.mpi_ops": Row(module="hvd_cluster.mxnet.ops", names=_MPI_OPS),
     "tensorflow": Row(
         module="hvd_cluster.tensorflow",
-        names=_TF_PRIVATE | _TF_HELPERS | _TF_AGGREGATION | names_from(COMMON, "is_iterable"),
+        names={
+            "_DistributedOptimizer": "hvd_cluster.tensorflow.optimizer:_DistributedV1Optimizer",
+            **_TF_PRIVATE,
+            **_TF_HELPERS,
+            **_TF_AGGREGATION,
+            **names_from(COMMON, "is_iterable"),
+        },
     ),
     "tensorflow.compression": Row(module="hvd_cluster.tensorflow.compression"),
     "tensorflow.data.compute_service": Row(module="hvd_cluster.tensorflow.data.compute_service"),
@@ -145,7 +151,14 @@ FRAMEWORKS: Mapping[str, Row] = {
         module="hvd_cluster.tensorflow.sync_batch_norm", names=_BASICS | _PROCESS_SETS | _TF_OPS | _TF_PRIVATE
     ),
     "tensorflow.util": Row(names=_TF_PRIVATE),
-    "torch": Row(module="hvd_cluster.torch", names=_HELPERS | names_from(COMMON, "get_version_mismatch_message")),
+    "torch": Row(
+        module="hvd_cluster.torch",
+        names={
+            **names_from("hvd_cluster.torch.optimizer", "_DistributedOptimizer"),
+            **_HELPERS,
+            **names_from(COMMON, "get_version_mismatch_message"),
+        },
+    ),
     "torch.compression": Row(module="hvd_cluster.torch.compression"),
     "torch.elastic": Row(module="hvd_cluster.torch.elastic", names=_BASICS | _ERRORS | _ELASTIC | _NOTIFICATIONS),
     "torch.elastic.sampler": Row(module="hvd_cluster.torch.elastic.sampler", names=_BASICS),

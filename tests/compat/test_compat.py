@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -195,3 +196,22 @@ print(
 )
 """
     assert python(code, tmp_path) == "True True True True True"
+
+
+@pytest.mark.parametrize("framework", ["torch", "tensorflow"])
+def test_the_private_class_of_distributed_optimizers_is_theirs(framework: str, tmp_path: Path) -> None:
+    if find_spec(framework) is None:
+        pytest.skip(f"needs {framework}")
+    code = f"""
+import hvd_cluster.compat, torch, horovod.{framework} as hvd
+hvd.init()
+if hvd.__name__.endswith("torch"):
+    plain = torch.optim.SGD([torch.ones(1, requires_grad=True)], lr=1.0)
+else:
+    import tensorflow as tf
+    plain = tf.compat.v1.train.GradientDescentOptimizer(1.0)
+class Own(hvd._DistributedOptimizer): ...
+optimizer = hvd.DistributedOptimizer(plain)
+print(isinstance(optimizer, hvd._DistributedOptimizer), isinstance(plain, hvd._DistributedOptimizer))
+"""
+    assert python(code, tmp_path, TF_CPP_MIN_LOG_LEVEL="3").splitlines()[-1] == "True False"
