@@ -60,7 +60,7 @@ def reduce_op(average: bool | None, op: ReduceOp | None) -> ReduceOp:
     if average is not None:
         if op is not None:
             raise ValueError("The op parameter supersedes average. Please provide only one of them.")
-        warnings.warn("average is deprecated: use op=hvd.Average or op=hvd.Sum", DeprecationWarning, stacklevel=3)
+        warnings.warn("average is deprecated: use op=hvd.Average or op=hvd.Sum", DeprecationWarning, stacklevel=4)
         return ReduceOp.AVERAGE if average else ReduceOp.SUM
     if op is None:
         return _AVERAGE

@@ -7,10 +7,12 @@ from typing import Any
 
 import keras
 
+from hvd_cluster.engine.none_arguments import none_is_default
 from hvd_cluster.keras.compression import Compression, Compressor
 from hvd_cluster.keras.optimizer import DistributedOptimizer, replace_optimizer
 
 
+@none_is_default
 def load_model(
     filepath: Any,
     custom_optimizers: Sequence[type] | None = None,

@@ -9,6 +9,7 @@ from typing import Any
 import keras
 
 from hvd_cluster.elastic.keras_model import origin_of_optimizer, variables_of_layers
+from hvd_cluster.engine.none_arguments import none_is_default
 from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
 from hvd_cluster.engine.reduction_config import Groups, ReductionConfig
 from hvd_cluster.engine.signature import ReduceOp
@@ -24,6 +25,7 @@ from hvd_cluster.monitor.step_clock import step_clock
 from hvd_cluster.torch.timed_calls import time_calls_of_torch
 
 
+@none_is_default
 def DistributedOptimizer(  # noqa: N802 - Horovod's name
     optimizer: Any,
     name: str | None = None,
@@ -333,10 +335,9 @@ def _unpickled(make: Any, arguments: tuple[Any, ...], distribution: PickledDistr
     optimizer = _distributed_by(config, distribution.steps, distribution.average, plain)
     for position in distribution.local:
         optimizer.register_local_var(weights[position])
-    if not is_model:
-        return optimizer
-    replace_optimizer(made, optimizer)
-    return made
+    if is_model:
+        replace_optimizer(made, optimizer)
+    return made if is_model else optimizer
 
 
 def replace_optimizer(model: Any, optimizer: Any) -> None:

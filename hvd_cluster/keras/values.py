@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 
 import hvd_cluster.torch as hvd
+from hvd_cluster.engine.none_arguments import none_is_default
 from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
 from hvd_cluster.engine.signature import ReduceOp
 from hvd_cluster.keras.compression import Compression, Compressor
@@ -21,6 +22,7 @@ from hvd_cluster.keras.compression import Compression, Compressor
 Array = npt.NDArray[Any]
 
 
+@none_is_default
 def allreduce(
     value: Any,
     name: str | None = None,
@@ -98,6 +100,7 @@ def broadcast(value: Any, root_rank: int, name: str | None = None) -> Any:
     return from_torch(hvd.broadcast(to_torch(array), root_rank, name), array.dtype)[()]
 
 
+@none_is_default
 def reducescatter(value: Any, name: str | None = None, op: ReduceOp = ReduceOp.AVERAGE) -> Array:
     """Reduce a value over all ranks and keep this rank's rows of the result.
 
@@ -113,6 +116,7 @@ def reducescatter(value: Any, name: str | None = None, op: ReduceOp = ReduceOp.A
     return from_torch(hvd.reducescatter(to_torch(array), name, op=op), array.dtype)
 
 
+@none_is_default
 def broadcast_variables(variables: Sequence[Any], root_rank: int, process_set: ProcessSet = global_process_set) -> None:
     """Overwrite Keras variables with ``root_rank``'s, in one transfer.
 

@@ -8,10 +8,12 @@ from typing import Any
 import mxnet as mx
 
 from hvd_cluster.engine import objects
+from hvd_cluster.engine.none_arguments import none_is_default
 from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
 from hvd_cluster.mxnet.ops import broadcast_
 
 
+@none_is_default
 def broadcast_parameters(
     params: Any, root_rank: int = 0, prefix: str | None = None, process_set: ProcessSet = global_process_set
 ) -> None:
@@ -37,6 +39,7 @@ def broadcast_parameters(
             broadcast_(parameter, root_rank, label, process_set=process_set)
 
 
+@none_is_default
 def broadcast_object(
     obj: Any, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Any:
@@ -47,6 +50,7 @@ def broadcast_object(
     return objects.broadcast_object(obj, root_rank, name, process_set)
 
 
+@none_is_default
 def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[Any]:
     """Gather the objects of all ranks on every rank, in the order of the ranks."""
     return objects.allgather_object(obj, name, process_set)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from hvd_cluster.engine.membership import rows_by_rank
+from hvd_cluster.engine.none_arguments import none_is_default
 from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
 from hvd_cluster.engine.signature import Kind, ReduceOp
 from hvd_cluster.engine.submission import Collective, reduce_op, scatter_op
@@ -40,6 +41,7 @@ __all__ = [
 Average, Sum, Adasum, Min, Max, Product = ReduceOp
 
 
+@none_is_default
 def allreduce(
     tensor: Any,
     average: bool | None = None,
@@ -73,6 +75,7 @@ def allreduce(
     return grouped_allreduce([tensor], average, name, priority, *factors, process_set, op)[0]
 
 
+@none_is_default
 def allreduce_(
     tensor: Any,
     average: bool | None = None,
@@ -88,6 +91,7 @@ def allreduce_(
     return grouped_allreduce_([tensor], average, name, priority, *factors, process_set, op)[0]
 
 
+@none_is_default
 def grouped_allreduce(
     tensors: Sequence[Any],
     average: bool | None = None,
@@ -104,6 +108,7 @@ def grouped_allreduce(
     return _results(collective, tensors)
 
 
+@none_is_default
 def grouped_allreduce_(
     tensors: Sequence[Any],
     average: bool | None = None,
@@ -120,6 +125,7 @@ def grouped_allreduce_(
     return _in_place(collective, tensors)
 
 
+@none_is_default
 def allgather(
     tensor: Any, name: str | None = None, priority: int = 0, process_set: ProcessSet = global_process_set
 ) -> Any:
@@ -130,6 +136,7 @@ def allgather(
     return grouped_allgather([tensor], name, priority, process_set)[0]
 
 
+@none_is_default
 def grouped_allgather(
     tensors: Sequence[Any], name: str | None = None, priority: int = 0, process_set: ProcessSet = global_process_set
 ) -> list[Any]:
@@ -137,6 +144,7 @@ def grouped_allgather(
     return _results(Collective(kind=Kind.ALLGATHER, process_set=process_set, name=name), tensors)
 
 
+@none_is_default
 def broadcast(
     tensor: Any,
     root_rank: int,
@@ -152,6 +160,7 @@ def broadcast(
     return _results(collective, [tensor])[0]
 
 
+@none_is_default
 def broadcast_(
     tensor: Any,
     root_rank: int,
@@ -164,6 +173,7 @@ def broadcast_(
     return _in_place(collective, [tensor])[0]
 
 
+@none_is_default
 def alltoall(
     tensor: Any,
     splits: Any = None,
@@ -197,6 +207,7 @@ def alltoall(
     return results[0] if splits is None else tuple(results)
 
 
+@none_is_default
 def reducescatter(
     tensor: Any,
     op: ReduceOp = ReduceOp.AVERAGE,
@@ -213,6 +224,7 @@ def reducescatter(
     return grouped_reducescatter([tensor], op, name, priority, process_set, prescale_factor, postscale_factor)[0]
 
 
+@none_is_default
 def grouped_reducescatter(
     tensors: Sequence[Any],
     op: ReduceOp = ReduceOp.AVERAGE,
@@ -231,6 +243,7 @@ def grouped_reducescatter(
     return _results(collective, tensors)
 
 
+@none_is_default
 def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Block until every rank has called this."""
     Collective(kind=Kind.BARRIER, process_set=process_set).begin([]).wait()

@@ -8,11 +8,13 @@ from typing import Any
 import tensorflow as tf
 
 from hvd_cluster.engine import objects
+from hvd_cluster.engine.none_arguments import none_is_default
 from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
 from hvd_cluster.tensorflow.collectives.broadcast import broadcast_
 from hvd_cluster.tensorflow.errors import as_tensorflow_errors
 
 
+@none_is_default
 def broadcast_object(
     obj: Any,
     root_rank: int = 0,
@@ -42,6 +44,7 @@ def broadcast_object(
         return objects.broadcast_object(obj, root_rank, name, process_set)
 
 
+@none_is_default
 def broadcast_object_fn(
     root_rank: int = 0,
     session: Any = None,
@@ -52,6 +55,7 @@ def broadcast_object_fn(
     return lambda obj: broadcast_object(obj, root_rank, session, name, process_set)
 
 
+@none_is_default
 def allgather_object(
     obj: Any, session: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Any]:

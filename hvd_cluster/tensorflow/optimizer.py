@@ -11,6 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from hvd_cluster.elastic.keras_model import origin_of_optimizer
+from hvd_cluster.engine.none_arguments import none_is_default
 from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
 from hvd_cluster.engine.reduction_config import Groups, ReductionConfig
 from hvd_cluster.engine.signature import ReduceOp
@@ -23,6 +24,7 @@ from hvd_cluster.tensorflow.timed_calls import time_calls_of_tensorflow
 from hvd_cluster.tensorflow.v1_wrapper import V1OptimizerWrapper
 
 
+@none_is_default
 def DistributedOptimizer(  # noqa: N802 - Horovod's name
     optimizer: Any,
     name: str | None = None,

@@ -12,6 +12,7 @@ import torch
 
 from hvd_cluster.engine import basics
 from hvd_cluster.engine.membership import member_index, num_members, running_engine
+from hvd_cluster.engine.none_arguments import none_is_default
 from hvd_cluster.engine.process_sets import ProcessSet
 from hvd_cluster.engine.submission import finished
 from hvd_cluster.tensorflow.interop import call
@@ -35,6 +36,7 @@ def local_rank_op(name: str | None = None) -> tf.Tensor:
     return _int_op(basics.local_rank, name)
 
 
+@none_is_default
 def size_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
     """Number of workers in a process set, int32 of shape ().
 
@@ -57,6 +59,7 @@ def local_size_op(name: str | None = None) -> tf.Tensor:
     return _int_op(basics.local_size, name)
 
 
+@none_is_default
 def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
     """1 if this worker is in the process set, else 0; int32 of shape ().
 

@@ -7,6 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from hvd_cluster.elastic.keras_model import variables_of_layers
+from hvd_cluster.engine.none_arguments import none_is_default
 from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
 from hvd_cluster.engine.reduction_config import Groups, ReductionConfig
 from hvd_cluster.engine.signature import ReduceOp
@@ -16,6 +17,7 @@ from hvd_cluster.tensorflow.gradients import GradientReducer, variable_key
 from hvd_cluster.tensorflow.timed_calls import time_calls_of_tensorflow
 
 
+@none_is_default
 def DistributedGradientTape(  # noqa: N802 - Horovod's name
     gradtape: tf.GradientTape,
     device_dense: str = "",
@@ -70,6 +72,7 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
     return tape
 
 
+@none_is_default
 def PartialDistributedGradientTape(  # noqa: N802 - Horovod's name
     gradtape: tf.GradientTape,
     device_dense: str = "",

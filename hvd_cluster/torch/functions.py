@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from hvd_cluster.engine import objects
 from hvd_cluster.engine.membership import running_engine
+from hvd_cluster.engine.none_arguments import none_is_default
 from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
 from hvd_cluster.engine.request import REDUCED_DTYPES, describe
 from hvd_cluster.engine.signature import element_dtype
@@ -27,6 +28,7 @@ from hvd_cluster.torch.wrapper import load_unchanged
 _EXTRA_STATE = "_extra_state"
 
 
+@none_is_default
 def broadcast_parameters(
     params: Mapping[str, Any] | Iterable[Any], root_rank: int, process_set: ProcessSet = global_process_set
 ) -> None:
@@ -134,6 +136,7 @@ def _require_equal_names(names: list[str], specs: list[str], process_set: Proces
     )
 
 
+@none_is_default
 def broadcast_optimizer_state(
     optimizer: torch.optim.Optimizer,
     root_rank: int,
@@ -217,6 +220,7 @@ def share_buffers(model: torch.nn.Module, root_rank: int) -> None:
         broadcast_parameters(buffers, root_rank)
 
 
+@none_is_default
 def broadcast_object(
     obj: Any, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Any:
@@ -234,6 +238,7 @@ def broadcast_object(
     return objects.broadcast_object(obj, root_rank, name, process_set)
 
 
+@none_is_default
 def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[Any]:
     """Gather the objects of all ranks on every rank, in the order of the ranks.
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from hvd_cluster.engine import basics
+from hvd_cluster.engine.none_arguments import none_is_default
 from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
 from hvd_cluster.engine.reduction_config import ReductionConfig
 from hvd_cluster.engine.signature import ReduceOp
@@ -26,6 +27,7 @@ from hvd_cluster.torch.timed_calls import time_calls_of_torch
 from hvd_cluster.torch.wrapper import Wrapper, unwrapped, wrap
 
 
+@none_is_default
 def DistributedOptimizer(  # noqa: N802 - Horovod's name
     optimizer: torch.optim.Optimizer,
     named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None,
@@ -68,7 +70,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         NotImplementedError: Adasum with a process set, or with a number of ranks that is not a power of two.
     """
     if num_groups:
-        warnings.warn("num_groups is deprecated: use groups", DeprecationWarning, stacklevel=2)
+        warnings.warn("num_groups is deprecated: use groups", DeprecationWarning, stacklevel=3)
         groups = num_groups if groups is None else groups
     if num_groups < 0:
         raise ValueError(f"num_groups={num_groups} must be >= 0")

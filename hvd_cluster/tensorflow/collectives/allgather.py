@@ -10,6 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from hvd_cluster.engine.none_arguments import none_is_default
 from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
 from hvd_cluster.engine.signature import Kind, ReduceOp
 from hvd_cluster.engine.submission import Collective
@@ -19,6 +20,7 @@ from hvd_cluster.tensorflow.naming import gradient_label, label
 from hvd_cluster.tensorflow.rank_ops import index_op
 
 
+@none_is_default
 def allgather(
     tensor: Any,
     name: str | None = None,
@@ -48,6 +50,7 @@ def allgather(
     return result
 
 
+@none_is_default
 def grouped_allgather(
     tensors: Sequence[Any],
     name: str | None = None,

@@ -11,6 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from hvd_cluster.engine import submission
+from hvd_cluster.engine.none_arguments import none_is_default
 from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
 from hvd_cluster.engine.signature import Kind, ReduceOp
 from hvd_cluster.engine.submission import Collective, Tensors, Waitable, reduce_op
@@ -22,6 +23,7 @@ from hvd_cluster.tensorflow.naming import gradient_label, label
 from hvd_cluster.tensorflow.rank_ops import num_members_op
 
 
+@none_is_default
 def allreduce(
     tensor: Any,
     average: bool | None = None,
@@ -75,6 +77,7 @@ def allreduce(
     return result
 
 
+@none_is_default
 def grouped_allreduce(
     tensors: Sequence[Any],
     average: bool | None = None,

@@ -8,6 +8,7 @@ import tensorflow as tf
 import torch
 
 from hvd_cluster.engine.membership import rows_by_rank
+from hvd_cluster.engine.none_arguments import none_is_default
 from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
 from hvd_cluster.engine.request import Handle
 from hvd_cluster.engine.signature import Kind
@@ -17,6 +18,7 @@ from hvd_cluster.tensorflow.interop import any_rows, call, dense
 from hvd_cluster.tensorflow.naming import gradient_label, label
 
 
+@none_is_default
 def alltoall(
     tensor: Any,
     splits: Any = None,

@@ -7,6 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from hvd_cluster.engine.membership import running_engine
+from hvd_cluster.engine.none_arguments import none_is_default
 from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
 from hvd_cluster.engine.signature import Kind
 from hvd_cluster.engine.submission import Collective, IntegerHandle
@@ -30,6 +31,7 @@ def join(name: str | None = None) -> tf.Tensor:
     return last
 
 
+@none_is_default
 def barrier(process_set: ProcessSet = global_process_set, name: str | None = None) -> Any:
     """Block until every rank has called this.
 

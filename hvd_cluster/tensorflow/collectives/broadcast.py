@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from hvd_cluster.engine.none_arguments import none_is_default
 from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
 from hvd_cluster.engine.signature import Kind, ReduceOp
 from hvd_cluster.engine.submission import Collective, check_root
@@ -19,6 +20,7 @@ from hvd_cluster.tensorflow.naming import gradient_label, label
 from hvd_cluster.tensorflow.rank_ops import rank_op
 
 
+@none_is_default
 def broadcast(
     tensor: Any,
     root_rank: int,
@@ -65,6 +67,7 @@ def broadcast(
     return differentiable(value)
 
 
+@none_is_default
 def broadcast_(
     variables: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Any:
@@ -99,6 +102,7 @@ def broadcast_(
     return given if isinstance(variables, (list, tuple)) else given[0]
 
 
+@none_is_default
 def broadcast_variables(
     variables: Sequence[Any],
     root_rank: int,

@@ -10,6 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from hvd_cluster.engine.none_arguments import none_is_default
 from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
 from hvd_cluster.engine.signature import Kind, ReduceOp
 from hvd_cluster.engine.submission import Collective, scatter_op
@@ -22,6 +23,7 @@ from hvd_cluster.tensorflow.naming import gradient_label, label
 from hvd_cluster.tensorflow.rank_ops import num_members_op
 
 
+@none_is_default
 def reducescatter(
     tensor: Any,
     device_dense: str = "",
@@ -64,6 +66,7 @@ def reducescatter(
     return result
 
 
+@none_is_default
 def grouped_reducescatter(
     tensors: Sequence[Any],
     device_dense: str = "",

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from hvd_cluster.engine.membership import member_index
+from hvd_cluster.engine.none_arguments import none_is_default
 from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
 from hvd_cluster.engine.signature import Kind
 from hvd_cluster.torch.collectives.allreduce import grouped_allreduce
@@ -18,6 +19,7 @@ from hvd_cluster.torch.collectives.differentiable import differentiable
 from hvd_cluster.torch.submission import keep, submit_tensors
 
 
+@none_is_default
 def allgather(
     tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:
@@ -40,6 +42,7 @@ def allgather(
     return result
 
 
+@none_is_default
 def allgather_async(tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set) -> int:
     """Begin :func:`allgather`, and return a handle for :func:`synchronize`.
 
@@ -48,6 +51,7 @@ def allgather_async(tensor: torch.Tensor, name: str | None = None, process_set: 
     return keep(submit_tensors(Kind.ALLGATHER, [tensor], name, process_set=process_set))
 
 
+@none_is_default
 def grouped_allgather(
     tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[torch.Tensor]:
@@ -56,6 +60,7 @@ def grouped_allgather(
     return list(_allgather(name, process_set, *tensors)) if tensors else []
 
 
+@none_is_default
 def grouped_allgather_async(
     tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from hvd_cluster.engine.none_arguments import none_is_default
 from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
 from hvd_cluster.engine.signature import Kind, ReduceOp
 from hvd_cluster.engine.submission import reduce_op
@@ -16,6 +17,7 @@ from hvd_cluster.torch.compression import Compression, Compressor, wire_of
 from hvd_cluster.torch.submission import keep, submit_tensors
 
 
+@none_is_default
 def allreduce(
     tensor: torch.Tensor,
     average: bool | None = None,
@@ -51,6 +53,7 @@ def allreduce(
     return result
 
 
+@none_is_default
 def allreduce_async(
     tensor: torch.Tensor,
     average: bool | None = None,
@@ -68,6 +71,7 @@ def allreduce_async(
     return keep(_submit_allreduce([tensor], *arguments))
 
 
+@none_is_default
 def allreduce_(
     tensor: torch.Tensor,
     average: bool | None = None,
@@ -83,6 +87,7 @@ def allreduce_(
     return tensor
 
 
+@none_is_default
 def allreduce_async_(
     tensor: torch.Tensor,
     average: bool | None = None,
@@ -100,6 +105,7 @@ def allreduce_async_(
     return keep(_submit_allreduce([tensor], *arguments, in_place=True))
 
 
+@none_is_default
 def grouped_allreduce(
     tensors: Sequence[torch.Tensor],
     average: bool | None = None,
@@ -116,6 +122,7 @@ def grouped_allreduce(
     return _compressed_allreduce(tensors, compression, arguments) if tensors else []
 
 
+@none_is_default
 def grouped_allreduce_async(
     tensors: Sequence[torch.Tensor],
     average: bool | None = None,
@@ -133,6 +140,7 @@ def grouped_allreduce_async(
     return keep(_submit_allreduce(tensors, *arguments, as_list=True))
 
 
+@none_is_default
 def grouped_allreduce_(
     tensors: Sequence[torch.Tensor],
     average: bool | None = None,
@@ -149,6 +157,7 @@ def grouped_allreduce_(
     return result
 
 
+@none_is_default
 def grouped_allreduce_async_(
     tensors: Sequence[torch.Tensor],
     average: bool | None = None,

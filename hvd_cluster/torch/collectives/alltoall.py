@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from hvd_cluster.engine.membership import rows_by_rank
+from hvd_cluster.engine.none_arguments import none_is_default
 from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
 from hvd_cluster.engine.request import Handle
 from hvd_cluster.engine.signature import Kind
@@ -16,6 +17,7 @@ from hvd_cluster.torch.collectives.differentiable import differentiable
 from hvd_cluster.torch.submission import checked, keep
 
 
+@none_is_default
 def alltoall(
     tensor: torch.Tensor,
     splits: torch.Tensor | Sequence[int] | None = None,
@@ -43,6 +45,7 @@ def alltoall(
     return output if splits is None else (output, received)
 
 
+@none_is_default
 def alltoall_async(
     tensor: torch.Tensor,
     splits: torch.Tensor | Sequence[int] | None = None,

@@ -5,11 +5,13 @@ from __future__ import annotations
 import torch
 
 from hvd_cluster.engine.membership import running_engine
+from hvd_cluster.engine.none_arguments import none_is_default
 from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
 from hvd_cluster.engine.signature import Kind
 from hvd_cluster.engine.submission import submit
 
 
+@none_is_default
 def join(device: int = -1) -> int:
     """Report that this rank has no more data, and block until all ranks have joined.
 
@@ -28,6 +30,7 @@ def join(device: int = -1) -> int:
     return result
 
 
+@none_is_default
 def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Block until every rank has called this.
 

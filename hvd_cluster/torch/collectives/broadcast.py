@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from hvd_cluster.engine import basics
+from hvd_cluster.engine.none_arguments import none_is_default
 from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
 from hvd_cluster.engine.request import Handle
 from hvd_cluster.engine.signature import Kind
@@ -16,6 +17,7 @@ from hvd_cluster.torch.collectives.differentiable import differentiable
 from hvd_cluster.torch.submission import keep, submit_tensors
 
 
+@none_is_default
 def broadcast(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:
@@ -37,6 +39,7 @@ def broadcast(
     return _broadcast(tensor, root_rank, name, process_set)
 
 
+@none_is_default
 def broadcast_async(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
@@ -47,6 +50,7 @@ def broadcast_async(
     return keep(submit_broadcast(tensor, root_rank, name, process_set))
 
 
+@none_is_default
 def broadcast_(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:
@@ -55,6 +59,7 @@ def broadcast_(
     return tensor
 
 
+@none_is_default
 def broadcast_async_(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:

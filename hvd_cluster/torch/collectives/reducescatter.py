@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from hvd_cluster.engine.membership import num_members
+from hvd_cluster.engine.none_arguments import none_is_default
 from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
 from hvd_cluster.engine.signature import Kind, ReduceOp
 from hvd_cluster.engine.submission import scatter_op
@@ -18,6 +19,7 @@ from hvd_cluster.torch.compression import Compression, Compressor
 from hvd_cluster.torch.submission import keep, submit_tensors
 
 
+@none_is_default
 def reducescatter(
     tensor: torch.Tensor,
     name: str | None = None,
@@ -53,6 +55,7 @@ def reducescatter(
     return result
 
 
+@none_is_default
 def reducescatter_async(
     tensor: torch.Tensor,
     name: str | None = None,
@@ -69,6 +72,7 @@ def reducescatter_async(
     return keep(_submit([tensor], *arguments))
 
 
+@none_is_default
 def grouped_reducescatter(
     tensors: Sequence[torch.Tensor],
     name: str | None = None,
@@ -88,6 +92,7 @@ def grouped_reducescatter(
     return [compression.decompress(result, ctx) for result, ctx in zip(results, ctxs, strict=True)]
 
 
+@none_is_default
 def grouped_reducescatter_async(
     tensors: Sequence[torch.Tensor],
     name: str | None = None,

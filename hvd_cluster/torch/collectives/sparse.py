@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from hvd_cluster.engine.membership import num_members
+from hvd_cluster.engine.none_arguments import none_is_default
 from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
 from hvd_cluster.engine.scaling import copy_scaled
 from hvd_cluster.engine.signature import Kind, ReduceOp
@@ -15,6 +16,7 @@ from hvd_cluster.engine.submission import check_reduction, submit
 from hvd_cluster.torch.submission import checked
 
 
+@none_is_default
 def sparse_allreduce_async(
     tensor: torch.Tensor,
     name: str | None = None,
