@@ -62,6 +62,19 @@ def test_no_folder_of_tests_is_a_package() -> None:
 
 
 @pytest.mark.long
+def test_the_first_line_of_a_docstring_is_short() -> None:
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    found = [
+        f"{name}:{node.body[0].lineno}: {text.splitlines()[0]}"
+        for name, tree in modules()
+        for node in ast.walk(tree)
+        if isinstance(node, documented) and (text := ast.get_docstring(node))
+        if len(text.splitlines()[0]) >= 80
+    ]
+    assert found == [], "what follows the first idea goes into a paragraph of its own"
+
+
+@pytest.mark.long
 def test_no_drawer_for_odds_and_ends() -> None:
     assert [name for name, _ in modules() if Path(name).stem in {"utils", "util", "common", "helpers", "misc"}] == [], (
         "name the file by what it defines"
