@@ -118,7 +118,7 @@ class UnsupportedReductionError(ValueError, RuntimeError):
 
 
 class DuplicateNameError(ValueError):
-    """An operation has the name of another one that this rank began and that has not ended."""
+    """A name is in use by an operation of this rank that has not ended."""
 
 
 class DataError(ValueError):

@@ -1,7 +1,8 @@
 # ruff: noqa: B006 - the defaults are shown to people and never used
-"""The constructors of estimators and models, for editors and type checkers: nothing here runs.
+"""The constructors of estimators and models; nothing here runs.
 
-Generated from the tables of params by tests/house/typed_params.py, and checked against them.
+For editors and type checkers. Generated from the tables of params by tests/house/typed_params.py, and checked against
+them.
 """
 
 from __future__ import annotations

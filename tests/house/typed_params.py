@@ -56,9 +56,10 @@ KNOWN = {"backend": "Backend | str", "store": "Store | str | os.PathLike[str]"}
 KNOWN |= {"history": "Sequence[Mapping[str, Any]]", "_metadata": "Mapping[str, Any]"}
 
 HEADER = '''# ruff: noqa: B006 - the defaults are shown to people and never used
-"""The constructors of estimators and models, for editors and type checkers: nothing here runs.
+"""The constructors of estimators and models; nothing here runs.
 
-Generated from the tables of params by tests/house/typed_params.py, and checked against them.
+For editors and type checkers. Generated from the tables of params by tests/house/typed_params.py, and checked against
+them.
 """
 
 from __future__ import annotations

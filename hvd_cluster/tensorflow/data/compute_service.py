@@ -206,9 +206,10 @@ tf.data.Dataset.send_to_data_service = send_to_data_service
 
 
 def compute_worker_fn(compute_config: TfDataServiceConfig) -> None:
-    """Run one worker of the service ``compute_config``, and this rank's dispatcher if it has one.
+    """Run one worker of the service, and this rank's dispatcher if it has one.
 
-    Returns after ``shutdown()``. Call it after ``hvd.init()`` on each rank; the service has one worker per rank.
+    ``compute_config`` describes the service. Returns after ``shutdown()``. Call it after ``hvd.init()`` on each rank;
+    the service has one worker per rank.
 
     Raises:
         TimeoutError: the dispatcher did not register in time.
