@@ -41,8 +41,9 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 #: The budget of the wheel. It was 1,000,000 when 528 files took 984,000. Of 1,305,000 with 644 files, docstrings take
 #: 265,000, and the names and hashes of the files 125,000: the same code in 277 files of up to 400 lines would take
-#: 1,154,000, and compressed by zopfli 2.6 % less than that. A million would cost features, so the budget follows them.
-MAX_WHEEL_BYTES = 1_350_000
+#: 1,154,000, and compressed by zopfli 2.6 % less than that. A million would cost features, so the budget follows them:
+#: shards and rounds with Lightning, exports of Keras models and pushed-down filters of tables brought it to 1,379,000.
+MAX_WHEEL_BYTES = 1_400_000
 
 
 def test_there_is_one_pure_wheel_within_its_budget(wheel: Path) -> None:
