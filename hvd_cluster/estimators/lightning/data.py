@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from hvd_cluster.data.reading.to_device import with_tensors
+from hvd_cluster.errors import DataError
+from hvd_cluster.estimators.lossy_casts import inexact_value
 from hvd_cluster.estimators.run.readers import RepeatedRow
 
 if TYPE_CHECKING:
@@ -83,3 +85,19 @@ def floating(batch: dict[str, torch.Tensor], dtype: str | None) -> dict[str, tor
         return batch
     wanted: torch.dtype = getattr(torch, dtype)
     return with_tensors(batch, {name: one.to(wanted) for name, one in batch.items() if one.is_floating_point()})
+
+
+def with_whole(batch: dict[str, torch.Tensor], names: Sequence[str]) -> dict[str, torch.Tensor]:
+    """The batch with labels as int64.
+
+    Raises:
+        DataError: one of them holds another number.
+    """
+    for name in names:
+        value = inexact_value(batch[name], "int64") if name in batch else None
+        if value is not None:
+            raise DataError(
+                f"label column {name!r} holds {value}: training_step() takes whole numbers only (int64), and "
+                "the rows of the trial held nothing else. Correct the column, or use a loss that takes floats"
+            )
+    return with_tensors(batch, {name: batch[name].long() for name in names if name in batch})

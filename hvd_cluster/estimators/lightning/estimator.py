@@ -17,6 +17,7 @@ from hvd_cluster.errors import DataError, MissingExtraError
 from hvd_cluster.estimators.lightning.layer_hooks import after_hooks, with_configured_layers, with_hooks_called
 from hvd_cluster.estimators.lightning.params import HOROVOD_ROWS, LIGHTNING_ROWS
 from hvd_cluster.estimators.lightning.spec import LightningSpec
+from hvd_cluster.estimators.lightning.step_trial import whole_labels
 from hvd_cluster.estimators.lightning.train import train
 from hvd_cluster.estimators.params import ESTIMATOR_ROWS, with_params
 from hvd_cluster.estimators.run.checkpoint import Checkpoint
@@ -172,6 +173,8 @@ class LightningEstimator(LightningEstimatorParams, ModuleEstimator):
         if value("num_gpus") == 0:
             shared["use_gpu"] = False
         model = self._sent_model(findings.inputs, trial.batch)
+        whole = with_configured_layers(self._module())
+        dtype, labels = floating_dtype(whole), findings.inputs.label_cols
         same = ("logger", "log_every_n_steps", "profiler")
         return LightningSpec(
             model=model,
@@ -179,7 +182,8 @@ class LightningEstimator(LightningEstimatorParams, ModuleEstimator):
             objective=None if is_lightning else self._objective(),
             metrics=self._metric_groups(),
             metric_names=self._metric_names(),
-            floating_dtype=floating_dtype(with_configured_layers(self._module())),
+            floating_dtype=dtype,
+            whole_labels=whole_labels(whole, trial.batch(), dtype, labels) if is_lightning else (),
             inputs=findings.inputs,
             output_shapes=findings.output_shapes,
             output_names=findings.output_names,

@@ -31,6 +31,8 @@ class LightningSpec(FitSpec):
     metric_names: tuple[tuple[str, ...], ...] = ()
     #: torch's name of the dtype that floating columns have in the batches.
     floating_dtype: str = "float32"
+    #: Label columns stored as floats that ``training_step`` gets as int64.
+    whole_labels: tuple[str, ...] = ()
     #: A Lightning logger, or None for TensorBoard in the run's folder.
     logger: Any = None
     log_every_n_steps: int = 50

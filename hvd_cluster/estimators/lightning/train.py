@@ -13,7 +13,7 @@ import torch
 from hvd_cluster.data.files.scratch import scratch_folder
 from hvd_cluster.data.reading.to_device import ToDevice
 from hvd_cluster.estimators.lightning.checkpoint_file import plain_checkpoint
-from hvd_cluster.estimators.lightning.data import BatchLoader, ResumableLoader, floating, saved_batches
+from hvd_cluster.estimators.lightning.data import BatchLoader, ResumableLoader, floating, saved_batches, with_whole
 from hvd_cluster.estimators.lightning.layer_hooks import makes_layers
 from hvd_cluster.estimators.lightning.spec import LightningSpec
 from hvd_cluster.estimators.run.checkpoint import Checkpoint, packed
@@ -114,7 +114,8 @@ def _data(saving: SaveRun, trainer: Any, module: Any) -> Iterator[dict[str, Any]
         run.padding_rows, saving.look = readers.padding_rows, readers.not_finite
 
         def prepared(batches: Iterator[dict[str, torch.Tensor]]) -> Iterator[dict[str, torch.Tensor]]:
-            cast = (floating(batch, spec.floating_dtype) for batch in batches)
+            whole = (with_whole(batch, spec.whole_labels) for batch in batches)
+            cast = (floating(batch, spec.floating_dtype) for batch in whole)
             return to_device(cast if spec.objective is None else map(spec.inputs.checked, cast), ahead=readers.ahead)
 
         def training() -> Iterator[dict[str, torch.Tensor]]:
