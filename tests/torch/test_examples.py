@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
@@ -17,7 +18,11 @@ HOROVODRUN = Path(sys.executable).parent / "horovodrun"
 
 
 def run(script: str, *arguments: str) -> str:
-    command = [str(HOROVODRUN), "-np", "2", sys.executable, str(EXAMPLES / script), *arguments]
+    return run_python(script, *arguments, launcher=[str(HOROVODRUN), "-np", "2"])
+
+
+def run_python(script: str, *arguments: str, launcher: Sequence[str] = ()) -> str:
+    command = [*launcher, sys.executable, str(EXAMPLES / script), *arguments]
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=100, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False
     )
@@ -42,6 +47,12 @@ def test_the_digits_are_learned(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_ddp_learns_the_digits() -> None:
     assert accuracies(run("torch_ddp.py", "--epochs", "3"))[-1] > 85
+
+
+@pytest.mark.slow
+@pytest.mark.needs("torch>=2.6")
+def test_workers_that_train_apart_in_rounds_learn_the_digits() -> None:
+    assert accuracies(run_python("torch_diloco.py", "--epochs", "5"))[-1] > 85
 
 
 @pytest.mark.slow
