@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from survivors import KillingLoss, estimator, what_was_learned
 
 from hvd_cluster.errors import WorkerFailedError
-from hvd_cluster.estimators import LocalBackend
+from hvd_cluster.estimators import DiLoCo, LocalBackend
 
 cloudpickle.register_pickle_by_value(survivors)
 
@@ -28,6 +28,22 @@ def test_a_killed_worker_does_not_change_the_result(frame, two_workers, tmp_path
     assert "(1 of at most 3 times)" in warning
     assert "was killed by signal 9" in warning
     assert warning.endswith(" of 3, from the last checkpoint")
+
+
+@pytest.mark.needs("torch>=2.6")
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.slow), 1])
+def test_a_worker_that_is_killed_in_the_middle_of_a_round_does_not_change_the_result(
+    frame, two_workers, tmp_path, rank
+):
+    """The workers have different weights and states of Adam then; the checkpoint has the outer optimizer's momentum."""
+    apart = {"communication": DiLoCo(every=4)}
+    undisturbed = estimator(F.mse_loss, backend=two_workers, **apart).fit(frame)
+    mark = tmp_path / "killed"
+    # A checkpoint ends a round; the call is in the third of the four steps of the next one.
+    killed = estimator(KillingLoss([mark], rank=rank, at=17), num_proc=2, store=tmp_path, **apart).fit(frame)
+    assert mark.exists()
+    assert what_was_learned(killed) == what_was_learned(undisturbed)
+    assert what_was_learned(killed) != what_was_learned(estimator(F.mse_loss, backend=two_workers).fit(frame))
 
 
 @pytest.mark.slow
