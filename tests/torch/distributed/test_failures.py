@@ -16,10 +16,14 @@ from hvd_cluster.launch import local
 #: For more kills: KILLS=50 SEED=1 pytest -m slow FILE
 NUM_KILLS = int(os.environ.get("KILLS", "8"))
 SEED = int(os.environ.get("SEED", "1"))
+over_each_transport = pytest.mark.parametrize("shares_memory", ["1", "0"], ids=["shm", "gloo"])
 
 
+@over_each_transport
 @pytest.mark.parametrize("what", ["ddp", "fsdp2"])
-def test_every_survivor_raises_when_a_rank_is_killed_in_the_middle_of_a_step(tmp_path: Path, what: str) -> None:
+def test_every_survivor_raises_when_a_rank_is_killed_in_the_middle_of_a_step(
+    tmp_path: Path, what: str, shares_memory: str
+) -> None:
     def fn(folder: str, what: str) -> None:
         import time
 
@@ -51,8 +55,9 @@ def test_every_survivor_raises_when_a_rank_is_killed_in_the_middle_of_a_step(tmp
             Path(folder, str(rank)).write_text(f"{time.monotonic() - began_s:.1f} {error}")
             raise
 
+    env = {"OMP_NUM_THREADS": "1", "HOROVOD_SHARED_MEMORY": shares_memory}
     with pytest.raises(Exception, match="rank"):
-        local.run(fn, (str(tmp_path), what), num_proc=3, env={"OMP_NUM_THREADS": "1"})
+        local.run(fn, (str(tmp_path), what), num_proc=3, env=env)
     reports = {path.name: path.read_text() for path in tmp_path.iterdir()}
     assert set(reports) == {"0", "2"}
     for report in reports.values():
@@ -61,7 +66,8 @@ def test_every_survivor_raises_when_a_rank_is_killed_in_the_middle_of_a_step(tmp
 
 @pytest.mark.slow
 @pytest.mark.timeout(60 + 30 * NUM_KILLS)
-def test_every_survivor_raises_whenever_in_a_step_a_rank_is_killed(tmp_path: Path) -> None:
+@over_each_transport
+def test_every_survivor_raises_whenever_in_a_step_a_rank_is_killed(tmp_path: Path, shares_memory: str) -> None:
     def fn(folder: str, what: str, victim: int, delay_s: float) -> None:
         import threading
         import time
@@ -99,13 +105,14 @@ def test_every_survivor_raises_whenever_in_a_step_a_rank_is_killed(tmp_path: Pat
             Path(folder, f"{rank}.raised").write_text(str(time.time()))
             raise
 
-    generator = random.Random(SEED)
-    for number in range(NUM_KILLS):
-        what, victim, delay_s = ("ddp", "fsdp2")[number % 2], generator.randrange(3), generator.uniform(0.0, 0.2)
+    env = {"OMP_NUM_THREADS": "1", "HOROVOD_SHARED_MEMORY": shares_memory}
+    generator = random.Random(f"{SEED} {shares_memory}")
+    for number in range(int(shares_memory), NUM_KILLS, 2):  # half of the kills over each
+        what, victim, delay_s = ("ddp", "fsdp2")[number // 2 % 2], generator.randrange(3), generator.uniform(0.0, 0.2)
         folder = tmp_path / str(number)
         folder.mkdir()
         with pytest.raises(WorkerFailedError, match="SIGKILL"):
-            local.run(fn, (str(folder), what, victim, delay_s), num_proc=3, env={"OMP_NUM_THREADS": "1"})
+            local.run(fn, (str(folder), what, victim, delay_s), num_proc=3, env=env)
         times = {path.name: float(path.read_text()) for path in folder.iterdir()}
         killed_at = times.pop(f"{victim}.killed")
         assert set(times) == {f"{rank}.raised" for rank in range(3) if rank != victim}
@@ -143,7 +150,7 @@ def test_a_call_that_outlives_the_timeout_fails_on_all_ranks(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shares_memory", ["1", "0"], ids=["shm", "gloo"])
+@over_each_transport
 @pytest.mark.parametrize("what", ["gather", "scatter", "alltoall, fewer", "alltoall, more"])
 def test_sizes_that_do_not_fit_raise_on_all_ranks(what: str, shares_memory: str) -> None:
     def fn(what: str) -> str:
