@@ -40,7 +40,7 @@ def run_job(
         spec: what to run.
         fleet: the hosts, none of which is connected yet.
         callbacks: what to do with the workers' output and reports.
-        on_failure: called with the first failure, in a job of fixed size.
+        on_failure: called with the first failure before the others are stopped, in a job of fixed size.
         discovery: finds the hosts of an elastic job, if neither ``spec.hosts`` nor ``spec.discovery_script`` does.
 
     Returns:

@@ -138,7 +138,7 @@ class WorkerGroup(Generic[W]):
 
     Args:
         failure_grace_s: how long the other workers may continue after the first failure.
-        on_failure: called once, with the first failure.
+        on_failure: called once, with the first failure, before the workers that still run are stopped.
     """
 
     def __init__(
@@ -278,9 +278,10 @@ class WorkerGroup(Generic[W]):
         # A rank that noticed a death may end before the launcher notices the death itself.
         self._wait_until(lambda: complete() or has_cause(), time.monotonic() + SECONDARY_GRACE_S)
         failed = first_failure(self._outcomes())
+        is_complete = self._wait_until(complete, time.monotonic() + self._failure_grace_s)
         if failed is not None and self._on_failure is not None:
             self._on_failure(failed)
-        if not self._wait_until(complete, time.monotonic() + self._failure_grace_s):
+        if not is_complete:
             hanging = [worker for worker in self._living() if worker.reported is None]
             if hanging:
                 logger.warning(

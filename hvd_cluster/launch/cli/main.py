@@ -7,7 +7,7 @@ import contextlib
 import logging
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -105,11 +105,18 @@ def execute(plan: LaunchPlan, parsed: argparse.Namespace) -> int:
             on_line = stack.enter_context(also_written(tracebacks, folder, max_num_proc))
         except OSError as error:
             raise ValueError(f"--output-filename={folder} cannot be written: {error.strerror}") from error
-        outcomes = run_job(spec, SshFleet.of(spec), Callbacks(on_line=on_line), _log_failure)
+        shown: set[int] = set()
+
+        def on_failure(failed: Outcome) -> None:
+            shown.update(_show_tracebacks(failed, range(spec.num_proc), tracebacks))
+            logger.info("rank %d %s: stopping the other ranks", failed.rank, failed.ending())
+
+        outcomes = run_job(spec, SshFleet.of(spec), Callbacks(on_line=on_line), on_failure)
         failed = first_failure(outcomes)
         if failed is None:
             return 0
-        _report_end(failed, outcomes, folder, tracebacks)
+        shown.update(_show_tracebacks(failed, [outcome.rank for outcome in outcomes], tracebacks))
+        _report_end(failed, outcomes, folder, shows_output=failed.rank not in shown)
     return exit_code_of(failed)
 
 
@@ -122,32 +129,29 @@ def exit_code_of(failed: Outcome) -> int:
     return code if code > 0 else 128 - code
 
 
-def _log_failure(failed: Outcome) -> None:
-    logger.info("rank %d %s: stopping the other ranks", failed.rank, failed.ending())
+def _show_tracebacks(failed: Outcome, ranks: Iterable[int], tracebacks: Tracebacks) -> Iterator[int]:
+    """Show what has ended ranks, each text once and the cause first; yield the ranks.
 
-
-def _report_end(failed: Outcome, outcomes: Sequence[Outcome], folder: str | None, tracebacks: Tracebacks) -> None:
-    """Show the tracebacks that ended ranks, and how the ranks ended.
-
-    Each traceback is shown once, and the cause first.
+    A rank whose interpreter does not exit is stopped in the end, but may have written the cause.
     """
-    others = [outcome.rank for outcome in outcomes if outcome is not failed]
-    # A rank whose interpreter does not exit is stopped in the end, but may have written the cause.
-    shown = sorted(tracebacks.take([failed.rank, *others]), key=lambda shown: ends_in_peer_loss(shown[1]))
-    parts = [
-        f"[Rank {ranges(ranks)}]:\n{text}"
-        for ranks, text in shown
-        if failed.rank in ranks or not ends_in_peer_loss(text)
-    ]
+    others = [rank for rank in ranks if rank != failed.rank]
+    for group, text in sorted(tracebacks.take([failed.rank, *others]), key=lambda taken: ends_in_peer_loss(taken[1])):
+        if failed.rank in group or not ends_in_peer_loss(text):
+            print(f"[Rank {ranges(group)}]:\n{text}\n", file=sys.stderr, flush=True)
+            yield from group
+
+
+def _report_end(failed: Outcome, outcomes: Sequence[Outcome], folder: str | None, *, shows_output: bool) -> None:
+    """Show how the ranks ended."""
     ended, _, output = failure_text(failed, outcomes).partition("\n\n")
-    parts.append(ended)
+    parts = [ended]
     parts.append(
         f"Process {failed.rank} exit with status code {failed.exit_code}.\n"
         f"Terminating remaining workers after failure of Process {failed.rank}.\n"
         "Horovod detected that one or more processes exited with non-zero status, thus causing the job to be "
         f"terminated. The first process to do so was:\nProcess name: [{failed.rank}]\nExit code: {failed.exit_code}"
     )
-    if output and not any(failed.rank in ranks for ranks, _ in shown):
+    if output and shows_output:
         parts.append(output)
     where = f"\nIts complete output is under {folder}." if folder else ""
     print("\n\n".join(parts) + where, file=sys.stderr, flush=True)
