@@ -1,4 +1,7 @@
-"""Tries ``training_step`` on a few rows in the driver, to find the dtype of labels that are stored as floats."""
+"""Finds the dtype of labels that are stored as floats, by trial.
+
+``training_step`` is tried on a few rows in the driver.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +23,10 @@ logger = logging.getLogger(__name__)
 def whole_labels(
     module: torch.nn.Module, batch: Mapping[str, torch.Tensor], dtype: str, labels: Sequence[str]
 ) -> tuple[str, ...]:
-    """The labels stored as floats that ``training_step`` takes as int64 only, such as classes of StringIndexer.
+    """The labels stored as floats that ``training_step`` takes as int64 only.
 
-    A step that fails with floats and with int64, because it needs its Trainer, for example, decides nothing.
+    Classes of StringIndexer are such. A step that fails with floats and with int64, because it needs its Trainer, for
+    example, decides nothing.
 
     Args:
         module: is copied for each call.

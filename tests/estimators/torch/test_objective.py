@@ -55,5 +55,6 @@ def test_outputs_are_in_the_order_of_the_label_columns_if_they_have_their_names(
     pair = namedtuple("Pair", ["z", "y"])
     for outputs in ({"z": b, "y": a}, pair(b, a)):
         assert as_outputs(outputs, order=("y", "z")) == [a, b]
-        assert as_outputs(outputs, order=("y",)) == [b, a]
+        assert as_outputs(outputs, order=("y",)) == [a, b]  # the rest is not for a label
+        assert as_outputs(outputs, order=("y", "x")) == [b, a]
     assert as_outputs((a, b), order=("1", "0")) == [a, b]  # numbers are not names
