@@ -582,3 +582,22 @@ def test_tensorboard_gets_scalars_where_it_is_installed(frame, one_worker, tmp_p
     logs = tmp_path / "runs" / "r" / "logs"
     assert sorted(path.name for path in logs.iterdir()) == ["loss-train", "loss-validation"]
     assert (logs / "loss-train").read_text() == f"0 {model.getHistory()[0]['train']['loss']}"
+
+
+class Spoiled(Net):
+    """A running mean becomes infinite, while loss and parameters stay finite; a mask is infinite from the beginning."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(1))
+        self.register_buffer("mask", torch.full((2,), -torch.inf))
+
+    def forward(self, x, a):
+        if self.training:
+            self.mean += torch.inf
+        return super().forward(x, a)
+
+
+def test_a_buffer_that_becomes_infinite_ends_the_fit(frame, one_worker):
+    with pytest.raises(WorkerFailedError, match="the weights are not finite, though the loss is, on rank 0"):
+        fit(frame, one_worker, Spoiled(), epochs=1, max_restarts=0)
