@@ -22,6 +22,8 @@ import lightning.pytorch as pl
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
+pytestmark = pytest.mark.needs("torch>=2.6")
+
 LOW_RANK = PowerSGD(rank=1, start_step=2, min_compression_rate=1)
 
 

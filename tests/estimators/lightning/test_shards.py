@@ -27,6 +27,8 @@ import lightning.pytorch as pl
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
+pytestmark = pytest.mark.needs("torch>=2.6")
+
 DIVIDED = FSDP2(min_num_params=20)
 
 

@@ -175,12 +175,17 @@ def num_steps(output, label):
     "params",
     [
         {},
-        {"torch_backend": "hvd"},
-        {"sharding": "zero1"},
-        {"sharding": "fsdp2"},
-        {"communication": PowerSGD(rank=2, start_step=2)},
-        {"communication": LocalSGD(every=4)},
-        {"communication": DiLoCo(every=4)},
+        *(
+            pytest.param(params, marks=pytest.mark.needs("torch>=2.6"))
+            for params in (
+                {"torch_backend": "hvd"},
+                {"sharding": "zero1"},
+                {"sharding": "fsdp2"},
+                {"communication": PowerSGD(rank=2, start_step=2)},
+                {"communication": LocalSGD(every=4)},
+                {"communication": DiLoCo(every=4)},
+            )
+        ),
     ],
     ids=lambda params: str([*params.values()]),
 )
