@@ -241,7 +241,7 @@ def table_of(folder: Path, markers: str) -> Path:
         pytest.param("metadata/snap-1-abc.avro", "Iceberg", marks=pytest.mark.needs("pyiceberg")),
         pytest.param("metadata/v1.metadata.json", "Iceberg", marks=pytest.mark.needs("pyiceberg")),
         (".hoodie/hoodie.properties", "Hudi"),
-        ("snapshot/snapshot-1", "Paimon"),
+        ("schema/schema-0", "Paimon"),
         pytest.param("_versions/1.manifest", "Lance", marks=pytest.mark.needs("pylance")),
     ],
 )

@@ -39,7 +39,7 @@ _TABLE_FOLDERS = {"_delta_log": "Delta", ".hoodie": "Hudi", "_versions": "Lance"
 #: A folder of this name in a table's folder, with files whose names match -> the table's format.
 _TABLE_FILES = {
     "metadata": (re.compile(r".*(\.metadata\.json|\.avro)"), "Iceberg"),
-    "snapshot": (re.compile(r"snapshot-\d+"), "Paimon"),
+    "schema": (re.compile(r"schema-\d+"), "Paimon"),
 }
 
 

@@ -94,7 +94,8 @@ def are_live(folder: str, paths: Collection[str]) -> bool:
     """
     if _all_live(table := _opened(folder, None, None, None), folder, paths):
         return True
-    for commit in sorted(Path(folder, "_delta_log").glob("*.json"), reverse=True):
+    commits = [file for file in Path(folder, "_delta_log").glob("*.json") if file.stem.isdecimal()]
+    for commit in sorted(commits, reverse=True):
         adds = [json.loads(line).get("add") for line in commit.read_text().splitlines() if '"add"' in line]
         if any(add and _inside(add["path"], folder, table.table_uri) in paths for add in adds):
             return _all_live(_opened(folder, int(commit.stem), None, None), folder, paths)
@@ -324,7 +325,8 @@ def _statistics(
                 low, high = low - _step(low), high + _step(high)
             except OverflowError:
                 low = high = None
-        found[name] = Statistics(rows=_rows(action), nulls=nulls if is_exact else None, low=low, high=high)
+        nulls = nulls if is_exact and isinstance(nulls, int) else None  # of a struct, the log has those of its fields
+        found[name] = Statistics(rows=_rows(action), nulls=nulls, low=low, high=high)
     return found
 
 

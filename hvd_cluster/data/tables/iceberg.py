@@ -161,16 +161,15 @@ class IcebergFiles(SnapshotFiles):
 
     def __init__(self, *given: Any, schema: Any, specs: Mapping[int, Any]) -> None:
         super().__init__(*given)
-        self._schema, self._specs = schema, dict(specs)
+        # As text, because workers need no pyiceberg.
+        self._schema = schema.model_dump_json()
+        self._specs = {number: spec.model_dump_json() for number, spec in specs.items()}
 
     def may_match(self, row_filter: RowFilter | None) -> Callable[[ListedFile], bool]:
         by_bounds = super().may_match(row_filter)
         if row_filter is None:
             return by_bounds
-        by_partition = {
-            number: iceberg_partitions.may_match(row_filter, self.arrow_schema, self._schema, spec)
-            for number, spec in self._specs.items()
-        }
+        by_partition = iceberg_partitions.may_match_by_spec(row_filter, self.arrow_schema, self._schema, self._specs)
         return lambda file: by_bounds(file) and by_partition[file.partition[0]](file.partition[1])
 
 
@@ -257,7 +256,7 @@ def _listed(entry: Any, table: Any, schema: Any, arrow_schema: Any, path: str, d
         defaults=defaults,
         statistics=_statistics(file, schema, arrow_schema, is_exact=rows is None),
         deleted=rows,
-        partition=(spec_id, file.partition),
+        partition=(spec_id, tuple(file.partition)),
     )
 
 

@@ -7,7 +7,7 @@ pyiceberg projects the filter onto the transforms. Source: "Iceberg Table Spec",
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from hvd_cluster.data.comparison import floor
@@ -31,15 +31,26 @@ _NAMES = {
 }
 
 
-def may_match(row_filter: RowFilter, arrow_schema: Any, schema: Any, spec: Any) -> MayMatch:
-    """What decides about files of a partition spec.
+def may_match_by_spec(
+    row_filter: RowFilter, arrow_schema: Any, schema: str, specs: Mapping[int, str]
+) -> dict[int, MayMatch]:
+    """What decides about files of each partition spec, by its id.
 
     Args:
         row_filter: the wanted rows.
         arrow_schema: ``pyarrow.Schema`` of the table.
-        schema: the same as a ``pyiceberg.schema.Schema``.
-        spec: the ``pyiceberg.partitioning.PartitionSpec``.
+        schema: the same as a ``pyiceberg.schema.Schema``, in JSON.
+        specs: id -> the ``pyiceberg.partitioning.PartitionSpec``, in JSON.
     """
+    kinds = load_extra("pyiceberg.partitioning", "iceberg", "to read Iceberg tables")
+    parsed = load_extra("pyiceberg.schema", "iceberg", "to read Iceberg tables").Schema.model_validate_json(schema)
+    return {
+        number: _may_match(row_filter, arrow_schema, parsed, kinds.PartitionSpec.model_validate_json(spec))
+        for number, spec in specs.items()
+    }
+
+
+def _may_match(row_filter: RowFilter, arrow_schema: Any, schema: Any, spec: Any) -> MayMatch:
     if all(str(one.transform) == "void" for one in spec.fields):
         return lambda _: True
     visitors = load_extra("pyiceberg.expressions.visitors", "iceberg", "to read Iceberg tables")
@@ -76,13 +87,11 @@ def _expression(expressions: Any, condition: Condition, arrow_type: Any) -> Any:
         return expressions.AlwaysTrue()
     found = [floor(one, arrow_type) for one in (value if op in {"in", "not in"} else [value])]
     points = [point.decode() if types.is_string(arrow_type) else point for point, is_exact in found if is_exact]
-    if op in {"in", "not in"}:
-        return make(name, points)
-    if not points:
+    if not points and op not in {"in", "not in"}:
         if op in {"==", "!="} or found[0][0] is None:
             return expressions.AlwaysTrue()
         points, make = [found[0][0]], getattr(expressions, _NAMES["<=" if op[0] == "<" else ">"])
     # Before 1970, early writers rounded the transforms of times towards zero.
-    if types.is_temporal(arrow_type) and points[0] <= 0:
+    if types.is_temporal(arrow_type) and any(point <= 0 for point in points):
         return expressions.AlwaysTrue()
-    return make(name, points[0])
+    return make(name, points if op in {"in", "not in"} else points[0])

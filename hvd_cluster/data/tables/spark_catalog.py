@@ -59,7 +59,7 @@ def opened(name: str, version: int | str | None = None, moment: dt.datetime | No
 
         store = Store.create(facts["Location"])
         path = store.get_localized_path(store.prefix)
-        return delta.at(facts["Location"], store, path, version, moment, None)
+        return delta.at(store.prefix, store, path, version, moment, None)
     if provider != "parquet":
         raise _unopened(name, f"it is stored as {provider or 'nothing that Spark names'}")
     if version is not None or moment is not None:

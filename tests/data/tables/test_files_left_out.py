@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import pickle
 import random
 from decimal import Decimal
 from pathlib import Path
@@ -206,6 +207,36 @@ def test_bounds_of_times_and_decimals_rule_out_files(tmp_path: Path, values: lis
         opened = open_table(table)
         assert sum(group.rows for group in opened.fragments(["id"], parse([("c", ">=", values[3])]))) == 1
         assert len(opened.footers) == 1
+
+
+@pytest.mark.parametrize("op", ["==", "in"])
+def test_partitions_of_times_before_1970_decide_nothing(tmp_path: Path, op: str) -> None:
+    early = EPOCH - dt.timedelta(hours=43)  # day -2, and -1 for writers that rounded towards zero
+    rows = pa.table({"id": [0, 1], "c": pa.array([early, EPOCH + dt.timedelta(days=9)], pa.timestamp("us"))})
+    with catalog_in(tmp_path) as catalog:
+        table = catalog.create_table("db.t", rows.schema, properties={"write.metadata.metrics.default": "none"})
+        with table.update_spec() as change:
+            change.add_field("c", parse_transform("day"), "part")
+        table.append(rows)
+        opened = open_table(table)
+        opened.fragments(["id"], parse([("c", op, [early] if op == "in" else early)]))
+        assert len(opened.footers) == 2
+
+
+def test_workers_read_without_the_library(tmp_path: Path) -> None:
+    rows = pa.table({"id": [0, 1], "c": [0, 1]})
+    with catalog_in(tmp_path) as catalog:
+        table = catalog.create_table("db.t", rows.schema)
+        with table.update_spec() as change:
+            change.add_field("c", parse_transform("identity"), "part")
+        table.append(rows)
+        assert b"pyiceberg" not in pickle.dumps(open_table(table))
+
+
+@pytest.mark.parametrize("op", ["is valid", "is null"])
+def test_a_file_with_null_structs_is_read_for_either_question(tmp_path: Path, op: str) -> None:
+    deltalake.write_deltalake(str(tmp_path / "t"), pa.table({"id": [1, 2], "s": [{"a": 1}, None]}))
+    assert len(open_table(tmp_path / "t").fragments(["id"], parse([("s", op, None)]))) == 1
 
 
 def test_fields_of_structs_and_columns_with_dots_are_not_confused(tmp_path: Path) -> None:
