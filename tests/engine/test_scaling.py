@@ -382,11 +382,11 @@ def test_a_large_bfloat16_keeps_its_mean(world: World) -> None:
 def test_a_scaled_sum_of_int64_wraps_only_if_it_does_not_fit(world: World) -> None:
     values = torch.tensor([2**63 - 2, 2**63 - 1, -(2**63), 7] * world.num_ranks)
     for kind in (Kind.ALLREDUCE, Kind.REDUCESCATTER):
-        results = world.reduce(SUM, [[values.clone()] for _ in range(world.num_ranks)], 1.0, 0.5, kind=kind)
-        if world.num_ranks == 2:
-            found = torch.cat([part[0] for part in results])[: len(values)]
-            assert torch.equal(found.double(), values.double())
-            assert torch.equal(found > 0, values > 0)
+        inputs = [[values.clone()] for _ in range(world.num_ranks)]
+        results = world.reduce(SUM, inputs, 1.0, 1 / world.num_ranks, kind=kind)
+        found = torch.cat([part[0] for part in results])[: len(values)]
+        assert torch.equal(found.double(), values.double())
+        assert torch.equal(found > 0, values > 0)
 
 
 def test_a_bfloat16_sum_within_a_host_rounds_once() -> None:

@@ -255,6 +255,17 @@ def test_an_average_of_large_halves_does_not_overflow(two: Any, three: Any, scal
             assert max(abs(number - 50_000.0) for number in numbers) <= 32.0
 
 
+def test_the_mean_of_the_largest_numbers_that_travel_as_bfloat16_is_finite(two: Any, three: Any) -> None:
+    def fn(hvd: Any) -> list[float]:
+        mine = torch.full((8,), 0.75 * torch.finfo(torch.bfloat16).max)
+        results = [hvd.allreduce(mine, compression=hvd.Compression.bf16), hvd.allreduce(mine.bfloat16())]
+        return [float(value) for result in results for value in result.unique()]
+
+    for world in (two, three):
+        for numbers in world(fn):
+            assert numbers == pytest.approx([0.75 * torch.finfo(torch.bfloat16).max] * 2, rel=0.01)
+
+
 @pytest.mark.parametrize("dtype", ["int8", "int16", "int32", "int64"])
 def test_the_mean_of_the_largest_integers_is_exact(two: Any, three: Any, dtype: str) -> None:
     low, high = torch.iinfo(getattr(torch, dtype)).min, torch.iinfo(getattr(torch, dtype)).max

@@ -133,13 +133,13 @@ class Arithmetic(NamedTuple):
 
     def _accumulating(self, op: ReduceOp, wire: torch.dtype, num_operands: int) -> Arithmetic:
         """The same with halves added, or multiplied, in float32 if this gives other bits."""
-        is_rounded_once = num_operands <= 2 and self.factor == 1.0 and halves_exactly(wire, self.divisor)
-        if wire not in HALVES or op in (ReduceOp.MIN, ReduceOp.MAX) or is_rounded_once:
+        if wire not in HALVES or op in (ReduceOp.MIN, ReduceOp.MAX):
             return self
         if wire == torch.bfloat16 and op == ReduceOp.SUM and (self.divisor != 1.0 or abs(self.factor) < 1.0):
             room = float(1 << (num_operands - 1).bit_length())
             return self._replace(in_float32=True, headroom=room, divisor=self.divisor / room)
-        return self._replace(in_float32=True)
+        is_rounded_once = num_operands <= 2 and self.factor == 1.0 and halves_exactly(wire, self.divisor)
+        return self if is_rounded_once else self._replace(in_float32=True)
 
     def fill(self, slot: torch.Tensor, sources: Sequence[torch.Tensor]) -> None:
         """``slot = sources * prescale``, in the element type of ``slot``."""

@@ -56,10 +56,14 @@ def begin(backend: str) -> bool:
     """
     if dist.is_initialized():
         # Names such as "gloo" stand for one backend a device, "cpu:gloo,cuda:gloo".
-        wanted, found = str(dist.BackendConfig(dist.Backend(backend))), dist.get_backend_config()
-        if found != wanted:
+        wanted, found = (
+            dict(one.split(":") for one in str(config).split(","))
+            for config in (dist.BackendConfig(dist.Backend(backend)), dist.get_backend_config())
+        )
+        if any(found.get(device, name) != name for device, name in wanted.items()):
             raise ValueError(
-                f"rank {dist.get_rank()}: the default group of torch.distributed has the backend {found}, and this "
+                f"rank {dist.get_rank()}: the default group of torch.distributed has the backend "
+                f"{dist.get_backend_config()}, and this "
                 f"needs {backend!r}: leave out HOROVOD_TORCH_BACKEND and torch_backend of the launcher, or set them to "
                 f"{backend!r}; destroy a group of your own first"
             )
