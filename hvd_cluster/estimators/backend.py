@@ -7,6 +7,7 @@ import sys
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, TextIO
 
 from hvd_cluster.errors import LaunchError, WorkerFailedError
@@ -279,13 +280,14 @@ class SparkBackend(LauncherBackend):
     def check_unpickles(self, name: str, values: Mapping[str, Any]) -> None:
         """Unpickle ``values`` in the workers of one task.
 
-        This is skipped if a task of this session has imported their modules. These include the modules that their
-        functions import when they are called, as they were in this process.
+        This is skipped if a task of this session has imported their modules. These include the modules that functions
+        among them import when they are called, as they were in this process. Methods of models may never be called.
 
         Raises:
             LaunchError: unpickling fails, or the executor has another version of Python or of this package.
         """
-        imports = _without_present(imports_of(values) & sys.modules.keys())
+        functions = [value for value in values.values() if isinstance(value, FunctionType)]
+        imports = _without_present(imports_of(functions) & sys.modules.keys())
         wanted = _without_present(modules_in(dumps(dict(values))[0])) | imports
         known = _found_modules.setdefault(self._session().spark, set())
         if not wanted <= known:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -82,6 +83,13 @@ def export(
         return
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder, "model")
+        if len({re.sub(r"\W", "_", name).lower() for name in inputs}) < len(inputs) or any(
+            " " in one for one in inputs
+        ):
+            raise DataError(
+                f"the model cannot be exported as {format!r} with the columns {', '.join(map(repr, inputs))}: their "
+                "names become those of arguments, without spaces, and must differ in more than case and punctuation"
+            )
         try:
             named = _named(model, inputs, names, order)
             named({name: value.numpy() for name, value in compared.items()})  # Keras refuses one that was never called
@@ -92,6 +100,8 @@ def export(
         if format == "onnx":
             write_file(path, target)
         else:
+            if "://" in str(path):
+                raise DataError(f"{format!r} is a folder, which is written to a local path, not to {path!r}")
             shutil.copytree(target, path, dirs_exist_ok=True)
 
 

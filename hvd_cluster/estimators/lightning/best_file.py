@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from hvd_cluster.errors import DataError
@@ -97,13 +98,15 @@ class LightningBestFile(BestFile):
         weights = self.weights(trainer)
         if weights is None:
             return
-        try:
-            if isinstance(self.run.spec.model, ModelSource):
-                made_state.load(module, weights)
-            else:
-                module.load_state_dict(weights)
-        except RuntimeError as error:  # training has changed the structure since
-            logger.warning("the best checkpoint has other weights than the module: the last are returned (%s)", error)
+        own, is_part = module.state_dict(), isinstance(self.run.spec.model, ModelSource)
+        others = [name for name, one in weights.items() if np.shape(one) != np.shape(own.get(name))]
+        if others or not (is_part or own.keys() == weights.keys()):  # training has changed the structure since
+            named = ", ".join(map(repr, others or own.keys() ^ weights.keys()))
+            logger.warning("the best checkpoint has other weights than the module: the last are returned (%s)", named)
+        elif is_part:
+            made_state.load(module, weights)
+        else:
+            module.load_state_dict(weights)
 
     def weights(self, trainer: Any) -> dict[str, Any] | None:
         """The weights that ModelCheckpoint found best; None if none monitors a metric.

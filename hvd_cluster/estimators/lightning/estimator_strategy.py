@@ -81,7 +81,8 @@ class EstimatorStrategy(_HorovodStrategy):
         if self._shards is None:
             super().load_optimizer_state_dict(checkpoint)
             return
-        from hvd_cluster.estimators.torch.strategies.parts import load_optimizer
+        from hvd_cluster.estimators.torch.strategies.parts import load_optimizer, name_in_shards
 
-        for optimizer, rest in zip(self.optimizers, checkpoint["optimizer_states"], strict=True):
+        for number, (optimizer, rest) in enumerate(zip(self.optimizers, checkpoint["optimizer_states"], strict=True)):
+            name_in_shards(optimizer, number)
             load_optimizer(optimizer, self._shards, rest, alone=self.reads_alone)

@@ -9,7 +9,7 @@ from typing import Any
 from hvd_cluster.estimators.lightning.estimator_strategy import EstimatorStrategy
 from hvd_cluster.estimators.lightning.spec import LightningSpec
 from hvd_cluster.estimators.run.worker_run import WorkerRun
-from hvd_cluster.estimators.torch.strategies.parts import SHARED_NAME
+from hvd_cluster.estimators.torch.strategies.parts import name_in_shards
 from hvd_cluster.estimators.torch.strategies.shard_folders import ShardFolders
 
 
@@ -32,8 +32,8 @@ class ShardStrategy(EstimatorStrategy):
     def setup_optimizers(self, trainer: Any) -> None:
         """Give each optimizer a name in shards."""
         super().setup_optimizers(trainer)
-        for number, optimizer in enumerate(self.optimizers[1:], start=1):
-            optimizer.state_name = f"{SHARED_NAME}_{number}"
+        for number, optimizer in enumerate(self.optimizers):
+            name_in_shards(optimizer, number)
 
     @contextlib.contextmanager
     def in_shards(self) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -301,7 +302,8 @@ class ModuleEstimator(DistributedEstimator):
             shards = shards_of(spec.store, spec.run_id, state)
             trained.load(state["model"], state["optimizer"], shards)
             if shards is not None and state.get("deletes_shards"):
-                shards.delete()  # no checkpoint names them
+                with contextlib.suppress(OSError):  # no checkpoint names them
+                    shards.delete()
         if isinstance(spec.model, ModelSource):
             self._made = (spec.model, model)
         spec = self._as_called(spec, model, state)

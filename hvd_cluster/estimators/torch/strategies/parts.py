@@ -103,6 +103,12 @@ def load_model(
     model.load_state_dict(others, strict=False)
 
 
+def name_in_shards(optimizer: Any, number: int) -> None:
+    """Name one of several optimizers of a fit; the first keeps the usual name."""
+    if number:
+        optimizer.state_name = f"{SHARED_NAME}_{number}"
+
+
 def load_optimizer(optimizer: Any, shards: Shards, rest: Mapping[str, Any], *, alone: bool) -> None:
     """Load this rank's part of what :func:`tensors_of` and :func:`rest_of` gave.
 
