@@ -5,7 +5,6 @@ from __future__ import annotations
 import email
 import json
 import os
-import platform
 import re
 import shutil
 import subprocess
@@ -133,7 +132,7 @@ PROGRAM = "import torch, hvd_cluster.torch as hvd; hvd.init(); print('sum', hvd.
 @pytest.mark.timeout(1800)
 @pytest.mark.skipif(shutil.which("mmdebstrap") is None, reason="needs mmdebstrap: apt-get install mmdebstrap")
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, for a root file system")
-@pytest.mark.skipif(platform.freedesktop_os_release()["ID"] != "debian", reason="needs Debian, for its mirror")
+@pytest.mark.skipif(not Path("/etc/debian_version").exists(), reason="needs Debian, for its mirror")
 def test_the_wheel_installs_on_a_bare_debian_and_runs_two_workers(wheel: Path, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(PROGRAM)
     command = ["unshare", "--mount", str(ROOT / "tests/matrix/bare_debian.sh"), str(wheel), str(tmp_path)]

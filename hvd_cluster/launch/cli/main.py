@@ -109,7 +109,7 @@ def execute(plan: LaunchPlan, parsed: argparse.Namespace) -> int:
 
         def on_failure(failed: Outcome) -> None:
             shown.update(_show_tracebacks(failed, range(spec.num_proc), tracebacks))
-            logger.info("rank %d %s: stopping the other ranks", failed.rank, failed.ending())
+            logger.info("rank %d %s: the other ranks must end too", failed.rank, failed.ending())
 
         outcomes = run_job(spec, SshFleet.of(spec), Callbacks(on_line=on_line), on_failure)
         failed = first_failure(outcomes)

@@ -1,6 +1,6 @@
 """On PYTHONPATH, this package serves `import horovod`.
 
-In a process that has not imported hvd_cluster.compat.
+It does so in processes that have not imported hvd_cluster.compat.
 """
 
 import importlib

@@ -1,6 +1,6 @@
 """On PYTHONPATH, this package serves `import petastorm`.
 
-In a process that has not imported hvd_cluster.compat.
+It does so in processes that have not imported hvd_cluster.compat.
 """
 
 import hvd_cluster.compat  # noqa: F401  (from here on its finder comes last)
