@@ -18,11 +18,15 @@ def none_is_default(function: F) -> F:
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        for value in (*args, *kwargs.values()):  # not "None in": tensors compare element by element
+        for value in args:  # not "None in": tensors compare element by element
             if value is None:
                 break
         else:
-            return function(*args, **kwargs)
+            for value in kwargs.values():
+                if value is None:
+                    break
+            else:
+                return function(*args, **kwargs)
         for index, value in enumerate(args):
             if value is None and positions[min(index, len(positions) - 1)] in defaults:
                 named = zip(positions, args, strict=False)
