@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, fields, replace
 from numbers import Real
 from typing import Any, ParamSpec, TextIO, TypeVar
 
+from hvd_cluster.engine.none_arguments import filler
 from hvd_cluster.launch import checks
 from hvd_cluster.launch.environment import interface_variables
 from hvd_cluster.launch.logs import LinePrinter, printer
@@ -180,24 +181,23 @@ def checked_arguments(fn: Callable[P, R]) -> Callable[P, R]:
     An argument that does not exist raises a TypeError that suggests a similar one.
     """
     parameters = inspect.signature(fn).parameters
-    defaults = {p.name: p.default for p in parameters.values() if p.default not in (None, p.empty)}
     names = [p.name for p in parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     takes_all = any(p.kind == p.VAR_KEYWORD for p in parameters.values())
     callee = fn.__qualname__.removesuffix(".__init__")
     known = [name for name in parameters if name not in ("self", "cls")]
 
-    def plain(name: str, value: Any) -> Any:
-        if value is None:
-            return defaults.get(name)
+    filled = filler(fn)
+
+    def plain(value: Any) -> Any:
         return value.item() if isinstance(value, Real) and hasattr(value, "item") else value
 
     @functools.wraps(fn)
     def wrapper(*args: Any, **kwargs: Any) -> R:
         if not takes_all:
             require_known(callee, kwargs, known)
-        named = [plain(name, value) for name, value in zip(names, args, strict=False)]
-        kwargs = {name: plain(name, value) for name, value in kwargs.items()}
-        return fn(*named, *args[len(names) :], **kwargs)
+        args, kwargs = filled(args, kwargs)
+        named = map(plain, args[: len(names)])
+        return fn(*named, *args[len(names) :], **{name: plain(value) for name, value in kwargs.items()})
 
     return wrapper
 
