@@ -65,7 +65,7 @@ def _may_match(row_filter: RowFilter, arrow_schema: Any, schema: Any, spec: Any)
         try:
             found = project(_expression(expressions, condition, arrow_schema.field(condition[0]).type))
             visitors.bind(fields, found, case_sensitive=True)
-        except Exception:  # noqa: BLE001  a value or a transform that pyiceberg does not take: the rows decide
+        except Exception:  # noqa: BLE001 - a value or a transform that pyiceberg does not take: the rows decide
             return expressions.AlwaysTrue()
         return found
 
